@@ -1,0 +1,182 @@
+"""A broker's state and its timers. The handlers of requests are in the verbs beside it; `dispatch` has the table."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from ..protocol.bodies import TopicConfig
+from ..protocol.codes import ONEWAY_FLAG, RequestCode
+from ..protocol.frame import Frame, encode
+from ..protocol.message import MessageError, Record, encode_host
+from ..protocol.names import SCHEDULE_TOPIC
+from . import config as limits
+from .config import BrokerConfig
+from .consumer_groups import ConsumerGroup, ConsumerGroups
+from .delays import Delays, tag_code_of
+from .group_configs import GroupConfigs
+from .held_pulls import HeldPulls
+from .history import History
+from .locks import Locks
+from .offsets import Offsets
+from .store.consume_queue import ConsumeQueue
+from .store.store import Store, StoreFull
+from .topics import Topics
+
+log = structlog.get_logger("rocketlet.broker")
+
+
+class Broker:
+    """Opens the data folder and recovers it. Raises StoreError if that cannot be done."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.history = History()
+        folder = config.data_dir
+        self.store = Store(
+            folder,
+            segment_bytes=config.segment_bytes,
+            store_host=_store_host(config.address),
+            tag_code_of=lambda record: self._tag_code(record),
+        )
+        self.topics = Topics(config)
+        self.recovered = self.store.recover(self.topics.since())
+        self.offsets = Offsets(folder / "offsets.json")
+        self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
+        self.groups = ConsumerGroups(self.history)
+        self.locks = Locks(self.history)
+        self.held_pulls = HeldPulls()
+        self.delays = Delays(self)
+        self.groups.on_change = self.notify_later
+        self.locks.on_free = self._notify_waiter
+        self.wake_readers: Callable[[list[ConsumeQueue]], None] = self.held_pulls.wake
+        self.producers: dict[str, dict[Any, str]] = {}
+        self.started_s = time.monotonic()
+        self._to_notify: dict[str, ConsumerGroup] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _tag_code(self, record: Record) -> int:
+        return tag_code_of(record, self.config.delay_levels_ms)
+
+    # Life
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._every(limits.PERSIST_INTERVAL_S, self.persist), name="persist"),
+            asyncio.create_task(self._every(limits.LEASE_SWEEP_S, self.locks.expire), name="leases"),
+            asyncio.create_task(self._every(limits.RETENTION_SWEEP_S, self._expire_segments), name="retention"),
+            asyncio.create_task(self._every(limits.SWEEP_INTERVAL_S, self._expire_members), name="members"),
+        ]
+        self.delays.start()
+
+    async def stop(self) -> None:
+        """Stops the timers, answers what is held, keeps everything, and unlocks the folder."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.delays.stop()
+        self.held_pulls.answer_all()
+        self.persist(sync=True)
+        self.store.close()
+
+    async def _every(self, interval_s: float, action: Callable[[], object]) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                action()
+            except Exception:
+                log.exception("timer failed", action=action.__name__)
+
+    def persist(self, sync: bool = False) -> None:
+        """Offsets, delay progress and the indexes; what a full disk refuses is tried again the next time."""
+        sync = sync or self.config.flush == "sync"
+        for save in (self.offsets.save, self.delays.save, lambda: self.store.checkpoint(sync)):
+            try:
+                save()
+            except StoreFull as error:
+                log.error("cannot save; will try again", reason=str(error))
+
+    def _expire_segments(self) -> None:
+        config = self.config
+        dropped = self.store.expire(
+            older_than_s=time.time() - config.retain_hours * 3600, total_bytes=config.retain_bytes
+        )
+        if dropped:
+            log.info("segments expired", segments=dropped, begin=self.store.begin)
+
+    def _expire_members(self) -> None:
+        for connection in self.groups.expired():
+            self.groups.drop(connection, "expired")
+            connection.close()
+
+    def dropped(self, connection: Any) -> None:
+        """A connection is gone: its memberships, leases, held pulls and producers go with it."""
+        self.groups.drop(connection)
+        self.locks.drop(connection)
+        self.held_pulls.drop(connection)
+        for name in [name for name, members in self.producers.items() if connection in members]:
+            self.forget_producer(name, connection)
+
+    def forget_producer(self, group: str, connection: Any) -> None:
+        members = self.producers.get(group, {})
+        members.pop(connection, None)
+        if not members:
+            self.producers.pop(group, None)
+
+    # Notifications
+
+    def notify_later(self, group: ConsumerGroup) -> None:
+        """Tells the members that the group changed; changes within 5 ms make one notification."""
+        if not self._to_notify:
+            asyncio.get_running_loop().call_later(limits.NOTIFY_DELAY_S, self._notify)
+        self._to_notify[group.name] = group
+
+    def _notify(self) -> None:
+        groups, self._to_notify = self._to_notify, {}
+        for name in groups:
+            group = self.groups.get(name)
+            settings = self.group_configs.find(name)
+            if group is not None and settings is not None and settings.notify_enable:
+                for connection in group.members:
+                    notify(connection, name)
+                self.history.add(name, "notified", "", members=len(group.members))
+
+    def _notify_waiter(self, group: str, connection: Any) -> None:
+        notify(connection, group)
+
+    # Topics
+
+    def ensure_topic(self, topic: TopicConfig) -> TopicConfig:
+        """The topic as it is, or made as asked. Raises StoreFull, TopicLimit."""
+        return self.topics.get(topic.name) or self.topics.put(topic, self.store.end)
+
+    def delete_topic(self, name: str) -> None:
+        self.topics.delete(name)
+        self.store.delete_topic(name)
+        self.offsets.forget_topic(name)
+
+    def schedule_queue(self, level: int) -> ConsumeQueue:
+        return self.store.queue(SCHEDULE_TOPIC, level - 1)
+
+
+def notify(connection: Any, group: str) -> None:
+    """NOTIFY_CONSUMER_IDS_CHANGED; JSON, because its receiver may be of any kind."""
+    code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+    connection.write([encode(Frame(code, 0, {"consumerGroup": group}, flag=ONEWAY_FLAG))])
+
+
+def _store_host(address: str) -> bytes:
+    """The address that message ids name. A host name that is no IP address is looked up."""
+    import socket
+
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        return encode_host(host, int(port))
+    except MessageError:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        return encode_host(str(found[4][0]), int(port))

@@ -1,0 +1,57 @@
+"""Every setting and limit of the broker and the name server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+REGION: Final = "DefaultRegion"
+MAX_CONNECTIONS: Final = 10_000
+LISTEN_BACKLOG: Final = 1024
+IDLE_LIMIT_S: Final = 120.0
+HEARTBEAT_LIMIT_S: Final = 120.0
+SWEEP_INTERVAL_S: Final = 10.0
+PERSIST_INTERVAL_S: Final = 5.0
+REGISTER_INTERVAL_S: Final = 30.0
+REGISTER_TIMEOUT_S: Final = 6.0
+NOTIFY_DELAY_S: Final = 0.005  # changes of a group within this time make one notification
+LOCK_LEASE_S: Final = 60.0  # Apache's, for orderly consumption
+HANDOVER_LEASE_S: Final = 20.0  # Rocketlet members, who renew every 5 s
+LEASE_SWEEP_S: Final = 1.0
+MAX_HOLD_S: Final = 60.0
+MAX_HELD_PULLS: Final = 100_000
+WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than this is not read from
+MAX_TOPICS: Final = 50_000
+MAX_QUEUES_PER_TOPIC: Final = 4096
+MAX_GROUPS: Final = 10_000
+MAX_MEMBERS: Final = 10_000
+HISTORY_EVENTS: Final = 10_000
+DRAIN_TIMEOUT_S: Final = 5.0
+RETENTION_SWEEP_S: Final = 30.0
+
+DELAY_LEVELS_MS: Final = tuple(
+    1000 * seconds
+    for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+)
+DELAY_DELIVERIES_AT_ONCE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """A broker's settings. `address` is what clients are told to connect to, as `host:port`."""
+
+    data_dir: Path
+    address: str
+    name: str = "broker-a"
+    cluster: str = "DefaultCluster"
+    name_servers: tuple[str, ...] = ()
+    flush: Literal["os", "sync"] = "os"
+    default_queues: int = 8
+    auto_create_topics: bool = True
+    auto_create_groups: bool = True
+    permission: int = 6
+    retain_hours: float = 72.0
+    retain_bytes: int | None = None
+    segment_bytes: int = 256 * 1024 * 1024
+    delay_levels_ms: tuple[int, ...] = field(default=DELAY_LEVELS_MS)

@@ -1,0 +1,178 @@
+"""Who is a member of which consumer group, and what each member subscribes to.
+
+Apache's broker keeps one table of subscriptions per group, which every heartbeat overwrites, so that members with
+different topics erase each other's. Here each member has its own; what a group subscribes to is the union.
+A member is a connection: a client that reconnects is a new one until the old connection is closed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from ..protocol.bodies import ConsumerData
+from ..protocol.subscription import Subscription
+from .config import HEARTBEAT_LIMIT_S, MAX_MEMBERS
+from .history import History
+
+log = structlog.get_logger("rocketlet.groups")
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One client's membership in one group. Times are of the monotonic clock, in seconds."""
+
+    client_id: str
+    connection: Any
+    data: ConsumerData
+    language: int
+    version: int
+    seen_s: float
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+
+    def update(self, data: ConsumerData, now_s: float) -> bool:
+        """Takes over a heartbeat. True if a topic came or went."""
+        before = self.subscriptions.keys()
+        fresh = {item.topic: item for item in data.subscriptions}
+        for topic, old in self.subscriptions.items():
+            new = fresh.get(topic)
+            if new is not None and new.version <= old.version:
+                fresh[topic] = old
+        changed = before != fresh.keys()
+        self.subscriptions = fresh
+        self.data = data
+        self.seen_s = now_s
+        return changed
+
+
+class ConsumerGroup:
+    """A group with at least one member."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.members: dict[Any, Member] = {}
+        self.reported: frozenset[str] = frozenset()
+
+    @property
+    def message_model(self) -> str:
+        return next(iter(self.members.values())).data.message_model
+
+    def subscription(self, connection: Any, topic: str) -> Subscription | None:
+        """What the member of this connection wants of a topic; of a stranger, what the newest subscription says."""
+        member = self.members.get(connection)
+        if member is not None and topic in member.subscriptions:
+            return member.subscriptions[topic]
+        found = [item.subscriptions[topic] for item in self.members.values() if topic in item.subscriptions]
+        return max(found, key=lambda item: item.version, default=None)
+
+    def client_ids(self, topic: str | None = None) -> list[str]:
+        """The members' ids, each once; with a topic only those that subscribe to it."""
+        ids = (member.client_id for member in self.members.values() if topic is None or topic in member.subscriptions)
+        return list(dict.fromkeys(ids))
+
+    def faults(self) -> frozenset[str]:
+        """What members disagree in, in words that name them."""
+        members = list(self.members.values())
+        return frozenset((*_differing_topics(members), *_differing_settings(members), *_doubled_ids(members)))
+
+
+def _differing_topics(members: list[Member]) -> Iterator[str]:
+    topics = sorted({topic for member in members for topic in member.subscriptions})
+    for topic in topics:
+        with_it = {
+            member.client_id: member.subscriptions[topic].expression
+            for member in members
+            if topic in member.subscriptions
+        }
+        without = [member.client_id for member in members if topic not in member.subscriptions]
+        if without:
+            yield f"{', '.join(without)} not subscribed to {topic}, while {', '.join(with_it)} are"
+        if len(set(with_it.values())) > 1:
+            named = "; ".join(f"{client}: {expression}" for client, expression in with_it.items())
+            yield f"different tag expressions for {topic}: {named}"
+
+
+def _differing_settings(members: list[Member]) -> Iterator[str]:
+    models = {member.client_id: member.data.message_model for member in members}
+    if len(set(models.values())) > 1:
+        yield "different message models: " + "; ".join(f"{client}: {model}" for client, model in models.items())
+    strategies = {member.client_id: member.data.strategy for member in members if member.data.strategy}
+    if len(set(strategies.values())) > 1:
+        named = "; ".join(f"{client}: {strategy}" for client, strategy in strategies.items())
+        yield f"different allocation strategies: {named}"
+
+
+def _doubled_ids(members: list[Member]) -> Iterator[str]:
+    ids = [member.client_id for member in members]
+    for client_id in {item for item in ids if ids.count(item) > 1}:
+        yield f"{ids.count(client_id)} live connections with the client id {client_id}"
+
+
+class ConsumerGroups:
+    """All groups. `on_change(group)` is called when members or their topics changed, the group perhaps empty then."""
+
+    def __init__(self, history: History) -> None:
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._history = history
+        self.on_change: Callable[[ConsumerGroup], None] = lambda group: None
+        self.get = self._groups.get
+
+    def __iter__(self) -> Iterator[ConsumerGroup]:
+        return iter(list(self._groups.values()))
+
+    def heartbeat(self, connection: Any, client_id: str, data: ConsumerData, language: int, version: int) -> None:
+        """Registers or refreshes a member. Raises OverflowError beyond 10,000 members in a group."""
+        group = self._groups.get(data.group)
+        if group is None:
+            group = self._groups[data.group] = ConsumerGroup(data.group)
+        member = group.members.get(connection)
+        now_s = time.monotonic()
+        if member is not None:
+            if member.update(data, now_s):
+                self._changed(group, "subscribed", member)
+            return
+        if len(group.members) >= MAX_MEMBERS:
+            raise OverflowError(f"the group {data.group} has {MAX_MEMBERS} members; no more are taken")
+        member = Member(client_id, connection, data, language, version, now_s)
+        member.update(data, now_s)
+        group.members[connection] = member
+        self._changed(group, "joined", member)
+
+    def leave(self, connection: Any, name: str, event: str = "left") -> None:
+        group = self._groups.get(name)
+        member = group.members.pop(connection, None) if group else None
+        if group is None or member is None:
+            return
+        if not group.members:
+            del self._groups[name]
+        self._changed(group, event, member)
+
+    def drop(self, connection: Any, event: str = "closed") -> None:
+        """The connection is gone, and with it its memberships."""
+        for group in [group for group in self._groups.values() if connection in group.members]:
+            self.leave(connection, group.name, event)
+
+    def expired(self) -> list[Any]:
+        """Connections that sent no heartbeat for 120 s, to be dropped and closed."""
+        limit = time.monotonic() - HEARTBEAT_LIMIT_S
+        silent = (
+            connection
+            for group in self._groups.values()
+            for connection, member in group.members.items()
+            if member.seen_s < limit
+        )
+        return list(dict.fromkeys(silent))
+
+    def _changed(self, group: ConsumerGroup, event: str, member: Member) -> None:
+        self._history.add(group.name, event, member.client_id, members=len(group.members))
+        log.info("member " + event, group=group.name, client=member.client_id, members=len(group.members))
+        faults = group.faults()
+        for fault in sorted(faults - group.reported):
+            log.warning("members disagree", group=group.name, fault=fault)
+            self._history.add(group.name, "disagreement", member.client_id, fault=fault)
+        group.reported = faults
+        self.on_change(group)

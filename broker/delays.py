@@ -1,0 +1,131 @@
+"""Delayed messages: kept in SCHEDULE_TOPIC_XXXX, a queue per level, and stored again in their own topic when due.
+
+The index of a schedule queue holds the due time (ms) where others hold the tag's hash, so waiting reads no message.
+Progress per level is saved like offsets; after a crash what was delivered since the last save is delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ..protocol import properties as props
+from ..protocol.message import Record
+from ..protocol.names import SCHEDULE_TOPIC
+from ..protocol.subscription import java_hash
+from .config import DELAY_DELIVERIES_AT_ONCE
+from .store.consume_queue import ConsumeQueue
+from .store.files import read_state, write_state
+from .store.store import StoreFull
+
+if TYPE_CHECKING:
+    from .broker import Broker
+
+log = structlog.get_logger("rocketlet.delays")
+
+RETRY_S = 1.0
+
+
+def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
+    """What a record's index entry holds in its third field: its tag's hash; of a delayed one, when it is due."""
+    if record.topic == SCHEDULE_TOPIC:
+        return record.store_ms + levels_ms[record.queue_id]
+    tag = props.find(record.properties, props.TAGS)
+    return java_hash(tag) if tag else 0
+
+
+class Delays:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._path = broker.config.data_dir / "delays.json"
+        self._levels_ms = broker.config.delay_levels_ms
+        self._progress: dict[int, int] = {
+            int(level): offset for level, offset in (read_state(self._path) or {}).items()
+        }
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._dirty = False
+
+    def start(self) -> None:
+        for level in range(1, len(self._levels_ms) + 1):
+            if (SCHEDULE_TOPIC, level - 1) in self._broker.store.queues:
+                self.expect(level)
+
+    def stop(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def level(self, wanted: int) -> int:
+        """A level as asked, the highest at most."""
+        return min(wanted, len(self._levels_ms))
+
+    def due_ms(self, level: int, now_ms: int) -> int:
+        return now_ms + self._levels_ms[level - 1]
+
+    def expect(self, level: int) -> None:
+        """A message was stored at this level: makes sure that a timer runs for the first one that is due."""
+        if level not in self._timers:
+            self._set_timer(level)
+
+    def _set_timer(self, level: int, at_least_s: float = 0.0) -> None:
+        self._timers.pop(level, None)
+        queue = self._broker.schedule_queue(level)
+        offset = max(self._progress.get(level, 0), queue.begin)
+        if offset < queue.next:
+            due_ms = queue.entry(offset)[2]
+            wait_s = max(due_ms / 1000 - time.time(), at_least_s)
+            loop = asyncio.get_running_loop()
+            self._timers[level] = loop.call_later(wait_s, self._deliver, level)
+
+    def _deliver(self, level: int) -> None:
+        """Stores the messages that are due, some hundreds at once, and sets the next timer."""
+        broker, store = self._broker, self._broker.store
+        queue = broker.schedule_queue(level)
+        offset = max(self._progress.get(level, 0), queue.begin)
+        now_ms = store.begin_batch()
+        end = min(queue.next, offset + DELAY_DELIVERIES_AT_ONCE)
+        try:
+            while offset < end and queue.entry(offset)[2] <= now_ms:
+                self._stage(store.message(queue, offset))
+                offset += 1
+            if store.has_staged:
+                broker.wake_readers(store.commit())
+        except StoreFull as error:
+            log.error("cannot deliver delayed messages; will try again", reason=str(error), level=level)
+            self._set_timer(level, RETRY_S)
+            return
+        self._progress[level] = offset
+        self._dirty = True
+        self._set_timer(level)
+
+    def _stage(self, record: Record) -> None:
+        topic = props.find(record.properties, props.REAL_TOPIC)
+        settings = self._broker.topics.get(topic or "")
+        if topic is None or settings is None:
+            log.warning("delayed message without a topic dropped", topic=topic, id=record.offset_id)
+            return
+        target = self._real_queue(topic, record)
+        tag = props.find(record.properties, props.TAGS)
+        self._broker.store.stage(
+            target,
+            record.body,
+            record.properties.encode(),
+            java_hash(tag) if tag else 0,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_ms=record.born_ms,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times,
+        )
+
+    def _real_queue(self, topic: str, record: Record) -> ConsumeQueue:
+        return self._broker.store.queue(topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0))
+
+    def save(self) -> None:
+        """Raises StoreFull; progress is then saved the next time."""
+        if self._dirty:
+            write_state(self._path, {str(level): offset for level, offset in self._progress.items()})
+            self._dirty = False

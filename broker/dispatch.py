@@ -1,0 +1,142 @@
+"""The table from request code to handler, and the way of the frames of one socket read through it.
+
+A handler is `handler(connection, frame)` and returns the buffers to write, or None if it answers later or never.
+Sends are staged one by one and committed together, before any other request of the same read is looked at and before
+anything is written: one log append and one socket write per socket read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from ..protocol.bodies import BodyError
+from ..protocol.codes import RequestCode, ResponseCode, request_name
+from ..protocol.frame import Frame
+from ..protocol.headers import HeaderError
+from . import grouping, naming, pulling, querying, sending
+from .answers import Buffers, answer
+from .store.files import StoreError, StoreFull
+from .topics import TopicLimit
+
+if TYPE_CHECKING:
+    from .broker import Broker
+    from .connection import Connection
+    from .flusher import Flusher
+    from .routes import Routes
+
+log = structlog.get_logger("rocketlet.dispatch")
+
+Handler = Callable[[Any, Frame], Buffers | None]
+
+BROKER_HANDLERS: Mapping[int, Callable[..., Buffers | None]] = {
+    RequestCode.PULL_MESSAGE: pulling.pull_message,
+    RequestCode.QUERY_CONSUMER_OFFSET: querying.query_consumer_offset,
+    RequestCode.UPDATE_CONSUMER_OFFSET: querying.update_consumer_offset,
+    RequestCode.UPDATE_AND_CREATE_TOPIC: querying.create_topic,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: querying.search_offset,
+    RequestCode.GET_MAX_OFFSET: querying.max_offset,
+    RequestCode.GET_MIN_OFFSET: querying.min_offset,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: querying.earliest_store_time,
+    RequestCode.HEART_BEAT: grouping.heartbeat,
+    RequestCode.UNREGISTER_CLIENT: grouping.unregister_client,
+    RequestCode.CONSUMER_SEND_MSG_BACK: sending.send_back,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: grouping.consumer_list,
+    RequestCode.LOCK_BATCH_MQ: grouping.lock,
+    RequestCode.UNLOCK_BATCH_MQ: grouping.unlock,
+    RequestCode.CHECK_CLIENT_CONFIG: grouping.check_client,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: grouping.update_group,
+    RequestCode.DELETE_TOPIC_IN_BROKER: querying.delete_topic,
+    RequestCode.GET_GROUP_HISTORY: grouping.group_history,
+}
+NAME_SERVER_HANDLERS: Mapping[int, Callable[..., Buffers | None]] = {
+    RequestCode.REGISTER_BROKER: naming.register_broker,
+    RequestCode.UNREGISTER_BROKER: naming.unregister_broker,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: naming.route,
+    RequestCode.GET_BROKER_CLUSTER_INFO: naming.cluster,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: naming.topics,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: naming.delete_topic,
+    RequestCode.QUERY_DATA_VERSION: naming.data_version,
+}
+SEND_CODES = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
+
+# what a client's request may cause; struct.error is a number too large for its field
+_CLIENT_FAULTS = (HeaderError, BodyError, StoreError, TopicLimit, OverflowError, UnicodeError, struct.error)
+
+
+class Dispatch:
+    """The handlers of what runs in this process: a broker, a name server, or both."""
+
+    def __init__(self, broker: Broker | None, routes: Routes | None, flusher: Flusher | None = None) -> None:
+        self._handlers: dict[int, Handler] = {}
+        if routes is not None:
+            self._handlers |= {code: partial(handler, routes) for code, handler in NAME_SERVER_HANDLERS.items()}
+        self._broker = broker
+        self._flusher = flusher
+        self._sends = sending.Sends(broker) if broker is not None else None
+        if broker is not None:
+            self._handlers |= {code: partial(handler, broker) for code, handler in BROKER_HANDLERS.items()}
+
+    def serve(self, connection: Connection, frames: list[Frame]) -> None:
+        """Answers the requests of one socket read."""
+        out: Buffers = []
+        sends = self._sends
+        for frame in frames:
+            if frame.flag & 1:
+                connection.answered(frame)
+            elif sends is not None and frame.code in SEND_CODES:
+                self._stage(sends, connection, frame, out)
+            else:
+                if sends is not None and sends.staged:
+                    self._settle(sends, connection, out)
+                    out = []
+                reply = self._handle(connection, frame)
+                if reply is not None and not frame.flag & 2:
+                    out += reply
+        if sends is not None and sends.staged:
+            self._settle(sends, connection, out)
+        elif out:
+            connection.write(out)
+
+    def _stage(self, sends: sending.Sends, connection: Connection, frame: Frame, out: Buffers) -> None:
+        try:
+            refusal = sends.stage(connection, frame)
+        except _CLIENT_FAULTS as error:
+            refusal = answer(frame, _fault_code(error), remark=str(error))
+        except Exception as error:
+            refusal = self._failed(connection, frame, error)
+        if refusal is not None and not frame.flag & 2:
+            out += refusal
+
+    def _settle(self, sends: sending.Sends, connection: Connection, out: Buffers) -> None:
+        """Commits what is staged and writes the answers, with `--flush sync` when it is on the device."""
+        out += sends.settle()
+        if self._flusher is None:
+            connection.write(out)
+        else:
+            self._flusher.after_sync(partial(connection.write, out))
+
+    def _handle(self, connection: Connection, frame: Frame) -> Buffers | None:
+        handler = self._handlers.get(frame.code)
+        if handler is None:
+            remark = f" request type {frame.code} not supported"
+            return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+        try:
+            return handler(connection, frame)
+        except _CLIENT_FAULTS as error:
+            return answer(frame, _fault_code(error), remark=str(error))
+        except Exception as error:
+            return self._failed(connection, frame, error)
+
+    def _failed(self, connection: Connection, frame: Frame, error: Exception) -> Buffers:
+        log.exception("request failed", request=request_name(frame.code), peer=connection.peer)
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+
+
+def _fault_code(error: Exception) -> int:
+    full = isinstance(error, StoreFull)
+    return ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR

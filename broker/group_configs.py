@@ -1,0 +1,36 @@
+"""The settings of consumer groups: made at the first heartbeat, kept in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..protocol.bodies import GroupConfig, group_json, read_group
+from ..protocol.names import SYSTEM_GROUP_PREFIX
+from .config import MAX_GROUPS
+from .store.files import read_state, write_state
+
+
+class GroupConfigs:
+    def __init__(self, path: Path, *, auto_create: bool) -> None:
+        self._path = path
+        self._auto_create = auto_create
+        self._groups: dict[str, GroupConfig] = {}
+        for item in read_state(path) or ():
+            group = read_group(item)
+            self._groups[group.name] = group
+        self._kept = len(self._groups)
+
+    def find(self, name: str) -> GroupConfig | None:
+        """The group's settings, made with defaults if groups may be made so; None if not."""
+        group = self._groups.get(name)
+        if group is None and (self._auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
+            if len(self._groups) >= MAX_GROUPS:
+                return None
+            group = GroupConfig(name)
+            self.put(group)
+        return group
+
+    def put(self, group: GroupConfig) -> None:
+        """Creates or alters a group. Raises StoreFull."""
+        write_state(self._path, [group_json(item) for item in {**self._groups, group.name: group}.values()])
+        self._groups[group.name] = group

@@ -1,0 +1,139 @@
+"""The requests of membership: heartbeats, unregistering, member lists, locks, client checks, group settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import structlog
+
+from ..protocol import bodies, names
+from ..protocol.bodies import TopicConfig
+from ..protocol.codes import ResponseCode
+from ..protocol.frame import Frame
+from ..protocol.headers import ConsumerGroup, UnregisterClient, read
+from ..protocol.subscription import SQL92, TAG
+from .answers import Buffers, answer
+
+if TYPE_CHECKING:
+    from .broker import Broker
+    from .connection import Connection
+
+log = structlog.get_logger("rocketlet.groups")
+
+
+def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    beat = bodies.decode_heartbeat(frame.body)
+    for consumer in beat.consumers:
+        fault = names.group_fault(consumer.group)
+        if fault:
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    for consumer in beat.consumers:
+        settings = broker.group_configs.find(consumer.group)
+        if settings is not None:
+            queues = settings.retry_queues
+            broker.ensure_topic(TopicConfig(names.retry_topic(consumer.group), queues, queues))
+        broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
+    for group in beat.producer_groups:
+        broker.producers.setdefault(group, {})[connection] = beat.client_id
+    return answer(frame)
+
+
+def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(UnregisterClient, frame.ext)
+    if header.consumer_group:
+        broker.groups.leave(connection, header.consumer_group)
+    if header.producer_group:
+        broker.forget_producer(header.producer_group, connection)
+    return answer(frame)
+
+
+def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(ConsumerGroup, frame.ext)
+    group = broker.groups.get(header.consumer_group)
+    client_ids = group.client_ids(header.topic) if group else []
+    if not client_ids:
+        remark = f"no consumer for this group, {header.consumer_group}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    return answer(frame, body=bodies.encode_consumer_ids(client_ids))
+
+
+def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    request = bodies.decode_lock_request(frame.body)
+    fault = _foreign_client(broker, connection, request)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, body=bodies.encode_locked({}), remark=fault)
+    return answer(frame, body=bodies.encode_locked(broker.locks.lock(request, connection)))
+
+
+def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    request = bodies.decode_lock_request(frame.body)
+    fault = _foreign_client(broker, connection, request)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.locks.unlock(request, connection)
+    return answer(frame)
+
+
+def _foreign_client(broker: Broker, connection: Connection, request: bodies.LockRequest) -> str | None:
+    """Why a lease is not this connection's to take or free; None if it is. Apache's clients are believed."""
+    if not request.handover:
+        return None
+    group = broker.groups.get(request.group)
+    member = group.members.get(connection) if group else None
+    if member is None:
+        return f"this connection is no member of the group {request.group}; send a heartbeat first"
+    if member.client_id != request.client_id:
+        return f"this connection is the client {member.client_id}, not {request.client_id}"
+    return None
+
+
+def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """CHECK_CLIENT_CONFIG: whether the broker can filter as the client wants."""
+    _, _, subscription = bodies.decode_client_check(frame.body)
+    kind = subscription.get("expressionType") or TAG
+    if kind == TAG:
+        return answer(frame)
+    if kind != SQL92:
+        remark = f"the expression type {kind} is unknown; use TAG"
+        return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=remark)
+    remark = f"The broker does not support consumer to filter message by {kind}"
+    return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+
+
+def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    group = bodies.decode_group(frame.body)
+    fault = names.group_fault(group.name)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.group_configs.put(group)
+    log.info("group settings", group=group.name)
+    return answer(frame)
+
+
+def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
+    name = read(ConsumerGroup, frame.ext).consumer_group
+    group = broker.groups.get(name)
+    members: list[dict[str, Any]] = [
+        {
+            "clientId": member.client_id,
+            "peer": connection.peer,
+            "strategy": member.data.strategy,
+            "messageModel": member.data.message_model,
+            "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},
+        }
+        for connection, member in (group.members.items() if group else ())
+    ]
+    owners = [
+        {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
+        for (topic, queue_id), client_id in broker.locks.owners(name).items()
+    ]
+    value = {
+        "broker": broker.config.name,
+        "members": members,
+        "owners": owners,
+        "disagreements": sorted(group.reported) if group else [],
+        "events": broker.history.of(name),
+    }
+    return answer(frame, body=orjson.dumps(value))

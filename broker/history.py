@@ -1,0 +1,25 @@
+"""What happened to a group's queues and members, the newest events of each group, for people to look at."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from .config import HISTORY_EVENTS
+
+
+class History:
+    """Per group, at most 10,000 events: `{"ms", "event", "client", ...}`, oldest first."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, deque[dict[str, Any]]] = {}
+
+    def add(self, group: str, event: str, client: str, **detail: Any) -> None:
+        events = self._events.get(group)
+        if events is None:
+            events = self._events[group] = deque(maxlen=HISTORY_EVENTS)
+        events.append({"ms": int(time.time() * 1000), "event": event, "client": client, **detail})
+
+    def of(self, group: str) -> list[dict[str, Any]]:
+        return list(self._events.get(group, ()))

@@ -1,0 +1,145 @@
+"""PULL_MESSAGE: the checks in Apache's order, the read, and the hold when nothing is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..protocol import codes
+from ..protocol.codes import PERM_READ, ResponseCode
+from ..protocol.frame import Frame
+from ..protocol.headers import PullMessage, PullMessageResult, read, write
+from ..protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
+from .answers import Buffers, answer, answer_pieces
+from .config import MAX_HOLD_S
+from .held_pulls import HeldPull
+from .store.consume_queue import ConsumeQueue
+
+if TYPE_CHECKING:
+    from .broker import Broker
+    from .connection import Connection
+
+
+class _Refused(Exception):
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+
+
+def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    header = read(PullMessage, frame.ext)
+    try:
+        _check_group_and_topic(broker, header)
+        subscription = _subscription(broker, connection, header)
+    except _Refused as refusal:
+        return answer(frame, refusal.code, remark=str(refusal))
+    if header.sys_flag & codes.PULL_COMMIT_OFFSET:
+        _commit(broker, connection, header)
+    queue = broker.store.queue(header.topic, header.queue_id)
+    wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
+    if wants_hold and queue.next == header.queue_offset:
+        pull = HeldPull(
+            connection,
+            queue,
+            subscription,
+            header.queue_offset,
+            lambda: connection.write(_read(broker, frame, header, queue, subscription)),
+        )
+        if broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
+            return None
+    return _read(broker, frame, header, queue, subscription)
+
+
+def _check_group_and_topic(broker: Broker, header: PullMessage) -> None:
+    if not broker.config.permission & PERM_READ:
+        raise _Refused(ResponseCode.NO_PERMISSION, f"the broker[{broker.config.name}] pulling message is forbidden")
+    group = broker.group_configs.find(header.consumer_group)
+    if group is None:
+        raise _Refused(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group [{header.consumer_group}] does not exist",
+        )
+    if not group.consume_enable:
+        raise _Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
+    topic = broker.topics.get(header.topic)
+    if topic is None:
+        raise _Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, create it or send to it first")
+    if not topic.perm & PERM_READ:
+        raise _Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
+    if not 0 <= header.queue_id < topic.read_queues:
+        raise _Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] readQueueNums:[{topic.read_queues}]",
+        )
+
+
+def _subscription(broker: Broker, connection: Connection, header: PullMessage) -> Subscription | None:
+    """What to filter by; None takes all."""
+    if header.sys_flag & codes.PULL_SUBSCRIPTION:
+        try:
+            found = parse_subscription(header.topic, header.subscription, kind=header.expression_type)
+        except SubscriptionError as error:
+            raise _Refused(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+            ) from None
+    else:
+        found = _registered_subscription(broker, connection, header)
+    if found.kind != TAG:
+        raise _Refused(
+            ResponseCode.SYSTEM_ERROR, f"the broker does not support consumer to filter message by {found.kind}"
+        )
+    return None if found.takes_all else found
+
+
+def _registered_subscription(broker: Broker, connection: Connection, header: PullMessage) -> Subscription:
+    name = header.consumer_group
+    group = broker.groups.get(name)
+    if group is None:
+        raise _Refused(
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            f"the consumer's group info not exist, send a heartbeat of {name} first",
+        )
+    settings = broker.group_configs.find(name)
+    if group.message_model == "BROADCASTING" and settings and not settings.consume_broadcast_enable:
+        raise _Refused(ResponseCode.NO_PERMISSION, f"the consumer group[{name}] can not consume by broadcast way")
+    found = group.subscription(connection, header.topic)
+    if found is None:
+        raise _Refused(
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            f"the consumer's subscription not exist, no member of {name} subscribes to {header.topic}",
+        )
+    if found.version < header.sub_version:
+        raise _Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+    if found.kind == SQL92:
+        raise _Refused(ResponseCode.FILTER_DATA_NOT_EXIST, "the consumer's consumer filter data is not exist")
+    return found
+
+
+def _commit(broker: Broker, connection: Connection, header: PullMessage) -> None:
+    group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+    if broker.locks.commit_fault(group, (topic, queue_id), connection, None) is None:
+        broker.offsets.put(group, topic, queue_id, header.commit_offset)
+
+
+def _read(
+    broker: Broker, frame: Frame, header: PullMessage, queue: ConsumeQueue, subscription: Subscription | None
+) -> Buffers:
+    """The answer of a pull, whatever the offset finds."""
+    offset, begin, end = header.queue_offset, queue.begin, queue.next
+    if begin <= offset < end:
+        found = broker.store.fetch(queue, offset, header.max_msg_nums, subscription)
+        if found.messages:
+            ext = write(PullMessageResult(0, found.next_offset, begin, end))
+            return answer_pieces(frame, ext, found.pieces, "FOUND")
+        return _nothing(frame, ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", found.next_offset, begin, end)
+    if end == 0:
+        code = ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
+        return _nothing(frame, code, "NO_MESSAGE_IN_QUEUE", 0, begin, end)
+    if offset == end:
+        return _nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, begin, end)
+    if offset < begin:
+        return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", begin, begin, end)
+    return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, begin, end)
+
+
+def _nothing(frame: Frame, code: int, remark: str, next_offset: int, begin: int, end: int) -> Buffers:
+    return answer(frame, code, write(PullMessageResult(0, next_offset, begin, end)), remark=remark)

@@ -1,0 +1,99 @@
+"""Listens, and owns what runs in this process: a broker, a name server, or both on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+
+from .broker import Broker
+from .config import (
+    DRAIN_TIMEOUT_S,
+    IDLE_LIMIT_S,
+    LISTEN_BACKLOG,
+    MAX_CONNECTIONS,
+    SWEEP_INTERVAL_S,
+)
+from .connection import Connection
+from .dispatch import Dispatch
+from .flusher import Flusher
+from .registration import Registration
+from .routes import Routes
+
+log = structlog.get_logger("rocketlet.server")
+
+
+class Server:
+    """`async with Server(...)`: listens until the block ends, then drains and closes."""
+
+    def __init__(self, host: str, port: int, *, broker: Broker | None, routes: Routes | None) -> None:
+        self._host = host
+        self._port = port
+        self._broker = broker
+        self._routes = routes
+        self._flusher = Flusher(broker.store) if broker and broker.config.flush == "sync" else None
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._registration = Registration(broker, routes) if broker else None
+        self.dispatch = Dispatch(broker, routes, self._flusher)
+        self.now_s = asyncio.get_running_loop().time
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also when 0 was asked for."""
+        if self._server is None:
+            return self._port
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def __aenter__(self) -> Server:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self), self._host, self._port, backlog=LISTEN_BACKLOG
+        )
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
+        if self._broker is not None:
+            self._broker.start()
+        if self._registration is not None:
+            await self._registration.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        assert self._server is not None and self._sweeper is not None
+        self._server.close()
+        self._sweeper.cancel()
+        if self._registration is not None:
+            await self._registration.stop()
+        if self._flusher is not None:
+            await self._flusher.drain()
+        if self._broker is not None:
+            await self._broker.stop()
+        for connection in list(self._connections):
+            connection.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                while self._connections:
+                    await asyncio.sleep(0.01)
+        for connection in list(self._connections):
+            connection.abort()
+
+    def opened(self, connection: Connection) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            log.warning("connection refused: too many", peer=connection.peer, limit=MAX_CONNECTIONS)
+            connection.abort()
+        self._connections.add(connection)
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if self._broker is not None:
+            self._broker.dropped(connection)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            limit = self.now_s() - IDLE_LIMIT_S
+            idle = [connection for connection in self._connections if connection.active_s < limit]
+            silent = self._routes.expire() if self._routes is not None else []
+            for connection in {*idle, *silent}:
+                connection.close()

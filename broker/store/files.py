@@ -1,0 +1,242 @@
+"""The only module that touches the file system: segmented append-only files, state files, the folder's lock.
+
+A segmented file is a row of files, each named by the position of its first byte in 20 digits. Positions never change
+when old segments are dropped. Nothing is written in place, so what a reader sees is what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from bisect import bisect_right
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+MAX_OPEN_FILES: Final = 256
+
+
+class StoreError(Exception):
+    """The data folder cannot be used as it is. The text says what to do."""
+
+
+class StoreFull(StoreError):
+    """The operating system took no more bytes; nothing of the write was kept."""
+
+
+class OpenFiles:
+    """File descriptors by path, least recently used closed first, so that thousands of queues need few."""
+
+    def __init__(self, limit: int = MAX_OPEN_FILES) -> None:
+        self._limit = limit
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    def get(self, path: str) -> int:
+        """A descriptor for reading and appending; the file is made if it is not there."""
+        descriptor = self._open.get(path)
+        if descriptor is None:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._open[path] = descriptor
+            if len(self._open) > self._limit:
+                os.close(self._open.popitem(last=False)[1])
+        else:
+            self._open.move_to_end(path)
+        return descriptor
+
+    def forget(self, path: str) -> None:
+        descriptor = self._open.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+class SegmentedFile:
+    """Bytes from `begin` to `end`, appended at the end, dropped at the beginning, a segment at a time."""
+
+    def __init__(self, directory: Path, segment_bytes: int, open_files: OpenFiles) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self._open_files = open_files
+        self._starts: list[int] = []
+        self.end = 0
+        if directory.is_dir():
+            self._starts = sorted(int(name) for name in os.listdir(directory) if name.isdigit())
+        if self._starts:
+            self.end = self._starts[-1] + os.path.getsize(self._path(self._starts[-1]))
+
+    @property
+    def begin(self) -> int:
+        return self._starts[0] if self._starts else 0
+
+    @property
+    def last_segment(self) -> int:
+        """The position at which the segment that is being written begins."""
+        return self._starts[-1] if self._starts else 0
+
+    @property
+    def segments(self) -> int:
+        return len(self._starts)
+
+    def _path(self, start: int) -> str:
+        return f"{self.directory}/{start:020d}"
+
+    def append(self, data: bytes | bytearray) -> None:
+        """Writes all of `data` into one segment, or raises StoreFull and keeps nothing of it."""
+        if not self._starts or self.end - self._starts[-1] >= self.segment_bytes:
+            self._start_segment()
+        descriptor = self._open_files.get(self._path(self._starts[-1]))
+        size = len(data)
+        try:
+            written = os.write(descriptor, data)
+            while written < size:
+                written += os.write(descriptor, memoryview(data)[written:])
+        except OSError as error:
+            os.ftruncate(descriptor, self.end - self._starts[-1])
+            raise StoreFull(f"cannot write to {self.directory}: {error.strerror}") from error
+        self.end += size
+
+    def _start_segment(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._open_files.get(self._path(self.end))
+        except OSError as error:
+            raise StoreFull(f"cannot make a file in {self.directory}: {error.strerror}") from error
+        self._starts.append(self.end)
+
+    def read(self, position: int, size: int) -> bytes:
+        """Up to `size` bytes at `position`; fewer at the end. Raises StoreError below the beginning."""
+        if position < self.begin:
+            raise StoreError(f"position {position} of {self.directory} was dropped")
+        parts: list[bytes] = []
+        while size > 0 and position < self.end:
+            index = bisect_right(self._starts, position) - 1
+            start = self._starts[index]
+            segment_end = self._starts[index + 1] if index + 1 < len(self._starts) else self.end
+            part = os.pread(
+                self._open_files.get(self._path(start)),
+                min(size, segment_end - position),
+                position - start,
+            )
+            if not part:
+                raise StoreError(f"{self._path(start)} is shorter than it was; restore it or remove it")
+            parts.append(part)
+            position += len(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def truncate(self, end: int) -> None:
+        """Cuts off everything from `end` on."""
+        while self._starts and self._starts[-1] >= end and len(self._starts) > 1:
+            self._remove(self._starts.pop())
+        if self._starts:
+            start = self._starts[-1]
+            os.ftruncate(self._open_files.get(self._path(start)), max(end - start, 0))
+            self.end = max(end, start)
+
+    def drop_first(self) -> None:
+        """Removes the oldest segment. The one that is being written stays."""
+        if len(self._starts) > 1:
+            self._remove(self._starts.pop(0))
+
+    def restart(self, position: int) -> None:
+        """Forgets everything; the next append is at `position`."""
+        while self._starts:
+            self._remove(self._starts.pop())
+        self.end = position
+
+    def first_modified_s(self) -> float:
+        """When the oldest segment was last written, seconds since the epoch."""
+        return os.path.getmtime(self._path(self._starts[0])) if self._starts else 0.0
+
+    def first_size_bytes(self) -> int:
+        ends = [*self._starts[1:2], self.end]
+        return ends[0] - self.begin
+
+    def sync(self) -> None:
+        """Returns when everything written so far is on the device."""
+        if self._starts:
+            os.fdatasync(self._open_files.get(self._path(self._starts[-1])))
+
+    def duplicate_descriptor(self) -> int | None:
+        """A descriptor of the segment being written, the caller's to sync and to close."""
+        return os.dup(self._open_files.get(self._path(self._starts[-1]))) if self._starts else None
+
+    def _remove(self, start: int) -> None:
+        path = self._path(start)
+        self._open_files.forget(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def delete(self) -> None:
+        """Removes the file with its folder."""
+        self.restart(0)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Syncs and closes a descriptor; safe to run in a thread."""
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_state(path: Path) -> Any:
+    """The JSON value of a state file; None if there is none. Raises StoreError if it is damaged."""
+    try:
+        return orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged ({error}); restore it, or remove it to lose that state") from None
+
+
+def write_state(path: Path, value: Any) -> None:
+    """Replaces a state file whole: a reader sees the old value or the new one. Raises StoreFull."""
+    temporary = path.with_suffix(".new")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            data = memoryview(orjson.dumps(value))
+            while data:
+                data = data[os.write(descriptor, data) :]
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StoreFull(f"cannot write {path}: {error.strerror}") from error
+
+
+class Folder:
+    """The data folder, locked for this process. Raises StoreError if another broker has it."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"cannot use the data folder {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise StoreError(f"another broker uses the data folder {path}; stop it or choose another") from None
+        self.path = path
+
+    def subfolders(self, name: str) -> list[Path]:
+        parent = self.path / name
+        return sorted(entry for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.path).free
+
+    def unlock(self) -> None:
+        os.close(self._lock)

@@ -1,0 +1,96 @@
+"""Reads JSON as Apache's fastjson writes it: map keys that are numbers or objects stand there unquoted.
+
+    {"brokerAddrs":{0:"10.0.0.1:10911"}}        {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}
+
+An object as a key becomes the text of that object, so that the result is an ordinary `dict[str, ...]`. Valid JSON,
+the common case, goes to orjson at once.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import orjson
+
+MAX_DEPTH: Final = 64
+
+_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+)', re.DOTALL)
+
+
+class JsonError(ValueError):
+    """The text is neither JSON nor fastjson's dialect of it."""
+
+
+def loads(data: bytes) -> Any:
+    """The value of a JSON body. Raises JsonError."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return _Reader(data.decode()).document()
+    except (UnicodeDecodeError, IndexError):
+        raise JsonError(f"no JSON: {data[:80]!r}") from None
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._tokens = [(match[1], match.end()) for match in _TOKEN.finditer(text)]
+        self._text = text
+        self._at = 0
+        end = self._tokens[-1][1] if self._tokens else 0
+        if text[end:].strip():
+            raise JsonError(f"no JSON at character {end}: {text[end : end + 40]!r}")
+
+    def document(self) -> Any:
+        value = self._value(0)
+        if self._at != len(self._tokens):
+            raise JsonError(f"text after the JSON value: {self._tokens[self._at][0][:40]!r}")
+        return value
+
+    def _next(self) -> str:
+        token = self._tokens[self._at][0]
+        self._at += 1
+        return token
+
+    def _peek(self) -> str:
+        return self._tokens[self._at][0]
+
+    def _value(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise JsonError(f"JSON nested deeper than {MAX_DEPTH}")
+        token = self._next()
+        if token == "{":
+            return self._object(depth)
+        if token == "[":
+            return self._array(depth)
+        return _scalar(token)
+
+    def _array(self, depth: int) -> list[Any]:
+        values: list[Any] = []
+        while self._peek() != "]":
+            values.append(self._value(depth + 1))
+            if self._peek() == ",":
+                self._next()
+        self._next()
+        return values
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        pairs: dict[str, Any] = {}
+        while self._peek() != "}":
+            key = self._value(depth + 1)
+            if self._next() != ":":
+                raise JsonError("a key without a colon")
+            pairs[key if isinstance(key, str) else orjson.dumps(key).decode()] = self._value(depth + 1)
+            if self._peek() == ",":
+                self._next()
+        self._next()
+        return pairs
+
+
+def _scalar(token: str) -> Any:
+    try:
+        return orjson.loads(token)
+    except orjson.JSONDecodeError:
+        raise JsonError(f"no JSON value: {token[:40]!r}") from None

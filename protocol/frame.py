@@ -1,0 +1,276 @@
+"""One frame of the remoting protocol, and the reader that cuts a byte stream into frames.
+
+    int32 total | 1 byte serialize type, 3 bytes header length | header | body
+
+`total` counts everything after itself. The serialize type belongs to the frame, not to the connection: whoever
+answers uses the type of the request. JSON and ROCKETMQ are Apache's; MSGPACK is ours, an array
+`[code, flag, opaque, language, version, remark, ext]` whose `ext` values keep their types, so that numbers need no
+parsing. Values of `ext` are therefore `str` from Apache peers and `str | int | bool` from ours; `headers` reads both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import orjson
+
+from .codes import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Language, SerializeType
+
+MAX_FRAME_BYTES: Final = 16_777_216  # with the length field itself, as Apache's decoder counts
+MAX_REMARK_BYTES: Final = 65_536
+
+JSON: Final = int(SerializeType.JSON)
+ROCKETMQ: Final = int(SerializeType.ROCKETMQ)
+MSGPACK: Final = int(SerializeType.MSGPACK)
+
+ExtValue = str | int | bool
+Ext = Mapping[str, ExtValue]
+
+_PREFIX: Final = Struct(">II")
+_BINARY_HEAD: Final = Struct(">hBhiii")
+_SHORT: Final = Struct(">h")
+_INT: Final = Struct(">i")
+_LANGUAGE_NAMES: Final = {language.value: language.name for language in Language}
+_LANGUAGE_CODES: Final = {language.name: language.value for language in Language}
+_PYTHON: Final = int(Language.PYTHON)
+
+_packb = msgpack.Packer(use_bin_type=True).pack
+
+
+class FrameError(ValueError):
+    """The bytes are no frame: the connection that sent them cannot be read further and must be closed."""
+
+
+class Frame(NamedTuple):
+    """A request or a response. `language` and `version` say who sent it; `ext` and `body` are never None."""
+
+    code: int
+    opaque: int = 0
+    ext: Ext = {}
+    body: bytes = b""
+    flag: int = 0
+    remark: str | None = None
+    language: int = _PYTHON
+    version: int = VERSION
+    serialize_type: int = JSON
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & RESPONSE_FLAG)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & ONEWAY_FLAG)
+
+
+def _encode_json(frame: Frame) -> bytes:
+    header: dict[str, Any] = {
+        "code": frame.code,
+        "extFields": {key: _text(value) for key, value in frame.ext.items()},
+        "flag": frame.flag,
+        "language": _LANGUAGE_NAMES.get(frame.language, "OTHER"),
+        "opaque": frame.opaque,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": frame.version,
+    }
+    if frame.remark is not None:
+        header["remark"] = frame.remark
+    return orjson.dumps(header)
+
+
+def _text(value: ExtValue) -> str:
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    return value if isinstance(value, str) else str(value)
+
+
+def _encode_binary(frame: Frame) -> bytes:
+    remark = (frame.remark or "").encode()
+    ext = bytearray()
+    for key, value in frame.ext.items():
+        name, text = key.encode(), _text(value).encode()
+        ext += _SHORT.pack(len(name)) + name + _INT.pack(len(text)) + text
+    head = _BINARY_HEAD.pack(frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark))
+    return b"".join((head, remark, _INT.pack(len(ext)), ext))
+
+
+def _encode_msgpack(frame: Frame) -> bytes:
+    return _packb(
+        (
+            frame.code,
+            frame.flag,
+            frame.opaque,
+            frame.language,
+            frame.version,
+            frame.remark,
+            frame.ext,
+        )
+    )
+
+
+_ENCODERS: Final = {JSON: _encode_json, ROCKETMQ: _encode_binary, MSGPACK: _encode_msgpack}
+
+
+def encode(frame: Frame) -> bytes:
+    """The whole frame as bytes, in the encoding that `frame.serialize_type` names."""
+    header = _ENCODERS[frame.serialize_type](frame)
+    size = len(header)
+    prefix = _PREFIX.pack(4 + size + len(frame.body), frame.serialize_type << 24 | size)
+    return b"".join((prefix, header, frame.body))
+
+
+def encode_head(frame: Frame, body_bytes: int) -> bytes:
+    """Everything of the frame but its body, for a body that is written from where it lies."""
+    header = _ENCODERS[frame.serialize_type](frame)
+    size = len(header)
+    return _PREFIX.pack(4 + size + body_bytes, frame.serialize_type << 24 | size) + header
+
+
+def _language_code(value: object) -> int:
+    if isinstance(value, str):
+        return _LANGUAGE_CODES.get(value, int(Language.OTHER))
+    return value if isinstance(value, int) else int(Language.OTHER)
+
+
+def _decode_json(header: bytes, body: bytes) -> Frame:
+    try:
+        fields = orjson.loads(header)
+        ext = fields.get("extFields") or {}
+        if not all(isinstance(value, str) for value in ext.values()):
+            ext = {key: _text(value) for key, value in ext.items() if value is not None}
+        return Frame(
+            _as_int(fields["code"]),
+            _as_int(fields.get("opaque", 0)),
+            ext,
+            body,
+            _as_int(fields.get("flag", 0)),
+            fields.get("remark"),
+            _language_code(fields.get("language")),
+            _as_int(fields.get("version", 0)),
+            JSON,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FrameError(f"JSON header cannot be read: {error!r}") from None
+
+
+def _as_int(value: object) -> int:
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        return int(value)
+    raise TypeError(f"{value!r} is no number")
+
+
+def _decode_binary(header: bytes, body: bytes) -> Frame:
+    try:
+        code, language, version, opaque, flag, remark_size = _BINARY_HEAD.unpack_from(header)
+        position = _BINARY_HEAD.size
+        remark = _slice(header, position, remark_size).decode() if remark_size else None
+        position += remark_size
+        (ext_size,) = _INT.unpack_from(header, position)
+        ext = _decode_binary_ext(_slice(header, position + 4, ext_size)) if ext_size else {}
+    except (ValueError, StructError) as error:
+        raise FrameError(f"ROCKETMQ header cannot be read: {error}") from None
+    return Frame(code, opaque, ext, body, flag, remark, language, version, ROCKETMQ)
+
+
+def _slice(data: bytes, position: int, size: int) -> bytes:
+    if size < 0 or position + size > len(data):
+        raise ValueError(f"length {size} at byte {position} reaches beyond the header")
+    return data[position : position + size]
+
+
+def _decode_binary_ext(block: bytes) -> dict[str, ExtValue]:
+    ext: dict[str, ExtValue] = {}
+    position = 0
+    while position < len(block):
+        (size,) = _SHORT.unpack_from(block, position)
+        key = _slice(block, position + 2, size)
+        position += 2 + size
+        (size,) = _INT.unpack_from(block, position)
+        value = _slice(block, position + 4, size)
+        position += 4 + size
+        if key and value:  # a Java decoder reads empty ones as null, and null fields are no fields
+            ext[key.decode()] = value.decode()
+    return ext
+
+
+def _decode_msgpack(header: bytes, body: bytes) -> Frame:
+    try:
+        code, flag, opaque, language, version, remark, ext = msgpack.unpackb(header)
+        valid = (
+            type(code) is int
+            and type(flag) is int
+            and type(opaque) is int
+            and type(language) is int
+            and type(version) is int
+            and type(ext) is dict
+            and (remark is None or type(remark) is str)
+        )
+    except Exception as error:  # msgpack raises its own errors, ValueError, TypeError and more
+        raise FrameError(f"MessagePack header cannot be read: {error!r}") from None
+    if not valid:
+        raise FrameError("MessagePack header has a field of a wrong type")
+    return Frame(code, opaque, ext, body, flag, remark, language, version, MSGPACK)
+
+
+_DECODERS: Final = {JSON: _decode_json, ROCKETMQ: _decode_binary, MSGPACK: _decode_msgpack}
+
+
+class FrameReader:
+    """Cuts what a socket delivers into frames. Holds at most one unfinished frame (16 MiB)."""
+
+    __slots__ = ("_needed", "_rest")
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._needed = 0
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes, in order. Raises FrameError; the reader is then spent."""
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return []
+            data = bytes(self._rest)
+            self._rest = bytearray()
+        frames: list[Frame] = []
+        position, end = 0, len(data)
+        while end - position >= 4:
+            needed = _total(data, position)
+            if end - position < needed:
+                self._needed = needed
+                break
+            frames.append(_decode(data, position, needed))
+            position += needed
+        else:
+            self._needed = 4
+        if position < end:
+            self._rest += data[position:] if position else data
+        return frames
+
+
+def _total(data: bytes, position: int) -> int:
+    needed = int.from_bytes(data[position : position + 4], "big") + 4
+    if needed < 8 or needed > MAX_FRAME_BYTES:
+        raise FrameError(f"frame of {needed} bytes; 8 to {MAX_FRAME_BYTES} are allowed")
+    return needed
+
+
+def _decode(data: bytes, position: int, needed: int) -> Frame:
+    _, mark = _PREFIX.unpack_from(data, position)
+    header_size = mark & 0xFFFFFF
+    begin = position + 8
+    body_at = begin + header_size
+    if header_size > needed - 8:
+        raise FrameError(f"header of {header_size} bytes in a frame of {needed}")
+    decoder = _DECODERS.get(mark >> 24)
+    if decoder is None:
+        raise FrameError(f"serialize type {mark >> 24} is unknown")
+    return decoder(data[begin:body_at], data[body_at : position + needed])

@@ -1,0 +1,253 @@
+"""What travels in the extension fields of a header, per request code.
+
+Each class is one header; its fields are the wire's, in camelCase there. `read` makes one from a frame's `ext`,
+`write` turns it back. Field names and defaults: RocketMQ 4.9's `*RequestHeader` and `*ResponseHeader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
+
+from .frame import Ext, ExtValue
+
+H = TypeVar("H", bound=tuple[Any, ...])
+
+
+class HeaderError(ValueError):
+    """A required field is missing, or a field is of a wrong type. The text names it."""
+
+
+class SendMessage(NamedTuple):
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp: int
+    flag: int
+    properties: str = ""
+    reconsume_times: int = 0
+    unit_mode: bool = False
+    batch: bool = False
+    max_reconsume_times: int | None = None
+
+
+class SendMessageResult(NamedTuple):
+    msg_id: str
+    queue_id: int
+    queue_offset: int
+    transaction_id: str | None = None
+
+
+class PullMessage(NamedTuple):
+    consumer_group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    max_msg_nums: int
+    sys_flag: int
+    commit_offset: int
+    suspend_timeout_millis: int
+    sub_version: int = 0
+    subscription: str | None = None
+    expression_type: str | None = None
+
+
+class PullMessageResult(NamedTuple):
+    suggest_which_broker_id: int
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class QueueOffset(NamedTuple):
+    """QUERY_CONSUMER_OFFSET."""
+
+    consumer_group: str
+    topic: str
+    queue_id: int
+
+
+class UpdateOffset(NamedTuple):
+    consumer_group: str
+    topic: str
+    queue_id: int
+    commit_offset: int
+    epoch: int | None = None
+
+
+class Offset(NamedTuple):
+    """The answer of GET_MAX_OFFSET, GET_MIN_OFFSET, SEARCH_OFFSET_BY_TIMESTAMP and QUERY_CONSUMER_OFFSET."""
+
+    offset: int
+
+
+class TopicQueue(NamedTuple):
+    """GET_MAX_OFFSET, GET_MIN_OFFSET and GET_EARLIEST_MSG_STORETIME."""
+
+    topic: str
+    queue_id: int
+
+
+class SearchOffset(NamedTuple):
+    topic: str
+    queue_id: int
+    timestamp: int
+
+
+class StoreTime(NamedTuple):
+    timestamp: int
+
+
+class UnregisterClient(NamedTuple):
+    client_id: str
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class SendBack(NamedTuple):
+    offset: int
+    group: str
+    delay_level: int
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: int | None = None
+
+
+class ConsumerGroup(NamedTuple):
+    """GET_CONSUMER_LIST_BY_GROUP and NOTIFY_CONSUMER_IDS_CHANGED. With `topic`, which only we send and read, the
+    list holds only the members that subscribe to it."""
+
+    consumer_group: str
+    topic: str | None = None
+
+
+class CreateTopic(NamedTuple):
+    topic: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    default_topic: str = "TBW102"
+
+
+class TopicName(NamedTuple):
+    """GET_ROUTEINFO_BY_TOPIC, DELETE_TOPIC_IN_BROKER and DELETE_TOPIC_IN_NAMESRV."""
+
+    topic: str
+
+
+class RegisterBroker(NamedTuple):
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    ha_server_addr: str
+    broker_id: int
+    compressed: bool = False
+    body_crc32: int = 0
+
+
+class BrokerName(NamedTuple):
+    """UNREGISTER_BROKER and QUERY_DATA_VERSION."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: int
+
+
+def read(kind: type[H], ext: Ext) -> H:
+    """The header of a frame. Raises HeaderError, which names the field."""
+    values: list[Any] = []
+    for key, convert, default in _fields(kind):
+        value = ext.get(key)
+        if value is None:
+            if default is _REQUIRED:
+                raise HeaderError(f"the header field {key} is missing")
+            values.append(default)
+            continue
+        try:
+            values.append(convert(value))
+        except (TypeError, ValueError):
+            raise HeaderError(f"the header field {key} is {str(value)[:80]!r}") from None
+    return kind(*values)
+
+
+def write(header: tuple[Any, ...]) -> dict[str, ExtValue]:
+    """The extension fields of a header; fields that are None are left out."""
+    return {key: value for (key, _, _), value in zip(_fields(type(header)), header, strict=True) if value is not None}
+
+
+def read_send_v2(ext: Ext) -> SendMessage:
+    """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE, whose keys are single letters. Spelled out: it is read per message."""
+    try:
+        return SendMessage(
+            str(ext["a"]),
+            str(ext["b"]),
+            str(ext["c"]),
+            int(ext["d"]),
+            int(ext["e"]),
+            int(ext["f"]),
+            int(ext["g"]),
+            int(ext["h"]),
+            str(ext.get("i", "")),
+            int(ext.get("j", 0)),
+            False,
+            _boolean(ext.get("m", False)),
+            int(ext["l"]) if "l" in ext else None,
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise HeaderError(f"the header field {error} is missing or no number") from None
+
+
+def write_send_v2(header: SendMessage) -> dict[str, ExtValue]:
+    ext: dict[str, ExtValue] = {
+        "a": header.producer_group,
+        "b": header.topic,
+        "c": header.default_topic,
+        "d": header.default_topic_queue_nums,
+        "e": header.queue_id,
+        "f": header.sys_flag,
+        "g": header.born_timestamp,
+        "h": header.flag,
+        "i": header.properties,
+        "j": header.reconsume_times,
+        "k": False,
+        "m": header.batch,
+    }
+    if header.max_reconsume_times is not None:
+        ext["l"] = header.max_reconsume_times
+    return ext
+
+
+def _boolean(value: ExtValue) -> bool:
+    return value is True or (isinstance(value, str) and value.lower() == "true")
+
+
+_REQUIRED: Final = object()
+_Field = tuple[str, Callable[[Any], Any], Any]
+
+
+@cache
+def _fields(kind: type[Any]) -> tuple[_Field, ...]:
+    defaults = kind._field_defaults
+    return tuple(
+        (_camel(name), _converter(hint), defaults.get(name, _REQUIRED)) for name, hint in get_type_hints(kind).items()
+    )
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _converter(hint: Any) -> Callable[[Any], Any]:
+    if hint is bool:
+        return _boolean
+    return int if hint in (int, int | None) else str

@@ -1,0 +1,259 @@
+"""The message record: the same bytes in the commit log, in a pull's answer, and in a consumer's hands.
+
+    0 total  4 magic  8 body crc  12 queue id  16 flag  20 queue offset  28 physical offset  36 sys flag
+    40 born time  48 born host  store time  store host  reconsume times  prepared transaction offset
+    int32 body size, body | int8 topic size, topic | int16 properties size, properties
+
+All integers are big-endian; times are in ms. A host is 4 or 16 address bytes and an int32 port; the sys flag says
+which. Offsets below hold for two IPv4 hosts; each IPv6 host adds 12 bytes.
+"""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections.abc import Iterator
+from struct import Struct
+from struct import error as StructError
+from typing import Final, NamedTuple
+
+from . import properties as props
+from .codes import (
+    SYS_BORNHOST_V6,
+    SYS_STOREHOST_V6,
+)
+
+MAGIC: Final = 0xDAA320A7
+BLANK_MAGIC: Final = 0xCBD43194
+MAX_BODY_BYTES: Final = 4_194_304
+MAX_BATCH_ENTRIES: Final = 65_536
+FIXED_BYTES: Final = 91  # a record without body, topic and properties, both hosts IPv4
+MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + props.MAX_BYTES
+QUEUE_OFFSET_AT: Final = 20
+PHYSICAL_OFFSET_AT: Final = 28
+BORN_HOST_AT: Final = 48
+
+_HEADS: Final = {(born, store): Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)}
+_HEAD_V4: Final = _HEADS[8, 8]
+_SHORT: Final = Struct(">h")
+_START: Final = Struct(">iI")
+
+
+class MessageError(ValueError):
+    """The bytes are no message record, or the values make none."""
+
+
+def encode_host(address: str, port: int) -> bytes:
+    """8 bytes for an IPv4 address, 20 for an IPv6 one. Raises MessageError for anything else."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.inet_pton(family, address) + port.to_bytes(4, "big")
+    except OSError:
+        raise MessageError(f"{address!r} is no IP address") from None
+
+
+def decode_host(data: bytes) -> tuple[str, int]:
+    family = socket.AF_INET if len(data) == 8 else socket.AF_INET6
+    return socket.inet_ntop(family, data[:-4]), int.from_bytes(data[-4:], "big")
+
+
+def host_flags(born_host: bytes, store_host: bytes) -> int:
+    return (SYS_BORNHOST_V6 if len(born_host) == 20 else 0) | (SYS_STOREHOST_V6 if len(store_host) == 20 else 0)
+
+
+def encode_record(
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    physical_offset: int,
+    sys_flag: int,
+    born_ms: int,
+    born_host: bytes,
+    store_ms: int,
+    store_host: bytes,
+    reconsume_times: int,
+    prepared_offset: int,
+    body: bytes,
+    topic: bytes,
+    properties: bytes,
+) -> bytes:
+    """One record. `topic` carries its length byte in front; `sys_flag` must say the kinds of the hosts."""
+    born_size, store_size = len(born_host), len(store_host)
+    return b"".join(
+        (
+            _HEADS[born_size, store_size].pack(
+                74 + born_size + store_size + len(body) + len(topic) + len(properties),
+                MAGIC,
+                zlib.crc32(body) & 0x7FFFFFFF,
+                queue_id,
+                flag,
+                queue_offset,
+                physical_offset,
+                sys_flag,
+                born_ms,
+                born_host,
+                store_ms,
+                store_host,
+                reconsume_times,
+                prepared_offset,
+                len(body),
+            ),
+            body,
+            topic,
+            _SHORT.pack(len(properties)),
+            properties,
+        )
+    )
+
+
+class Record(NamedTuple):
+    """A decoded record; `size` is its length in bytes, `properties` its text, `body` as stored."""
+
+    size: int
+    crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_ms: int
+    born_host: bytes
+    store_ms: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_offset: int
+    body: bytes
+    topic: str
+    properties: str
+
+    @property
+    def offset_id(self) -> str:
+        return offset_id(self.store_host, self.physical_offset)
+
+
+def decode_record(data: bytes, position: int = 0) -> Record:
+    """The record at `position`. Raises MessageError if there is none, or if it is cut off."""
+    try:
+        head = _HEAD_V4
+        if data[position + 39] & 0x30:
+            head = _head_of(data, position)
+        (
+            size,
+            magic,
+            crc,
+            queue_id,
+            flag,
+            queue_offset,
+            physical_offset,
+            sys_flag,
+            born_ms,
+            born_host,
+            store_ms,
+            store_host,
+            reconsume_times,
+            prepared_offset,
+            body_size,
+        ) = head.unpack_from(data, position)
+        body_at = position + head.size
+        topic_at = body_at + body_size + 1
+        properties_at = topic_at + data[topic_at - 1] + 2
+        end = properties_at + (data[properties_at - 2] << 8 | data[properties_at - 1])
+        if magic != MAGIC or end - position != size or end > len(data) or body_size < 0:
+            raise MessageError(f"no message record at byte {position}")
+        return Record(
+            size,
+            crc,
+            queue_id,
+            flag,
+            queue_offset,
+            physical_offset,
+            sys_flag,
+            born_ms,
+            born_host,
+            store_ms,
+            store_host,
+            reconsume_times,
+            prepared_offset,
+            data[body_at : topic_at - 1],
+            data[topic_at : properties_at - 2].decode(),
+            data[properties_at:end].decode(),
+        )
+    except (StructError, IndexError, UnicodeDecodeError):
+        raise MessageError(f"the message record at byte {position} is cut off or garbled") from None
+
+
+def _head_of(data: bytes, position: int) -> Struct:
+    flags = data[position + 39]
+    return _HEADS[20 if flags & SYS_BORNHOST_V6 else 8, 20 if flags & SYS_STOREHOST_V6 else 8]
+
+
+def record_size(data: bytes, position: int) -> int:
+    """The size of the record at `position` by its first 8 bytes; 0 if none can begin there."""
+    if len(data) - position < 8:
+        return 0
+    size, magic = _START.unpack_from(data, position)
+    return size if magic == MAGIC and FIXED_BYTES <= size <= MAX_RECORD_BYTES else 0
+
+
+def decode_records(data: bytes) -> Iterator[Record]:
+    """The records of a pull's body, in order. Raises MessageError at the first that cannot be read."""
+    position, end = 0, len(data)
+    while position < end:
+        record = decode_record(data, position)
+        position += record.size
+        yield record
+
+
+def body_is_intact(record: Record) -> bool:
+    return zlib.crc32(record.body) & 0x7FFFFFFF == record.crc
+
+
+def offset_id(store_host: bytes, physical_offset: int) -> str:
+    """The id by which a broker finds a message: its address and the commit log offset, in hex."""
+    return f"{store_host.hex().upper()}{physical_offset:016X}"
+
+
+class BatchEntry(NamedTuple):
+    flag: int
+    body: bytes
+    properties: str
+
+
+_BATCH_HEAD: Final = Struct(">iIIii")
+
+
+def encode_batch(entries: list[BatchEntry]) -> bytes:
+    """The body of SEND_BATCH_MESSAGE."""
+    parts: list[bytes] = []
+    for flag, body, text in entries:
+        properties = text.encode()
+        size = 22 + len(body) + len(properties)
+        parts += (
+            _BATCH_HEAD.pack(size, 0, 0, flag, len(body)),
+            body,
+            _SHORT.pack(len(properties)),
+            properties,
+        )
+    return b"".join(parts)
+
+
+def decode_batch(data: bytes) -> list[BatchEntry]:
+    """The messages of a batch body. Raises MessageError if it is garbled or holds more than 65,536."""
+    entries: list[BatchEntry] = []
+    position = 0
+    try:
+        while position < len(data):
+            size, _, _, flag, body_size = _BATCH_HEAD.unpack_from(data, position)
+            body_end = position + 20 + body_size
+            (properties_size,) = _SHORT.unpack_from(data, body_end)
+            end = body_end + 2 + properties_size
+            if body_size < 0 or properties_size < 0 or end - position != size or end > len(data):
+                raise MessageError(f"batch entry {len(entries)} is garbled")
+            text = data[body_end + 2 : end].decode()
+            entries.append(BatchEntry(flag, data[position + 20 : body_end], text))
+            position = end
+            if len(entries) > MAX_BATCH_ENTRIES:
+                raise MessageError(f"a batch holds at most {MAX_BATCH_ENTRIES} messages")
+    except (StructError, UnicodeDecodeError):
+        raise MessageError(f"batch entry {len(entries)} is cut off") from None
+    return entries

@@ -1,0 +1,73 @@
+"""Topics and groups: which names are legal, which are the system's, and what is derived from them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+DEFAULT_TOPIC: Final = "TBW102"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+
+MAX_TOPIC_CHARS: Final = 127
+MAX_GROUP_CHARS: Final = 255
+
+# Messages may not be sent to these by clients (code 16).
+UNSENDABLE_TOPICS: Final = frozenset(
+    (
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    )
+)
+SYSTEM_TOPICS: Final = UNSENDABLE_TOPICS | {DEFAULT_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
+RESERVED_GROUPS: Final = frozenset(("DEFAULT_PRODUCER", "DEFAULT_CONSUMER"))
+
+_LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+\Z").match
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    return DLQ_PREFIX + group
+
+
+def is_system_topic(topic: str) -> bool:
+    return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
+
+
+def topic_fault(topic: str) -> str | None:
+    """What is wrong with a topic's name, in words; None if it is legal."""
+    return _fault("topic", topic, MAX_TOPIC_CHARS)
+
+
+def group_fault(group: str) -> str | None:
+    """What is wrong with a group's name, in words; None if it is legal."""
+    if group in RESERVED_GROUPS:
+        return f"the group name {group} is reserved; choose another one"
+    return _fault("group", group, MAX_GROUP_CHARS)
+
+
+def _fault(kind: str, name: str, limit_chars: int) -> str | None:
+    if not name.strip():
+        return f"the {kind} name is blank"
+    if not _LEGAL(name):
+        return f"the {kind} name {name[:limit_chars]!r} has characters other than letters, digits, and % | _ -"
+    if len(name) > limit_chars:
+        return f"the {kind} name has {len(name)} characters; {limit_chars} are allowed"
+    return None

@@ -1,0 +1,120 @@
+"""A message's properties: `name \\x01 value \\x02 name \\x01 value`, UTF-8, at most 32,767 bytes.
+
+The names below are RocketMQ's own. Users may not set them; `reserved_fault` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+NAME_END: Final = "\x01"
+PAIR_END: Final = "\x02"
+MAX_BYTES: Final = 32_767
+
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+WAIT: Final = "WAIT"
+DELAY: Final = "DELAY"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QUEUE_ID: Final = "REAL_QID"
+TRANSACTION: Final = "TRAN_MSG"
+PRODUCER_GROUP: Final = "PGROUP"
+UNIQUE_KEY: Final = "UNIQ_KEY"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIME: Final = "RECONSUME_TIME"
+MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+CLUSTER: Final = "CLUSTER"
+MSG_REGION: Final = "MSG_REGION"
+TRACE_ON: Final = "TRACE_ON"
+
+RESERVED: Final = frozenset(
+    [
+        "KEYS",
+        "TAGS",
+        "WAIT",
+        "DELAY",
+        "RETRY_TOPIC",
+        "REAL_TOPIC",
+        "REAL_QID",
+        "TRAN_MSG",
+        "PGROUP",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "BUYER_ID",
+        "ORIGIN_MESSAGE_ID",
+        "TRANSFER_FLAG",
+        "CORRECTION_FLAG",
+        "MQ2_FLAG",
+        "RECONSUME_TIME",
+        "MSG_REGION",
+        "TRACE_ON",
+        "UNIQ_KEY",
+        "MAX_RECONSUME_TIMES",
+        "CONSUME_START_TIME",
+        "INSTANCE_ID",
+        "CORRELATION_ID",
+        "REPLY_TO_CLIENT",
+        "TTL",
+        "ARRIVE_TIME",
+        "PUSH_REPLY_TIME",
+        "CLUSTER",
+        "MSG_TYPE",
+        "INNER_MULTI_QUEUE_OFFSET",
+    ]
+)
+
+
+def encode(properties: Mapping[str, str]) -> str:
+    """The text of the properties, without a trailing separator. Empty values vanish, as in Java."""
+    return PAIR_END.join(f"{name}{NAME_END}{value}" for name, value in properties.items() if value)
+
+
+def decode(text: str) -> dict[str, str]:
+    """The properties of a text, by Java's rules: an item of under 3 characters, without a name or a value, is none."""
+    properties: dict[str, str] = {}
+    for item in text.split(PAIR_END):
+        name, _, value = item.partition(NAME_END)
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+def find(text: str, name: str) -> str | None:
+    """One property's value without parsing the others."""
+    wanted = name + NAME_END
+    at = 0 if text.startswith(wanted) else text.find(PAIR_END + wanted) + 1
+    if at == 0 and not text.startswith(wanted):
+        return None
+    begin = at + len(wanted)
+    end = text.find(PAIR_END, begin)
+    return text[begin:] if end < 0 else text[begin:end]
+
+
+def without(text: str, name: str) -> str:
+    """The text with one property taken out."""
+    if name + NAME_END not in text:
+        return text
+    return PAIR_END.join(item for item in text.split(PAIR_END) if item and not item.startswith(name + NAME_END))
+
+
+def appended(text: str, name: str, value: str) -> str:
+    """The text with one property added at its end."""
+    if not text or text.endswith(PAIR_END):
+        return f"{text}{name}{NAME_END}{value}"
+    return f"{text}{PAIR_END}{name}{NAME_END}{value}"
+
+
+def reserved_fault(properties: Mapping[str, str]) -> str | None:
+    """What is wrong with a user's properties, in words; None if they may be sent."""
+    for name, value in properties.items():
+        if name in RESERVED:
+            return f"the property {name} is RocketMQ's own; choose another name"
+        if not isinstance(name, str) or not isinstance(value, str):
+            return f"the property {name!r} is {value!r}; names and values must be text"
+        if not name.strip() or not value.strip():
+            return f"the property {name!r} has the value {value!r}; neither may be blank"
+        if NAME_END in name or PAIR_END in name or PAIR_END in value or NAME_END in value:
+            return f"the property {name!r} holds a separator character (U+0001 or U+0002)"
+    return None

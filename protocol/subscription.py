@@ -1,0 +1,59 @@
+"""Tag expressions: `*` or `TagA || TagB`. The broker filters by Java's hash of a tag, the client by its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+ALL: Final = "*"
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+
+
+@lru_cache(maxsize=4096)
+def java_hash(text: str) -> int:
+    """Java's `String.hashCode`: over UTF-16 units, wrapped to a signed 32-bit number."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for position in range(0, len(units), 2):
+        value = (31 * value + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
+    return value - 0x1_0000_0000 if value & 0x8000_0000 else value
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What one member wants of one topic. `version` is the time of the subscription (ms; ns from Go)."""
+
+    topic: str
+    expression: str = ALL
+    tags: frozenset[str] = frozenset()
+    codes: frozenset[int] = frozenset()
+    version: int = 0
+    kind: str = TAG
+
+    @property
+    def takes_all(self) -> bool:
+        return self.kind == TAG and self.expression == ALL
+
+    def matches_code(self, code: int) -> bool:
+        """Whether a message whose tag has this hash may match: the broker's filter."""
+        return self.expression == ALL or self.kind != TAG or code in self.codes
+
+
+class SubscriptionError(ValueError):
+    """The expression cannot be read."""
+
+
+def parse_subscription(topic: str, expression: str | None, *, version: int = 0, kind: str | None = TAG) -> Subscription:
+    """A subscription from its text. Raises SubscriptionError if the text names no tag at all."""
+    text = expression or ALL
+    kind = kind or TAG
+    if kind != TAG:
+        return Subscription(topic, text, version=version, kind=kind)
+    if text.strip() == ALL:
+        return Subscription(topic, version=version)
+    tags = frozenset(part.strip() for part in text.split("||") if part.strip())
+    if not tags:
+        raise SubscriptionError(f"the tag expression {text!r} names no tag; use `*` or `TagA || TagB`")
+    return Subscription(topic, text, tags, frozenset(map(java_hash, tags)), version)
