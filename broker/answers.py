@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..protocol.codes import EXT_ACCEPT_ENCODING, RESPONSE_FLAG, VERSION, Language
 from ..protocol.frame import MSGPACK, Ext, Frame, encode, encode_head
 
-Buffers = list[bytes]
+Buffer = bytes | memoryview
+Buffers = list[Buffer]
 
 _JAVA = int(Language.JAVA)  # what a Java broker says; Go reads other names as unknown
 _NONE: Ext = {}
@@ -15,7 +16,7 @@ def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", r
     return [encode(Frame(code, request.opaque, ext, body, RESPONSE_FLAG, remark, _JAVA, VERSION, reply_type(request)))]
 
 
-def answer_pieces(request: Frame, ext: Ext, pieces: list[bytes], remark: str) -> Buffers:
+def answer_pieces(request: Frame, ext: Ext, pieces: list[Buffer], remark: str) -> Buffers:
     """A success whose body is written from the pieces that it lies in."""
     frame = Frame(0, request.opaque, ext, b"", RESPONSE_FLAG, remark, _JAVA, VERSION, reply_type(request))
     return [encode_head(frame, sum(map(len, pieces))), *pieces]

@@ -10,6 +10,7 @@ import structlog
 
 from ..protocol.frame import Frame, FrameError, FrameReader
 from ..protocol.message import encode_host
+from .answers import Buffers
 from .config import WRITE_HIGH_BYTES
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Connection(asyncio.Protocol):
         if frames:
             self._server.dispatch.serve(self, frames)
 
-    def write(self, buffers: list[bytes]) -> None:
+    def write(self, buffers: Buffers) -> None:
         """Writes all buffers in one go; does nothing on a closed connection."""
         transport = self._transport
         if transport is None or transport.is_closing() or not buffers:

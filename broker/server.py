@@ -73,7 +73,7 @@ class Server:
             connection.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                while self._connections:
+                while self._connections:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection.abort()

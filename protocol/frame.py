@@ -101,7 +101,7 @@ def _encode_binary(frame: Frame) -> bytes:
 
 
 def _encode_msgpack(frame: Frame) -> bytes:
-    return _packb(
+    packed: bytes = _packb(
         (
             frame.code,
             frame.flag,
@@ -112,6 +112,7 @@ def _encode_msgpack(frame: Frame) -> bytes:
             frame.ext,
         )
     )
+    return packed
 
 
 _ENCODERS: Final = {JSON: _encode_json, ROCKETMQ: _encode_binary, MSGPACK: _encode_msgpack}

@@ -37,13 +37,15 @@ READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than rea
 STORE_TIME_AT: Final = 56
 DELETE_LIMIT: Final = 10  # segments that one call of `expire` removes
 
+Buffer = bytes | memoryview
+
 _NO_HOST: Final = socket.inet_aton("0.0.0.0") + b"\0\0\0\0"
 
 
 class Fetched(NamedTuple):
     """What a read found: the records' bytes in pieces, how many, and the offset after the last entry looked at."""
 
-    pieces: list[bytes]
+    pieces: list[Buffer]
     messages: int
     next_offset: int
 
@@ -272,7 +274,7 @@ class Store:
         pieces = self._read_records(positions, sizes) if positions else []
         return Fetched(pieces, len(positions), offset + scanned)
 
-    def _read_records(self, positions: Iterable[int], sizes: Iterable[int]) -> list[bytes]:
+    def _read_records(self, positions: Iterable[int], sizes: Iterable[int]) -> list[Buffer]:
         positions, sizes = list(positions), list(sizes)
         begin, end = positions[0], positions[-1] + sizes[-1]
         total = sum(sizes)
@@ -283,8 +285,8 @@ class Store:
             return [data[at - begin : at - begin + size] for at, size in zip(positions, sizes, strict=True)]
         return self._read_runs(positions, sizes)
 
-    def _read_runs(self, positions: list[int], sizes: list[int]) -> list[bytes]:
-        pieces: list[bytes] = []
+    def _read_runs(self, positions: list[int], sizes: list[int]) -> list[Buffer]:
+        pieces: list[Buffer] = []
         run_begin = run_end = positions[0]
         for position, size in zip(positions, sizes, strict=True):
             if position != run_end:

@@ -1,0 +1,77 @@
+"""`rocketlet groups`: what every broker knows of a consumer group, as text or JSON."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import orjson
+
+from ..client.cluster import Cluster
+from ..client.errors import RocketletError
+from ..protocol.bodies import decode_cluster
+from ..protocol.codes import RequestCode
+from ..protocol.headers import ConsumerGroup, write
+
+
+async def histories(name_server: str, group: str) -> list[dict[str, Any]]:
+    """What each broker of the cluster answers of the group. Raises RocketletError."""
+    cluster = Cluster(name_server)
+    try:
+        answer = await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        reports: list[dict[str, Any]] = []
+        for broker in decode_cluster(answer.body):
+            connection = await cluster.connection(broker.addresses[0])
+            found = await connection.request(RequestCode.GET_GROUP_HISTORY, write(ConsumerGroup(group)))
+            reports.append(orjson.loads(found.body))
+        return reports
+    finally:
+        await cluster.close()
+
+
+async def report(group: str, name_server: str, timeline: bool, as_json: bool) -> int:
+    """Prints the report; the exit status."""
+    try:
+        reports = await histories(name_server, group)
+    except RocketletError as error:
+        print(f"rocketlet: {error}", file=sys.stderr)
+        return 1
+    events = sorted(
+        ({"broker": item["broker"], **event} for item in reports for event in item.pop("events")),
+        key=lambda event: event["ms"],
+    )
+    if as_json:
+        print(orjson.dumps({"group": group, "brokers": reports, "events": events if timeline else []}).decode())
+        return 0
+    members = {member["clientId"]: member for item in reports for member in item["members"]}
+    if not members and not events:
+        print(f"no broker knows the group {group}")
+        return 1
+    _print_members(group, members, [owner for item in reports for owner in item["owners"]])
+    for fault in sorted({fault for item in reports for fault in item["disagreements"]}):
+        print(f"  disagreement: {fault}")
+    if timeline:
+        _print_events(events)
+    return 0
+
+
+def _print_members(group: str, members: dict[str, Any], owners: list[dict[str, Any]]) -> None:
+    print(f"group {group}: {len(members)} members, {len(owners)} queues locked")
+    for client_id, member in sorted(members.items()):
+        mine = sorted(
+            f"{owner['topic']}@{owner['brokerName']}:{owner['queueId']}"
+            for owner in owners
+            if owner["clientId"] == client_id
+        )
+        topics = ", ".join(f"{topic} [{expression}]" for topic, expression in member["subscriptions"].items())
+        print(f"  {client_id}  {member['peer']}  {member['strategy'] or '-'}  {topics}")
+        print(f"    {len(mine)} queues: {' '.join(mine) or '-'}")
+
+
+def _print_events(events: list[dict[str, Any]]) -> None:
+    for event in events:
+        when = time.strftime("%H:%M:%S", time.localtime(event["ms"] / 1000)) + f".{event['ms'] % 1000:03d}"
+        known = ("ms", "event", "client", "broker")
+        detail = " ".join(f"{key}={value}" for key, value in event.items() if key not in known)
+        print(f"  {when}  {event['broker']:<12} {event['event']:<14} {event['client']:<36} {detail}")

@@ -1,0 +1,163 @@
+"""HOW queues are shared: the allocation strategies, pure. Each gives what Apache's of the same name gives.
+
+A strategy is called with a member's own id, all queues and all member ids of one topic, both sorted, and returns the
+member's queues. All members must use the same one: they do not talk to each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from ..protocol.bodies import Queue
+
+T = TypeVar("T")
+
+
+class Strategy(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]: ...
+
+
+def sorted_ids(client_ids: Sequence[str]) -> list[str]:
+    """Member ids in Java's order, by UTF-16 units."""
+    return sorted(client_ids, key=lambda client_id: client_id.encode("utf-16-be", "surrogatepass"))
+
+
+@dataclass(frozen=True, slots=True)
+class Averagely:
+    """Consecutive queues, sizes differing by one at most: the default."""
+
+    name: str = "AVG"
+
+    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
+        if client_id not in client_ids:
+            return []
+        index, total, members = client_ids.index(client_id), len(queues), len(client_ids)
+        rest = total % members
+        size = 1 if total <= members else total // members + (1 if index < rest else 0)
+        start = index * size if index < rest else index * size + rest
+        return list(queues[start : start + max(min(size, total - start), 0)])
+
+
+@dataclass(frozen=True, slots=True)
+class AveragelyByCircle:
+    """Every n-th queue."""
+
+    name: str = "AVG_BY_CIRCLE"
+
+    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
+        if client_id not in client_ids:
+            return []
+        return list(queues[client_ids.index(client_id) :: len(client_ids)])
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A fixed list of queues, whatever the members."""
+
+    queues: tuple[Queue, ...]
+    name: str = "CONFIG"
+
+    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
+        present = set(queues)
+        return [queue for queue in self.queues if queue in present]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRoom:
+    """Only queues of brokers named `room@name` whose room is in the set."""
+
+    rooms: frozenset[str]
+    name: str = "MACHINE_ROOM"
+
+    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
+        if client_id not in client_ids:
+            return []
+        near = [queue for queue in queues if self._room(queue) in self.rooms]
+        index, (quotient, rest) = client_ids.index(client_id), divmod(len(near), len(client_ids))
+        mine = near[quotient * index : quotient * (index + 1)]
+        if index < rest:
+            mine.append(near[quotient * len(client_ids) + index])
+        return mine
+
+    @staticmethod
+    def _room(queue: Queue) -> str | None:
+        room, separator, name = queue.broker_name.partition("@")
+        return room if separator and "@" not in name else None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRoomNearby:
+    """The inner strategy among the queues and members of one room; rooms without members are shared by all."""
+
+    inner: Strategy
+    broker_room: Callable[[Queue], str]
+    client_room: Callable[[str], str]
+
+    @property
+    def name(self) -> str:
+        return f"MACHINE_ROOM_NEARBY-{self.inner.name}"
+
+    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
+        """Raises ValueError if a queue or a member has no room."""
+        if client_id not in client_ids:
+            return []
+        queue_rooms = _grouped(queues, self.broker_room)
+        client_rooms = _grouped(client_ids, self.client_room)
+        own = self.client_room(client_id)
+        mine = self.inner.allocate(client_id, queue_rooms.get(own, ()), client_rooms[own])
+        for room in sorted(queue_rooms.keys() - client_rooms.keys()):
+            mine += self.inner.allocate(client_id, queue_rooms[room], client_ids)
+        return mine
+
+
+def _grouped(items: Sequence[T], room_of: Callable[[T], str]) -> dict[str, list[T]]:
+    rooms: dict[str, list[T]] = {}
+    for item in items:
+        room = room_of(item)
+        if not room:
+            raise ValueError(f"{item} has no machine room")
+        rooms.setdefault(room, []).append(item)
+    return rooms
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentHash:
+    """Queues on a ring of member hashes, so that few move when a member comes or goes."""
+
+    virtual_nodes: int = 10
+    name: str = "CONSISTENT_HASH"
+
+    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
+        if client_id not in client_ids:
+            return []
+        ring = {_ring_hash(f"{item}-{number}"): item for item in client_ids for number in range(self.virtual_nodes)}
+        points = sorted(ring)
+        return [queue for queue in queues if ring[_next(points, _ring_hash(_queue_text(queue)))] == client_id]
+
+
+def _ring_hash(key: str) -> int:
+    return int.from_bytes(hashlib.md5(key.encode(), usedforsecurity=False).digest()[:4], "big")
+
+
+def _queue_text(queue: Queue) -> str:
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+
+
+def _next(points: Sequence[int], point: int) -> int:
+    index = bisect_left(points, point)
+    return points[index] if index < len(points) else points[0]
+
+
+AVG = Averagely()
+
+STRATEGIES: Mapping[str, Strategy] = {
+    strategy.name: strategy for strategy in (AVG, AveragelyByCircle(), ConsistentHash())
+}
+"""The strategies that need no settings, by name."""

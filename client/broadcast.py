@@ -1,0 +1,164 @@
+"""Broadcasting: every member reads every queue, from offsets that it keeps in a file of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import orjson
+import structlog
+
+from ..protocol import bodies
+from ..protocol.bodies import ConsumerData, Heartbeat, Queue
+from ..protocol.codes import RequestCode
+from ..protocol.headers import Offset, SearchOffset, TopicQueue, read, write
+from ..protocol.subscription import Subscription
+from .cluster import Cluster, subscribe_queues
+from .config import HEARTBEAT_INTERVAL_S, MISSING_ROUTE_INTERVAL_S, OFFSET_TIMEOUT_S, REBALANCE_INTERVAL_S, Start
+from .errors import ConfigError, RocketletError
+from .membership import QueueUser
+from .message import new_client_id
+
+log = structlog.get_logger("rocketlet.broadcast")
+
+
+class Broadcast:
+    """Stands where `Membership` stands in a clustering consumer, without rebalance and locks.
+
+    offsets_file: where this member's offsets are kept between runs; without one every run starts anew.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        subscriptions: Mapping[str, Subscription],
+        user: QueueUser,
+        *,
+        start: Start,
+        offsets_file: Path | None,
+    ) -> None:
+        self.client_id = new_client_id()
+        self.owned: dict[Queue, int] = {}
+        self._cluster = cluster
+        self._group = group
+        self._subscriptions = dict(subscriptions)
+        self._user = user
+        self._start = start
+        self._file = offsets_file
+        self._offsets = _load(offsets_file)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        cluster.on_change = lambda topic: self._wake.set()
+        cluster.on_lost = lambda address: self._wake.set()
+
+    async def join(self) -> None:
+        for topic in self._subscriptions:
+            await self._cluster.find_route(topic)
+        await self._heartbeat()
+        self._tasks = [asyncio.create_task(self._keep_up(), name="broadcast")]
+
+    async def leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for queue in list(self.owned):
+            del self.owned[queue]
+            offset = await self._user.give_queue(queue)
+            if offset is not None:
+                self._offsets[queue] = offset
+            self._user.lose_queue(queue)
+        self._save()
+
+    async def settled(self) -> None:
+        await self._settled.wait()
+
+    async def commit(self, offsets: Mapping[Queue, int]) -> set[Queue]:
+        self._offsets |= offsets
+        self._save()
+        return set(offsets)
+
+    async def _heartbeat(self) -> None:
+        consumer = ConsumerData(
+            self._group, "CONSUME_PASSIVELY", "BROADCASTING", subscriptions=tuple(self._subscriptions.values())
+        )
+        body = bodies.encode_heartbeat(Heartbeat(self.client_id, (consumer,)))
+        for address in set(self._cluster.masters().values()):
+            try:
+                connection = await self._cluster.connection(address)
+                await connection.request(RequestCode.HEART_BEAT, {}, body)
+            except RocketletError as error:
+                log.warning("heartbeat failed; trying on", broker=address, reason=str(error))
+
+    async def _keep_up(self) -> None:
+        """Heartbeats, and takes the queues that routes show."""
+        loop = asyncio.get_running_loop()
+        beat_s = loop.time()
+        while True:
+            self._wake.clear()
+            missing = await self._take_queues()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MISSING_ROUTE_INTERVAL_S if missing else REBALANCE_INTERVAL_S):
+                    await self._wake.wait()
+            if missing or self._wake.is_set() or loop.time() - beat_s >= HEARTBEAT_INTERVAL_S:
+                await self._heartbeat()
+                beat_s = loop.time()
+
+    async def _take_queues(self) -> bool:
+        """Takes every queue; True if something could not be taken yet."""
+        missing = False
+        for topic in self._subscriptions:
+            try:
+                route = self._cluster.route(topic) or await self._cluster.find_route(topic)
+                queues = subscribe_queues(topic, route) if route is not None else []
+                missing = missing or not queues
+                for queue in queues:
+                    if queue not in self.owned:
+                        offset = await self._start_offset(queue)
+                        self.owned[queue] = 0
+                        self._user.take_queue(queue, offset, 0)
+            except (RocketletError, bodies.BodyError) as error:
+                log.info("queues not taken; trying again", topic=topic, reason=str(error))
+                missing = True
+        if not missing:
+            self._settled.set()
+        return missing
+
+    async def _start_offset(self, queue: Queue) -> int:
+        kept = self._offsets.get(queue)
+        if kept is not None:
+            return kept
+        connection = await self._cluster.broker(queue.broker_name)
+        ext = write(TopicQueue(queue.topic, queue.queue_id))
+        code = RequestCode.GET_MIN_OFFSET if self._start == "first" else RequestCode.GET_MAX_OFFSET
+        if isinstance(self._start, int):
+            code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+            ext = write(SearchOffset(queue.topic, queue.queue_id, self._start))
+        answer = await connection.request(code, ext, timeout_s=OFFSET_TIMEOUT_S)
+        return read(Offset, answer.ext).offset
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        value = [[*queue, offset] for queue, offset in self._offsets.items()]
+        temporary = self._file.with_suffix(".new")
+        temporary.write_bytes(orjson.dumps(value))
+        os.replace(temporary, self._file)
+
+
+def _load(path: Path | None) -> dict[Queue, int]:
+    if path is None or not path.exists():
+        return {}
+    try:
+        return {
+            Queue(topic, broker, number): offset for topic, broker, number, offset in orjson.loads(path.read_bytes())
+        }
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"offsets_file: {path} is damaged ({error}); restore it, or remove it to start anew"
+        ) from None

@@ -1,0 +1,188 @@
+"""A cluster as one client sees it: name servers, the routes of topics, connections to brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import structlog
+
+from ..protocol import bodies, names
+from ..protocol.bodies import Queue, Route
+from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from ..protocol.frame import Ext, Frame
+from ..protocol.headers import TopicName, write
+from .config import MAX_NAME_SERVERS, ROUTE_INTERVAL_S
+from .connection import Connection, Connections
+from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
+
+log = structlog.get_logger("rocketlet.cluster")
+T = TypeVar("T")
+
+
+class Cluster:
+    """`on_change(topic)` is called when a route has changed, `on_request` for what brokers ask, `on_lost(address)`."""
+
+    def __init__(self, name_server: str) -> None:
+        self._name_servers = _addresses(name_server)
+        random.shuffle(self._name_servers)
+        self._routes: dict[str, Route] = {}
+        self._masters: dict[str, str] = {}
+        self._refresher: asyncio.Task[None] | None = None
+        self.on_change: Callable[[str], None] = lambda topic: None
+        self.on_request: Callable[[Connection, Frame], None] = lambda connection, frame: None
+        self.on_lost: Callable[[str], None] = lambda address: None
+        self._connections = Connections(
+            lambda connection, frame: self.on_request(connection, frame),
+            lambda connection: self.on_lost(connection.address),
+        )
+
+    def start(self) -> None:
+        self._refresher = asyncio.create_task(self._refresh_all(), name="routes")
+
+    async def close(self) -> None:
+        if self._refresher is not None:
+            self._refresher.cancel()
+            await asyncio.gather(self._refresher, return_exceptions=True)
+        await self._connections.close()
+
+    # Name servers
+
+    async def ask_name_server(self, code: int, ext: Ext | None = None) -> Frame:
+        """The answer of the first name server that can be reached, the one that worked last tried first."""
+        failures: list[str] = []
+        for address in list(self._name_servers):
+            try:
+                connection = await self._connections.get(address)
+                return await connection.request(code, ext or {})
+            except (ConnectionFailed, RequestTimeout) as error:
+                failures.append(str(error))
+                self._name_servers.remove(address)
+                self._name_servers.append(address)
+        raise ConnectionFailed(f"no name server can be reached: {'; '.join(failures)}")
+
+    # Routes
+
+    def route(self, topic: str) -> Route | None:
+        """The route as last seen."""
+        return self._routes.get(topic)
+
+    async def find_route(self, topic: str) -> Route | None:
+        """The route as it is now; None if the name server knows none. Raises ConnectionFailed, BrokerRefused."""
+        try:
+            answer = await self.ask_name_server(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC, {**write(TopicName(topic)), "acceptStandardJsonOnly": "true"}
+            )
+        except BrokerRefused as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                return None
+            raise
+        return self._keep(topic, bodies.decode_route(answer.body))
+
+    def _keep(self, topic: str, route: Route) -> Route:
+        changed = self._routes.get(topic) != route
+        self._routes[topic] = route
+        for broker in route.brokers:
+            if 0 in broker.addresses:
+                self._masters[broker.name] = broker.addresses[0]
+        if changed:
+            self.on_change(topic)
+        return route
+
+    async def _refresh_all(self) -> None:
+        while True:
+            await asyncio.sleep(ROUTE_INTERVAL_S)
+            for topic in list(self._routes):
+                try:
+                    await self.find_route(topic)
+                except (ConnectionFailed, BrokerRefused, bodies.BodyError) as error:
+                    log.warning("route not refreshed", topic=topic, reason=str(error))
+
+    async def route_to_publish(self, topic: str, default_queues: int) -> list[Queue]:
+        """The queues that may be sent to; those that the broker would make if the topic is new. Raises TopicNotFound."""
+        route = self.route(topic) or await self.find_route(topic)
+        if route is not None:
+            queues = publish_queues(topic, route)
+        else:
+            template = await self.find_route(names.DEFAULT_TOPIC)
+            queues = publish_queues(topic, template, default_queues) if template is not None else []
+        if not queues:
+            raise TopicNotFound(
+                f"the topic {topic} has no queue that may be sent to, and brokers do not create topics; "
+                "create it, or check that its brokers are running"
+            )
+        return queues
+
+    # Brokers
+
+    def master(self, broker_name: str) -> str | None:
+        return self._masters.get(broker_name)
+
+    def masters(self) -> dict[str, str]:
+        """Address by broker name, of all brokers in the routes of the client's topics."""
+        return {
+            broker.name: broker.addresses[0]
+            for topic, route in self._routes.items()
+            if topic != names.DEFAULT_TOPIC
+            for broker in route.brokers
+            if 0 in broker.addresses
+        }
+
+    def connected(self, broker_name: str) -> Connection | None:
+        """The open connection to a broker, if there is one."""
+        address = self._masters.get(broker_name)
+        return None if address is None else self._connections.find(address)
+
+    async def broker(self, broker_name: str) -> Connection:
+        """The connection to a broker. Raises ConnectionFailed."""
+        address = self._masters.get(broker_name)
+        if address is None:
+            raise ConnectionFailed(f"the address of the broker {broker_name} is not known")
+        return await self._connections.get(address)
+
+    async def connection(self, address: str) -> Connection:
+        return await self._connections.get(address)
+
+    def is_connected(self, address: str) -> bool:
+        return self._connections.find(address) is not None
+
+
+def publish_queues(topic: str, route: Route, limit: int | None = None) -> list[Queue]:
+    """The queues of the brokers that have a master and allow writing. `limit`: of a topic that is not made yet."""
+    with_master = {broker.name for broker in route.brokers if 0 in broker.addresses}
+    return [
+        Queue(topic, data.broker_name, number)
+        for data in sorted(route.queues, key=lambda data: data.broker_name)
+        if data.perm & PERM_WRITE and data.broker_name in with_master
+        for number in range(data.write_queues if limit is None else min(limit, data.write_queues))
+    ]
+
+
+def subscribe_queues(topic: str, route: Route) -> list[Queue]:
+    """The queues that may be read, sorted as RocketMQ sorts them."""
+    return sorted(
+        Queue(topic, data.broker_name, number)
+        for data in route.queues
+        if data.perm & PERM_READ
+        for number in range(data.read_queues)
+    )
+
+
+def by_broker(queues: Iterable[Queue]) -> dict[str, list[Queue]]:
+    groups: dict[str, list[Queue]] = {}
+    for queue in queues:
+        groups.setdefault(queue.broker_name, []).append(queue)
+    return groups
+
+
+def _addresses(text: str) -> list[str]:
+    addresses = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"name_server: {address!r} is not host:port")
+    if not addresses or len(addresses) > MAX_NAME_SERVERS:
+        raise ConfigError(f"name_server: {len(addresses)} addresses given; 1 to {MAX_NAME_SERVERS} are needed")
+    return addresses

@@ -1,0 +1,47 @@
+"""Every setting and limit of the client. Times are Apache's 4.9 defaults unless a line says why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Start = Literal["last", "first"] | int
+"""Where a new group begins: at the end, at the start, or at a store time in ms since the epoch."""
+
+CONNECT_TIMEOUT_S: Final = 3.0
+REQUEST_TIMEOUT_S: Final = 3.0
+OFFSET_TIMEOUT_S: Final = 5.0
+LOCK_TIMEOUT_S: Final = 1.0
+DEADLINE_SWEEP_S: Final = 0.25
+
+ROUTE_INTERVAL_S: Final = 30.0
+MISSING_ROUTE_INTERVAL_S: Final = 0.5  # a topic without a route yet: the retry topic of a new group, mostly
+HEARTBEAT_INTERVAL_S: Final = 30.0
+REBALANCE_INTERVAL_S: Final = 20.0
+LOCK_INTERVAL_S: Final = 5.0  # Rocketlet's leases last 20 s
+LOCK_RETRY_S: Final = 0.5  # a queue that another member still holds, where the broker does not tell us
+RECONNECT_S: Final = 0.2
+COMMIT_INTERVAL_S: Final = 5.0
+MAX_HANDLER_CONCURRENCY: Final = 10_000
+
+PULL_HOLD_S: Final = 15.0
+PULL_TIMEOUT_S: Final = 30.0
+PULL_ERROR_DELAY_S: Final = 1.0
+PULL_BUSY_DELAY_S: Final = 0.02
+PAUSED_DELAY_S: Final = 1.0
+OFFSET_CORRECTION_DELAY_S: Final = 0.0  # Apache's client waits 10 s for handlers; ours are drained instead
+SEND_BACK_RETRY_S: Final = 5.0
+SUSPEND_QUEUE_S: Final = 1.0
+
+MAX_IN_FLIGHT: Final = 65_536
+MAX_NAME_SERVERS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PullLimits:
+    """Flow control of one queue: pulling waits while more than this is cached."""
+
+    batch_size: int = 256
+    messages: int = 1000
+    size_bytes: int = 100 * 1024 * 1024
+    span: int = 2000

@@ -1,0 +1,235 @@
+"""One socket to a name server or broker, and the set of them.
+
+Requests written within one turn of the event loop leave in one write. An answer finds its request by number; what is
+not answered in time is swept. The connection opens in JSON, asks for MessagePack in each request, and switches when
+the peer has answered in it: an Apache peer never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import structlog
+
+from ..protocol.codes import EXT_ACCEPT_ENCODING, ONEWAY_FLAG, RESPONSE_FLAG, request_name
+from ..protocol.frame import JSON, MSGPACK, Ext, Frame, FrameError, FrameReader, encode
+from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, REQUEST_TIMEOUT_S
+from .errors import BrokerRefused, ConnectionFailed, RequestTimeout
+
+log = structlog.get_logger("rocketlet.connection")
+
+Answered = Callable[[Frame | Exception], None]
+OnRequest = Callable[["Connection", Frame], None]
+
+
+class Connection(asyncio.Protocol):
+    """`call` answers by a callback, `request` by a future that raises for error codes."""
+
+    def __init__(self, address: str, on_request: OnRequest, on_lost: Callable[[Connection], None]) -> None:
+        self.address = address
+        self.is_open = False
+        self._on_request = on_request
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._serialize_type = JSON
+        self._opaque = 0
+        self._pending: dict[int, tuple[Answered, float, int]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._out: list[bytes] = []
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    @property
+    def speaks_msgpack(self) -> bool:
+        """Whether the peer is Rocketlet's; known after the first answer."""
+        return self._serialize_type == MSGPACK
+
+    # Requests
+
+    def call(self, code: int, ext: Ext, body: bytes, answered: Answered, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Sends a request; `answered` gets the response, whatever its code, or ConnectionFailed or RequestTimeout."""
+        if not self.is_open or len(self._pending) >= MAX_IN_FLIGHT:
+            reason = "is closed" if not self.is_open else f"has {MAX_IN_FLIGHT} requests in flight"
+            self._loop.call_soon(answered, ConnectionFailed(f"the connection to {self.address} {reason}"))
+            return
+        self._opaque = opaque = (self._opaque + 1) & 0x7FFFFFFF
+        self._pending[opaque] = (answered, self._loop.time() + timeout_s, code)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines)
+        self._send(Frame(code, opaque, ext, body, 0, None, serialize_type=self._serialize_type))
+
+    def request(
+        self, code: int, ext: Ext, body: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> asyncio.Future[Frame]:
+        """The successful response. The future raises BrokerRefused, ConnectionFailed or RequestTimeout."""
+        future: asyncio.Future[Frame] = self._loop.create_future()
+        self.call(code, ext, body, partial(self._resolve, future, code), timeout_s)
+        return future
+
+    def _resolve(self, future: asyncio.Future[Frame], code: int, answer: Frame | Exception) -> None:
+        if future.done():  # its caller was cancelled
+            return
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        elif answer.code:
+            future.set_exception(BrokerRefused(code, answer.code, answer.remark, self.address))
+        else:
+            future.set_result(answer)
+
+    def oneway(self, code: int, ext: Ext, body: bytes = b"") -> None:
+        """Sends a request that has no answer. Raises ConnectionFailed if the connection is closed."""
+        if not self.is_open:
+            raise ConnectionFailed(f"the connection to {self.address} is closed")
+        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        self._send(Frame(code, self._opaque, ext, body, ONEWAY_FLAG, None, serialize_type=self._serialize_type))
+
+    def respond(self, request: Frame, code: int = 0, body: bytes = b"", remark: str | None = None) -> None:
+        """Answers a request of the broker."""
+        self._send(Frame(code, request.opaque, {}, body, RESPONSE_FLAG, remark, serialize_type=request.serialize_type))
+
+    @property
+    def is_writable(self) -> bool:
+        return self._writable.is_set()
+
+    async def writable(self) -> None:
+        """Returns when the peer takes more bytes, or the connection is gone."""
+        await self._writable.wait()
+
+    def _send(self, frame: Frame) -> None:
+        if frame.serialize_type == JSON:
+            frame = frame._replace(ext={**frame.ext, EXT_ACCEPT_ENCODING: "MSGPACK"})
+        out = self._out
+        out.append(encode(frame))
+        if len(out) == 1:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(out) if len(out) > 1 else out[0])
+
+    def _sweep_deadlines(self) -> None:
+        now_s = self._loop.time()
+        late = [item for item in self._pending.items() if item[1][1] <= now_s]
+        for opaque, (answered, _, code) in late:
+            del self._pending[opaque]
+            answered(RequestTimeout(f"{request_name(code)} was not answered in time by {self.address}"))
+        again = self._pending and self.is_open
+        self._sweep = self._loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines) if again else None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            frames = self._reader.feed(data)
+        except FrameError as error:
+            log.error("connection closed: no frame", peer=self.address, reason=str(error))
+            self.close()
+            return
+        pending = self._pending
+        for frame in frames:
+            if not frame.flag & RESPONSE_FLAG:
+                self._on_request(self, frame)
+                continue
+            if frame.serialize_type == MSGPACK:
+                self._serialize_type = MSGPACK
+            waiting = pending.pop(frame.opaque, None)
+            if waiting is not None:
+                waiting[0](frame)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        self._writable.set()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        pending, self._pending = self._pending, {}
+        for answered, _, code in pending.values():
+            answered(ConnectionFailed(f"{self.address} closed the connection before it answered {request_name(code)}"))
+        self._on_lost(self)
+
+    def close(self) -> None:
+        """Closes after what was written has left."""
+        self.is_open = False
+        if self._out:
+            self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+
+class Connections:
+    """The open connections by address; each is opened when it is first asked for."""
+
+    def __init__(self, on_request: OnRequest, on_lost: Callable[[Connection], None]) -> None:
+        self._on_request = on_request
+        self._on_lost = on_lost
+        self._open: dict[str, Connection] = {}
+        self._opening: dict[str, asyncio.Task[Connection]] = {}
+        self._is_closed = False
+
+    def find(self, address: str) -> Connection | None:
+        """The open connection, if there is one."""
+        return self._open.get(address)
+
+    async def get(self, address: str) -> Connection:
+        """The open connection, opened if need be. Raises ConnectionFailed."""
+        connection = self._open.get(address)
+        if connection is not None:
+            return connection
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = asyncio.create_task(self._connect(address), name=f"connect {address}")
+            self._opening[address] = opening
+            opening.add_done_callback(lambda task: self._opened(address, task))
+        return await asyncio.shield(opening)
+
+    def _opened(self, address: str, task: asyncio.Task[Connection]) -> None:
+        self._opening.pop(address, None)
+        if not task.cancelled():
+            task.exception()  # whoever waits for it raises it
+
+    async def _connect(self, address: str) -> Connection:
+        if self._is_closed:
+            raise ConnectionFailed("the client is closed")
+        host, _, port = address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(address, self._on_request, self._lost), host.strip("[]"), int(port)
+                )
+        except TimeoutError:
+            raise ConnectionFailed(f"{address} did not accept a connection in {CONNECT_TIMEOUT_S} s") from None
+        except (OSError, ValueError) as error:
+            raise ConnectionFailed(f"cannot connect to {address}: {error}") from None
+        self._open[address] = connection
+        return connection
+
+    def _lost(self, connection: Connection) -> None:
+        if self._open.get(connection.address) is connection:
+            del self._open[connection.address]
+        if not self._is_closed:
+            self._on_lost(connection)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for task in list(self._opening.values()):
+            task.cancel()
+        for connection in list(self._open.values()):
+            connection.close()
+        while self._open:  # noqa: ASYNC110 -- a turn or two of the loop, until every socket says that it is closed
+            await asyncio.sleep(0)

@@ -1,0 +1,366 @@
+"""The push consumer: puts membership, pulls and handlers together."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import structlog
+
+from ..protocol import names
+from ..protocol.bodies import Queue
+from ..protocol.codes import RequestCode
+from ..protocol.headers import SendBack, write
+from ..protocol.subscription import Subscription, SubscriptionError, parse_subscription
+from .allocation import AVG, Strategy
+from .broadcast import Broadcast
+from .cluster import Cluster
+from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, PullLimits, Start
+from .errors import ConfigError
+from .handling import Handler, Reject, RetryLater, Workers
+from .membership import Membership
+from .message import Message
+from .process_queue import ProcessQueue, Run, offsets_to_commit
+from .pulling import Puller
+
+log = structlog.get_logger("rocketlet.consumer")
+
+Listener = Callable[[set[Queue]], Awaitable[None] | None]
+MAX_RECONSUME_TIMES = 16
+
+
+class Consumer:
+    """A member of a consumer group.
+
+        async with Consumer("host:port", "group", {"topic": "TagA || TagB"}, handler=work) as consumer: ...
+
+    handler: called with a `Message`, or with a list of up to `batch_size` if that is given. Returning None acknowledges;
+    returning RetryLater or raising delivers again later; Reject keeps the message in the dead-letter topic. A plain
+    function runs in a thread. Without a handler, iterate: `async for message in consumer`, `async for messages in
+    consumer.batches()`; a message is acknowledged when the next one is asked for.
+
+    orderly: one message of a queue at a time, in order; a failed one holds the queue. broadcasting: every member gets
+    every message. start: where a new group begins. concurrency: handlers at once. drain_s: how long a queue that is
+    given up waits for its running handlers; what still runs then will be delivered again.
+    """
+
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, str] | str,
+        handler: Handler | None = None,
+        *,
+        batch_size: int | None = None,
+        concurrency: int = 20,
+        orderly: bool = False,
+        broadcasting: bool = False,
+        offsets_file: Path | None = None,
+        start: Start = "last",
+        strategy: Strategy = AVG,
+        pull: PullLimits | None = None,
+        max_reconsume_times: int | None = None,
+        commit_interval_s: float = COMMIT_INTERVAL_S,
+        drain_s: float = 30.0,
+        on_assigned: Listener | None = None,
+        on_revoked: Listener | None = None,
+    ) -> None:
+        fault = names.group_fault(group)
+        if fault:
+            raise ConfigError(f"group: {fault}")
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size: {batch_size} is less than 1")
+        if not 1 <= concurrency <= MAX_HANDLER_CONCURRENCY:
+            raise ConfigError(f"concurrency: {concurrency} is not 1 to {MAX_HANDLER_CONCURRENCY}")
+        self.group = group
+        self._subscriptions = _parsed(subscriptions)
+        if not broadcasting:
+            retry = names.retry_topic(group)
+            self._subscriptions[retry] = Subscription(retry, version=_now_ms())
+        self._run_size = batch_size or 1
+        self._takes_batches = batch_size is not None
+        self._handler = handler
+        self._concurrency = concurrency
+        self._orderly = orderly
+        self._broadcasting = broadcasting
+        self._max_reconsume_times = max_reconsume_times
+        self._commit_interval_s = commit_interval_s
+        self._drain_s = drain_s
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._limits = pull or PullLimits()
+        self._queues: dict[Queue, ProcessQueue] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._arrived = asyncio.Event()
+        self._cluster = Cluster(name_server)
+        self._membership: Membership | Broadcast = (
+            Broadcast(self._cluster, group, self._subscriptions, self, start=start, offsets_file=offsets_file)
+            if broadcasting
+            else Membership(self._cluster, group, self._subscriptions, self, start=start, strategy=strategy)
+        )
+        self._workers: Workers | None = None
+        self._puller: Puller | None = None
+        self._committer: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    @property
+    def client_id(self) -> str:
+        return self._membership.client_id
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        """Registers at the brokers and starts. Raises ConnectionFailed if no name server can be reached."""
+        self._puller = Puller(
+            self._cluster,
+            self.group,
+            self._subscriptions,
+            self._limits,
+            span_counts=not self._orderly,
+            on_messages=self._take,
+            on_moved=self._correct_offset,
+        )
+        if self._handler is not None:
+            self._workers = self._make_workers(self._handler)
+            self._workers.start()
+        self._cluster.start()
+        try:
+            await self._membership.join()
+        except BaseException:
+            await self._cluster.close()
+            if self._workers is not None:
+                await self._workers.stop()
+            raise
+        self._committer = asyncio.create_task(self._commit_forever(), name="commit")
+        return self
+
+    def _make_workers(self, handler: Handler) -> Workers:
+        tries = self._max_reconsume_times
+        return Workers(
+            handler,
+            takes_batches=self._takes_batches,
+            concurrency=self._concurrency,
+            orderly=self._orderly,
+            max_tries=2**31 if tries is None else tries,
+            send_back=self._send_back,
+            on_acknowledged=self._acknowledged,
+        )
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Drains, commits, unlocks, unregisters, closes."""
+        self._is_closing = True
+        self._arrived.set()
+        if self._committer is not None:
+            self._committer.cancel()
+            await asyncio.gather(self._committer, return_exceptions=True)
+        await self._membership.leave()
+        if self._workers is not None:
+            await self._workers.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._cluster.close()
+
+    # For whoever watches
+
+    def assignment(self) -> set[Queue]:
+        """The queues that this member owns now."""
+        return set(self._membership.owned)
+
+    async def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
+        """The queues that this member owns, once it holds what the last rebalance gave it. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            await self._membership.settled()
+        return self.assignment()
+
+    def pause(self, queues: Iterable[Queue] | None = None) -> None:
+        """Stops pulling these queues, or all; what is cached is still handled."""
+        for item in self._some(queues):
+            item.paused = True
+
+    def resume(self, queues: Iterable[Queue] | None = None) -> None:
+        for item in self._some(queues):
+            item.paused = False
+            self._pull(item)
+
+    def seek(self, queue: Queue, offset: int) -> None:
+        """Goes on from another offset. Raises ConfigError if the queue is not this member's."""
+        self._some((queue,))[0].seek(offset)
+
+    def _some(self, queues: Iterable[Queue] | None) -> list[ProcessQueue]:
+        if queues is None:
+            return list(self._queues.values())
+        missing = [str(queue) for queue in queues if queue not in self._queues]
+        if missing:
+            raise ConfigError(f"this member does not own {', '.join(missing)}")
+        return [self._queues[queue] for queue in queues]
+
+    async def commit(self) -> None:
+        """Commits now what was acknowledged, and returns when the brokers have answered."""
+        offsets = offsets_to_commit(self._queues.values())
+        for queue in await self._membership.commit(offsets):
+            item = self._queues.get(queue)
+            if item is not None:
+                item.committed = offsets[queue]
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._commit_interval_s)
+            try:
+                await self.commit()
+            except Exception:
+                log.exception("commit failed; trying again", group=self.group)
+
+    # What membership tells (QueueUser)
+
+    def take_queue(self, queue: Queue, offset: int, epoch: int) -> None:
+        item = ProcessQueue(queue, offset, epoch)
+        self._queues[queue] = item
+        self._pull(item)
+        self._tell(self._on_assigned, queue)
+
+    async def give_queue(self, queue: Queue) -> int | None:
+        item = self._queues.get(queue)
+        if item is None:
+            return None
+        item.stop()
+        try:
+            async with asyncio.timeout(self._drain_s):
+                await item.idle()
+        except TimeoutError:
+            log.warning("handlers still run; their messages will be delivered again", queue=str(queue))
+        self._tell(self._on_revoked, queue)
+        return None if item.dropped else item.commit_offset
+
+    def lose_queue(self, queue: Queue) -> None:
+        item = self._queues.pop(queue, None)
+        if item is not None:
+            if not item.stopped:
+                self._tell(self._on_revoked, queue)
+            item.drop()
+
+    def _tell(self, listener: Listener | None, queue: Queue) -> None:
+        if listener is None:
+            return
+        try:
+            answer = listener({queue})
+        except Exception:
+            log.exception("listener failed", queue=str(queue))
+            return
+        if inspect.isawaitable(answer):
+            self._spawn(_awaited(answer))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Messages
+
+    def _pull(self, item: ProcessQueue) -> None:
+        assert self._puller is not None
+        self._puller.pull(item)
+
+    def _take(self, item: ProcessQueue, messages: list[Message], next_offset: int) -> None:
+        runs = item.add(messages, next_offset, self._run_size)
+        if self._workers is not None:
+            self._workers.put(runs)
+        elif runs:
+            self._arrived.set()
+
+    def _acknowledged(self, item: ProcessQueue) -> None:
+        if item.throttled and self._puller is not None:
+            self._puller.resume(item)
+
+    def _correct_offset(self, item: ProcessQueue, offset: int) -> None:
+        """The broker does not have the offset: go on from the one that it names, and let the group know."""
+        log.warning("offset moved", queue=str(item.queue), asked=item.next_offset, corrected=offset)
+        item.seek(offset)
+        self._spawn(self._commit_and_pull(item, offset))
+
+    async def _commit_and_pull(self, item: ProcessQueue, offset: int) -> None:
+        await self._membership.commit({item.queue: offset})
+        self._pull(item)
+
+    async def _send_back(self, message: Message, delay_level: int) -> None:
+        """To the broker, which delivers it again or keeps it as a dead letter. Raises RocketletError."""
+        if self._broadcasting:
+            log.warning("dropped: broadcasting has no retries", message=message.message_id)
+            return
+        connection = await self._cluster.broker(message.queue.broker_name)
+        header = SendBack(
+            message.record.physical_offset,
+            self.group,
+            delay_level,
+            message.message_id,
+            message.topic,
+            False,
+            MAX_RECONSUME_TIMES if self._max_reconsume_times is None else self._max_reconsume_times,
+        )
+        await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
+
+    # Iteration
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages one by one. A message is acknowledged when the next one is asked for; leaving the loop by `break`
+        or an exception leaves the last one to be delivered again."""
+        async for run in self._runs():
+            for index, message in enumerate(run.messages):
+                yield message
+                run.process_queue.acknowledge(run, index + 1)
+                if run.process_queue.stopped:
+                    break
+
+    async def batches(self) -> AsyncIterator[list[Message]]:
+        """Messages of one queue, as many as `batch_size` at once; acknowledged together when the next are asked for."""
+        async for run in self._runs():
+            yield run.messages
+            run.process_queue.acknowledge(run)
+
+    async def _runs(self) -> AsyncIterator[Run]:
+        if self._handler is not None:
+            raise ConfigError("this consumer has a handler; iterate over one without")
+        while not self._is_closing:
+            self._arrived.clear()
+            for item in list(self._queues.values()):
+                while item.runs and not item.stopped and not item.consuming:
+                    item.consuming = True
+                    item.enter()
+                    try:
+                        yield item.runs[0]
+                    finally:
+                        item.consuming = False
+                        item.leave()
+                    self._acknowledged(item)
+            if not any(item.runs and not item.stopped for item in self._queues.values()):
+                await self._arrived.wait()
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+async def _awaited(answer: Awaitable[None]) -> None:
+    await answer
+
+
+def _parsed(subscriptions: Mapping[str, str] | str) -> dict[str, Subscription]:
+    """Subscriptions by topic, of a topic's name or of expressions by topic. Raises ConfigError."""
+    expressions = {subscriptions: "*"} if isinstance(subscriptions, str) else subscriptions
+    if not expressions:
+        raise ConfigError("subscriptions: none given; name a topic, or map topics to tag expressions")
+    parsed: dict[str, Subscription] = {}
+    for topic, expression in expressions.items():
+        fault = names.topic_fault(topic)
+        if fault:
+            raise ConfigError(f"subscriptions: {fault}")
+        try:
+            parsed[topic] = parse_subscription(topic, expression, version=_now_ms())
+        except SubscriptionError as error:
+            raise ConfigError(f"subscriptions: {topic}: {error}") from None
+    return parsed
+
+
+__all__ = ["Consumer", "Reject", "RetryLater"]

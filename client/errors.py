@@ -1,0 +1,64 @@
+"""What can go wrong, as a tree:
+
+RocketletError
+  ConfigError         a wrong argument or setting; the text names it
+  MessageIllegal      a message that no broker would take
+  TopicNotFound       no name server knows a route for the topic
+  ConnectionFailed    a name server or broker cannot be reached, or hung up
+  RequestTimeout      no answer in time; the request may have been carried out
+  BrokerRefused       the broker answered with an error code
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..protocol.codes import ResponseCode, code_name, request_name
+
+
+class RocketletError(Exception):
+    """The root of the client's errors."""
+
+
+class ConfigError(RocketletError, ValueError):
+    """An argument or setting is wrong."""
+
+
+class MessageIllegal(RocketletError, ValueError):
+    """The message cannot be sent as it is."""
+
+
+class TopicNotFound(RocketletError):
+    """No route: the topic does not exist, or its brokers are down."""
+
+
+class ConnectionFailed(RocketletError, ConnectionError):
+    """The peer cannot be reached, or the connection broke with requests in flight."""
+
+
+class RequestTimeout(RocketletError, TimeoutError):
+    """The peer did not answer in time."""
+
+
+class BrokerRefused(RocketletError):
+    """`code` is the response code, `remark` the broker's own words, `address` who answered."""
+
+    def __init__(self, request_code: int, code: int, remark: str | None, address: str) -> None:
+        hint = _HINTS.get(code)
+        text = f"{request_name(request_code)} was refused by {address} with {code_name(code)}: {remark or 'no remark'}"
+        super().__init__(f"{text}. {hint}" if hint else text)
+        self.code = code
+        self.remark = remark
+        self.address = address
+
+
+_HINTS: Final[dict[int, str]] = {
+    ResponseCode.SYSTEM_BUSY: "The broker is overloaded: send more slowly, or retry",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "This broker does not have the feature",
+    ResponseCode.MESSAGE_ILLEGAL: "Make the body or the properties smaller",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "The broker cannot store now: free disk space, or send to another broker",
+    ResponseCode.NO_PERMISSION: "Check the permissions of the topic, the group and the broker",
+    ResponseCode.TOPIC_NOT_EXIST: "Create the topic, or let the broker create topics",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "Create the consumer group on the broker",
+    ResponseCode.SUBSCRIPTION_PARSE_FAILED: "Check the tag expression",
+}

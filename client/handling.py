@@ -1,0 +1,220 @@
+"""Messages to the user's handler: workers that take runs as they come, and what a handler's outcome means.
+
+A worker is a task that lives as long as the consumer; there is none per message. Concurrent handling takes any run;
+orderly handling takes a queue's runs one after the other, by one worker at a time. A handler that is a plain function
+runs in a thread, so that it cannot stop the heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import structlog
+
+from .config import SEND_BACK_RETRY_S, SUSPEND_QUEUE_S
+from .errors import RocketletError
+from .message import Message
+from .process_queue import ProcessQueue, Run
+
+log = structlog.get_logger("rocketlet.handler")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """A handler's outcome: deliver again. `delay_level` 0 waits longer each time, 1 to 18 as the broker's levels say."""
+
+    delay_level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A handler's outcome: do not deliver again, keep the message in the group's dead-letter topic."""
+
+
+Outcome = RetryLater | Reject | None
+Handler = Callable[[Any], Awaitable[Outcome] | Outcome]
+SendBack = Callable[[Message, int], Awaitable[None]]
+
+_FAILED: Final = RetryLater()
+_DEAD_LETTER_LEVEL: Final = -1
+
+
+class Workers:
+    """Runs the handler over what is put in, at most `concurrency` at once.
+
+    `send_back(message, delay_level)` hands a message to the broker to be retried; `on_acknowledged(process_queue)`.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        takes_batches: bool,
+        concurrency: int,
+        orderly: bool,
+        max_tries: int,
+        send_back: SendBack,
+        on_acknowledged: Callable[[ProcessQueue], None],
+    ) -> None:
+        self._takes_batches = takes_batches
+        self._concurrency = concurrency
+        self._orderly = orderly
+        self._max_tries = max_tries
+        self._send_back = send_back
+        self._on_acknowledged = on_acknowledged
+        self._ready: deque[Run | ProcessQueue] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._executor: ThreadPoolExecutor | None = None
+        self._call = self._as_coroutine(handler)
+
+    def _as_coroutine(self, handler: Handler) -> Callable[[Any], Awaitable[Outcome]]:
+        is_async = inspect.iscoroutinefunction(handler)
+        if is_async or inspect.iscoroutinefunction(type(handler).__call__):
+            return cast("Callable[[Any], Awaitable[Outcome]]", handler)
+        self._executor = ThreadPoolExecutor(self._concurrency, "rocketlet-handler")
+        executor = self._executor
+
+        async def in_thread(argument: Any) -> Outcome:
+            outcome = await self._loop.run_in_executor(executor, handler, argument)
+            if inspect.isawaitable(outcome):
+                raise TypeError(f"{handler!r} returned an awaitable; make it an `async def` function")
+            return outcome
+
+        return in_thread
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._work(), name=f"handler {number}") for number in range(self._concurrency)
+        ]
+
+    def put(self, runs: Sequence[Run]) -> None:
+        """Hands out the new runs of one queue."""
+        if not runs:
+            return
+        if self._orderly:
+            self._offer(runs[0].process_queue)
+        else:
+            self._ready.extend(runs)
+            self._wake(len(runs))
+
+    def _offer(self, item: ProcessQueue) -> None:
+        """Orderly: the queue waits for a worker, unless one has it."""
+        if not item.consuming and not item.stopped and item.runs:
+            item.consuming = True
+            self._ready.append(item)
+            self._wake(1)
+
+    def _wake(self, count: int) -> None:
+        idle = self._idle
+        while count > 0 and idle:
+            waiter = idle.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    async def _work(self) -> None:
+        ready = self._ready
+        while True:
+            while not ready:
+                waiter = self._loop.create_future()
+                self._idle.append(waiter)
+                await waiter
+            work = ready.popleft()
+            try:
+                if isinstance(work, Run):
+                    await self._concurrently(work)
+                else:
+                    await self._one_in_order(work)
+            except Exception:
+                log.exception("handling failed; its messages stay unacknowledged")
+
+    async def _concurrently(self, run: Run) -> None:
+        item = run.process_queue
+        if item.stopped:
+            return
+        item.enter()
+        try:
+            outcome = await self._outcome(run)
+            if outcome is not None and not await self._returned(run, outcome):
+                self._loop.call_later(SEND_BACK_RETRY_S, self._again, run)
+                return
+            item.acknowledge(run)
+        finally:
+            item.leave()
+        self._on_acknowledged(item)
+
+    def _again(self, run: Run) -> None:
+        if not run.process_queue.stopped:
+            self._ready.append(run)
+            self._wake(1)
+
+    async def _outcome(self, run: Run) -> Outcome:
+        """What the handler says of a run; an exception means: again, later. A cancelled handler says nothing."""
+        argument = run.messages if self._takes_batches else run.messages[0]
+        try:
+            return await self._call(argument)
+        except Exception as error:
+            first = run.messages[0]
+            log.warning(
+                "handler failed; its messages will be retried",
+                queue=str(first.queue),
+                offset=first.queue_offset,
+                messages=len(run.messages),
+                error=repr(error),
+            )
+            return _FAILED
+
+    async def _returned(self, run: Run, outcome: RetryLater | Reject) -> bool:
+        """Hands the run's messages back to the broker, those done before left out; False if it did not take all."""
+        level = _DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else outcome.delay_level
+        item = run.process_queue
+        for index in range(run.done, len(run.messages)):
+            try:
+                await self._send_back(run.messages[index], level)
+            except RocketletError as error:
+                log.warning("send-back failed; the handler will be called again", reason=str(error))
+                return False
+            item.acknowledge(run, index + 1)
+        return True
+
+    async def _one_in_order(self, item: ProcessQueue) -> None:
+        """Handles the first run of a queue, and offers the queue again, later if the run has to wait."""
+        if item.stopped or not item.runs:
+            item.consuming = False
+            return
+        run = item.runs[0]
+        delay_s = 0.0
+        item.enter()
+        try:
+            outcome = await self._outcome(run)
+            if outcome is None:
+                item.acknowledge(run)
+            else:
+                run.tries += 1
+                given_up = isinstance(outcome, Reject) or run.tries > self._max_tries
+                if not (given_up and await self._returned(run, Reject())):
+                    delay_s = SUSPEND_QUEUE_S
+        finally:
+            item.leave()
+            item.consuming = False
+        self._on_acknowledged(item)
+        if delay_s:
+            self._loop.call_later(delay_s, self._offer, item)
+        else:
+            self._offer(item)
+
+    async def stop(self) -> None:
+        """Cancels what still runs; nothing of it is acknowledged."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,429 @@
+"""WHEN queues change hands: heartbeats, rebalance, locks, hand-over.
+
+Every member registers by heartbeat at every broker, asks for the list of members, and computes its own share
+(`allocation` says how). Because members see changes at different moments, shares overlap for a while. Apache's clients
+then both read a queue; ours do not, because a queue is handed over, not grabbed:
+
+    giver: stop pulling -> running handlers end -> commit, answered -> unlock
+    taker: lock, refused until then -> ask for the committed offset -> pull
+
+The lock is LOCK_BATCH_MQ, kept by the one broker on which the queue lies. Rocketlet's broker tells a refused member as
+soon as the queue is free (also when the owner's socket closes), checks commits against the lock's epoch and ends a
+lease that is not renewed; on Apache's broker a refused member asks again every 500 ms.
+
+A failed or empty lookup of routes or members changes nothing. An offset is never guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import structlog
+
+from ..protocol import bodies, names
+from ..protocol.bodies import ConsumerData, Heartbeat, LockRequest, Queue
+from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
+from ..protocol.frame import Frame
+from ..protocol.headers import (
+    ConsumerGroup,
+    Offset,
+    QueueOffset,
+    SearchOffset,
+    TopicQueue,
+    UnregisterClient,
+    UpdateOffset,
+    read,
+    write,
+)
+from ..protocol.subscription import Subscription
+from .allocation import AVG, Strategy, sorted_ids
+from .cluster import Cluster, by_broker, subscribe_queues
+from .config import (
+    HEARTBEAT_INTERVAL_S,
+    LOCK_INTERVAL_S,
+    LOCK_RETRY_S,
+    LOCK_TIMEOUT_S,
+    MISSING_ROUTE_INTERVAL_S,
+    OFFSET_TIMEOUT_S,
+    REBALANCE_INTERVAL_S,
+    RECONNECT_S,
+    Start,
+)
+from .connection import Connection
+from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
+from .message import new_client_id
+
+log = structlog.get_logger("rocketlet.membership")
+
+_UNREACHED = (ConnectionFailed, RequestTimeout)
+
+
+class QueueUser(Protocol):
+    """What reads the queues: a consumer, or a Spark query."""
+
+    def take_queue(self, queue: Queue, offset: int, epoch: int) -> None:
+        """The queue is ours, to be read from `offset`."""
+
+    async def give_queue(self, queue: Queue) -> int | None:
+        """The queue is to be given up: returns when nothing of it runs, with the offset to commit, or None."""
+
+    def lose_queue(self, queue: Queue) -> None:
+        """The queue is another's already: nothing of it may be committed."""
+
+
+class Membership:
+    """One client in one consumer group. `join` and `leave` frame its life; between them `user` is told of queues."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        subscriptions: Mapping[str, Subscription],
+        user: QueueUser,
+        *,
+        start: Start = "last",
+        strategy: Strategy = AVG,
+        consume_type: str = "CONSUME_PASSIVELY",
+    ) -> None:
+        self.client_id = new_client_id()
+        self.group = group
+        self.cluster = cluster
+        self.owned: dict[Queue, int] = {}
+        self._subscriptions = dict(subscriptions)
+        self._user = user
+        self._start = start
+        self._strategy = strategy
+        self._consume_type = consume_type
+        self._releasing: dict[Queue, asyncio.Task[None]] = {}
+        self._first_seen: dict[str, frozenset[Queue]] = {}
+        self._registered: set[str] = set()
+        self._failing: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._has_left = False
+        self._wants_retry_s = REBALANCE_INTERVAL_S
+        cluster.on_request = self._on_request
+        cluster.on_lost = self._on_lost
+        cluster.on_change = lambda topic: self._wake.set()
+
+    # Life
+
+    async def join(self) -> None:
+        """Registers at the brokers that can be reached, and starts. Raises ConnectionFailed if no name server can be."""
+        for topic in self._subscriptions:
+            await self.cluster.find_route(topic)
+        await self._heartbeat()
+        self._tasks = [
+            asyncio.create_task(self._rebalance_forever(), name="rebalance"),
+            asyncio.create_task(self._heartbeat_forever(), name="heartbeat"),
+            asyncio.create_task(self._renew_forever(), name="lock renewal"),
+        ]
+
+    async def leave(self) -> None:
+        """Gives up every queue as in a rebalance, then unregisters. Says nothing of errors: brokers see the close."""
+        self._has_left = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for queue in list(self.owned):
+            self._release(queue)
+        await asyncio.gather(*self._releasing.values(), return_exceptions=True)
+        ext = write(UnregisterClient(self.client_id, consumer_group=self.group))
+        await asyncio.gather(
+            *(self._unregister(address, ext) for address in self.cluster.masters().values()),
+        )
+
+    async def _unregister(self, address: str, ext: Mapping[str, str | int | bool]) -> None:
+        if not self.cluster.is_connected(address):
+            return
+        try:
+            connection = await self.cluster.connection(address)
+            await connection.request(RequestCode.UNREGISTER_CLIENT, ext)
+        except RocketletError as error:
+            log.info("not unregistered", broker=address, reason=str(error))
+
+    async def settled(self) -> None:
+        """Returns when this member holds exactly the queues that the last allocation gave it."""
+        await self._settled.wait()
+
+    # Heartbeats
+
+    async def _heartbeat(self) -> None:
+        """Registers at every broker of the routes, and returns when each has answered or failed to."""
+        body = bodies.encode_heartbeat(
+            Heartbeat(
+                self.client_id,
+                (
+                    ConsumerData(
+                        self.group,
+                        self._consume_type,
+                        "CLUSTERING",
+                        _consume_from(self._start),
+                        tuple(self._subscriptions.values()),
+                        strategy=self._strategy.name,
+                    ),
+                ),
+                (names.INNER_PRODUCER_GROUP,),
+            )
+        )
+        addresses = set(self.cluster.masters().values())
+        await asyncio.gather(*(self._heartbeat_to(address, body) for address in addresses))
+
+    async def _heartbeat_to(self, address: str, body: bytes) -> None:
+        try:
+            connection = await self.cluster.connection(address)
+            await connection.request(RequestCode.HEART_BEAT, {}, body)
+        except RocketletError as error:
+            self._registered.discard(address)
+            if address not in self._failing:
+                log.warning("heartbeat failed; trying on", broker=address, reason=str(error))
+            self._failing.add(address)
+        else:
+            self._registered.add(address)
+            if address in self._failing:
+                self._failing.discard(address)
+                log.info("broker is back", broker=address)
+
+    async def _heartbeat_forever(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            await self._heartbeat()
+
+    # Rebalance
+
+    def wake(self) -> None:
+        """Rebalances now."""
+        self._wake.set()
+
+    def _on_request(self, connection: Connection, frame: Frame) -> None:
+        if frame.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            self._wake.set()
+        elif not frame.is_oneway:
+            remark = f"request type {frame.code} not supported"
+            connection.respond(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+
+    def _on_lost(self, address: str) -> None:
+        """A broker's socket closed: its locks are gone, so its queues are not ours any more."""
+        self._registered.discard(address)
+        for queue in [queue for queue in self.owned if self.cluster.master(queue.broker_name) == address]:
+            self._lose(queue, "the connection to its broker closed")
+        self._wake.set()
+
+    async def _rebalance_forever(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._rebalance()
+            except Exception:
+                log.exception("rebalance failed; trying again", group=self.group)
+                self._wants_retry_s = LOCK_RETRY_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._wants_retry_s):
+                    await self._wake.wait()
+
+    async def _rebalance(self) -> None:
+        """One pass: what is mine, give up what is not, lock what is new."""
+        self._wants_retry_s = REBALANCE_INTERVAL_S
+        if not self._registered.issuperset(self.cluster.masters().values()):
+            await self._heartbeat()
+            if self._failing:
+                self._wants_retry_s = RECONNECT_S
+        mine: set[Queue] = set()
+        complete = True
+        for topic in self._subscriptions:
+            share = await self._share(topic)
+            if share is None:
+                complete = False
+                share = {queue for queue in self.owned if queue.topic == topic}
+            mine |= share
+        for queue in self.owned.keys() - mine:
+            self._release(queue)
+        wanted = mine - self.owned.keys() - self._releasing.keys()
+        if wanted:
+            await self._acquire(wanted)
+        if not complete or mine != self.owned.keys():
+            self._settled.clear()
+            self._wants_retry_s = min(self._wants_retry_s, LOCK_RETRY_S)
+        elif not self._releasing:
+            self._settled.set()
+
+    async def _share(self, topic: str) -> set[Queue] | None:
+        """The queues of a topic that are this member's; None if that cannot be known now."""
+        try:
+            route = self.cluster.route(topic) or await self.cluster.find_route(topic)
+            if route is None:
+                self._wants_retry_s = min(self._wants_retry_s, MISSING_ROUTE_INTERVAL_S)
+                return set() if topic.startswith(names.RETRY_PREFIX) else None
+            queues = subscribe_queues(topic, route)
+            ids = await self._member_ids(topic, queues)
+        except (RocketletError, bodies.BodyError) as error:
+            log.info("lookup failed; the assignment stays", topic=topic, reason=str(error))
+            return None
+        if self.client_id not in ids:
+            self._registered.clear()  # the broker forgot us: register again
+            return None
+        self._first_seen.setdefault(topic, frozenset(queues))
+        return set(self._strategy.allocate(self.client_id, queues, ids))
+
+    async def _member_ids(self, topic: str, queues: list[Queue]) -> list[str]:
+        """The members that subscribe to a topic, from the first of its brokers that answers, sorted."""
+        error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
+        for broker_name in dict.fromkeys(queue.broker_name for queue in queues):
+            try:
+                connection = await self.cluster.broker(broker_name)
+                ext = write(ConsumerGroup(self.group, topic))
+                answer = await connection.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
+                return sorted_ids(bodies.decode_consumer_ids(answer.body))
+            except (*_UNREACHED, BrokerRefused) as failed:
+                error = failed
+        raise error
+
+    # Taking
+
+    async def _acquire(self, wanted: Iterable[Queue]) -> None:
+        await asyncio.gather(*(self._acquire_from(name, queues) for name, queues in by_broker(sorted(wanted)).items()))
+
+    async def _acquire_from(self, broker_name: str, queues: list[Queue]) -> None:
+        try:
+            epochs = await self._lock(broker_name, queues)
+        except RocketletError as error:
+            log.info("lock failed; trying again", broker=broker_name, reason=str(error))
+            return
+        await asyncio.gather(*(self._begin(queue, epoch) for queue, epoch in epochs.items()))
+
+    async def _lock(self, broker_name: str, queues: list[Queue]) -> dict[Queue, int]:
+        connection = await self.cluster.broker(broker_name)
+        body = bodies.encode_lock_request(LockRequest(self.client_id, self.group, tuple(queues), handover=True))
+        answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
+        return {queue: epoch for queue, epoch in bodies.decode_locked(answer.body).items() if queue in queues}
+
+    async def _begin(self, queue: Queue, epoch: int) -> None:
+        """A queue was locked: finds where to read from, or unlocks it again."""
+        try:
+            offset = await self._start_offset(queue)
+        except RocketletError as error:
+            log.warning("no start offset; trying again", queue=str(queue), reason=str(error))
+            await self._unlock(queue)
+            return
+        self.owned[queue] = epoch
+        self._user.take_queue(queue, offset, epoch)
+        log.info("queue assigned", queue=str(queue), offset=offset, epoch=epoch)
+
+    async def _start_offset(self, queue: Queue) -> int:
+        """The group's committed offset, or where a new group begins. Raises RocketletError if it cannot be known."""
+        connection = await self.cluster.broker(queue.broker_name)
+        is_retry = queue.topic.startswith(names.RETRY_PREFIX)
+        grown = queue not in self._first_seen.get(queue.topic, ())
+        from_end = self._start == "last" and not is_retry and not grown
+        ext = {
+            **write(QueueOffset(self.group, queue.topic, queue.queue_id)),
+            EXT_UNKNOWN: "latest" if from_end else "error",
+        }
+        try:
+            answer = await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, timeout_s=OFFSET_TIMEOUT_S)
+            return read(Offset, answer.ext).offset
+        except BrokerRefused as error:
+            if error.code != ResponseCode.QUERY_NOT_FOUND:
+                raise
+        if isinstance(self._start, int) and not is_retry and not grown:
+            code, ext = (
+                RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+                write(SearchOffset(queue.topic, queue.queue_id, self._start)),
+            )
+        else:
+            code = RequestCode.GET_MAX_OFFSET if from_end else RequestCode.GET_MIN_OFFSET
+            ext = write(TopicQueue(queue.topic, queue.queue_id))
+        answer = await connection.request(code, ext, timeout_s=OFFSET_TIMEOUT_S)
+        return read(Offset, answer.ext).offset
+
+    # Giving
+
+    def _release(self, queue: Queue) -> None:
+        """Starts to hand a queue over; it is not ours for the next allocation, but stays locked until it is handed over."""
+        epoch = self.owned.pop(queue)
+        self._releasing[queue] = asyncio.create_task(self._hand_over(queue, epoch), name=f"hand over {queue}")
+
+    async def _hand_over(self, queue: Queue, epoch: int) -> None:
+        try:
+            offset = await self._user.give_queue(queue)
+            if offset is not None:
+                await self.commit({queue: offset}, {queue: epoch})
+            await self._unlock(queue)
+            log.info("queue handed over", queue=str(queue), offset=offset)
+        except RocketletError as error:
+            log.warning("hand-over failed; the broker will end the lease", queue=str(queue), reason=str(error))
+        finally:
+            self._user.lose_queue(queue)
+            self._releasing.pop(queue, None)
+            self._wake.set()
+
+    async def _unlock(self, queue: Queue) -> None:
+        try:
+            connection = await self.cluster.broker(queue.broker_name)
+            body = bodies.encode_lock_request(LockRequest(self.client_id, self.group, (queue,), handover=True))
+            await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
+        except RocketletError as error:
+            log.info("not unlocked; the broker will end the lease", queue=str(queue), reason=str(error))
+
+    def _lose(self, queue: Queue, reason: str) -> None:
+        if self.owned.pop(queue, None) is not None:
+            log.warning("queue lost", queue=str(queue), reason=reason)
+            self._settled.clear()
+            self._user.lose_queue(queue)
+
+    # Leases and commits
+
+    async def _renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(LOCK_INTERVAL_S)
+            held = [*self.owned, *self._releasing]
+            await asyncio.gather(*(self._renew(name, queues) for name, queues in by_broker(held).items()))
+
+    async def _renew(self, broker_name: str, queues: list[Queue]) -> None:
+        before = {queue: self.owned.get(queue) for queue in queues}
+        try:
+            epochs = await self._lock(broker_name, queues)
+        except RocketletError as error:
+            log.warning("locks not renewed; trying again", broker=broker_name, reason=str(error))
+            return
+        for queue, epoch in before.items():
+            if epoch is not None and self.owned.get(queue) == epoch and epochs.get(queue) != epoch:
+                self._lose(queue, "its lease ended")
+                self._wake.set()
+
+    async def commit(self, offsets: Mapping[Queue, int], epochs: Mapping[Queue, int] | None = None) -> set[Queue]:
+        """Stores the group's offsets; returns the queues for which that was done. A fenced queue is lost.
+
+        Raises nothing for a broker that cannot be reached: the next commit says the same or more.
+        """
+        epochs = self.owned if epochs is None else epochs
+        done = await asyncio.gather(
+            *(self._commit_one(queue, offset, epochs[queue]) for queue, offset in offsets.items() if queue in epochs)
+        )
+        return {queue for queue in done if queue is not None}
+
+    async def _commit_one(self, queue: Queue, offset: int, epoch: int) -> Queue | None:
+        try:
+            connection = await self.cluster.broker(queue.broker_name)
+            header = UpdateOffset(self.group, queue.topic, queue.queue_id, offset, epoch or None)
+            await connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, write(header), timeout_s=OFFSET_TIMEOUT_S)
+        except BrokerRefused as error:
+            log.warning("commit refused", queue=str(queue), offset=offset, reason=error.remark)
+            if self.owned.get(queue) == epoch:
+                self._lose(queue, "another member owns it")
+                self._wake.set()
+            return None
+        except _UNREACHED as error:
+            log.warning("commit failed; the next one says it again", queue=str(queue), reason=str(error))
+            return None
+        return queue
+
+
+def _consume_from(start: Start) -> str:
+    if isinstance(start, int):
+        return "CONSUME_FROM_TIMESTAMP"
+    return "CONSUME_FROM_FIRST_OFFSET" if start == "first" else "CONSUME_FROM_LAST_OFFSET"

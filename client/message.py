@@ -1,0 +1,126 @@
+"""Messages as users have them: one to be sent, one received."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+
+from ..protocol import properties as props
+from ..protocol.bodies import Queue
+from ..protocol.compression import decompressed
+from ..protocol.message import Record, decode_host
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to be sent. `delay_level` 1 to 18 (1 s to 2 h on a default broker); 0 is at once."""
+
+    body: bytes
+    tag: str | None = None
+    keys: str | Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    delay_level: int = 0
+    flag: int = 0
+
+
+class Message:
+    """A received message. Cheap to make; what is not asked for is not parsed."""
+
+    __slots__ = ("__dict__", "queue", "record", "topic")
+
+    def __init__(self, record: Record, queue: Queue, topic: str) -> None:
+        self.record = record
+        self.queue = queue
+        self.topic = topic
+
+    @cached_property
+    def body(self) -> bytes:
+        """The body as it was sent. Raises MessageError if it was compressed and cannot be read."""
+        return decompressed(self.record.body, self.record.sys_flag)
+
+    @cached_property
+    def properties(self) -> dict[str, str]:
+        return props.decode(self.record.properties)
+
+    @property
+    def tag(self) -> str | None:
+        return self.properties.get(props.TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        return self.properties.get(props.KEYS, "").split()
+
+    @property
+    def message_id(self) -> str:
+        """The sender's unique key if it set one, the broker's offset id otherwise."""
+        return props.find(self.record.properties, props.UNIQUE_KEY) or self.record.offset_id
+
+    @property
+    def offset_id(self) -> str:
+        return self.record.offset_id
+
+    @property
+    def queue_id(self) -> int:
+        return self.record.queue_id
+
+    @property
+    def queue_offset(self) -> int:
+        return self.record.queue_offset
+
+    @property
+    def born_ms(self) -> int:
+        return self.record.born_ms
+
+    @property
+    def store_ms(self) -> int:
+        return self.record.store_ms
+
+    @property
+    def born_host(self) -> tuple[str, int]:
+        return decode_host(self.record.born_host)
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often the group has tried this message before."""
+        return self.record.reconsume_times
+
+    def __repr__(self) -> str:
+        return f"<Message {self.message_id} of {self.queue} at {self.queue_offset}, {len(self.record.body)} bytes>"
+
+
+def local_address() -> str:
+    """This host's address as RocketMQ clients name themselves: IPv4, not loopback if there is another."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; only asks which address would be used
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+_instances = count()
+
+
+def new_client_id() -> str:
+    """`address@pid#number`: unlike every other client's on this host."""
+    return f"{local_address()}@{os.getpid()}#{time.time_ns() + next(_instances)}"
+
+
+class UniqueKeys:
+    """Makes the ids that identify a message from its first send on: address, pid, time, counter, in hex."""
+
+    def __init__(self) -> None:
+        prefix = socket.inet_aton(local_address()) + (os.getpid() & 0xFFFF).to_bytes(2, "big") + os.urandom(4)
+        self._prefix = prefix.hex().upper()
+        self._counter = 0
+        month = time.localtime()
+        self._month_began_ms = int(time.mktime((month.tm_year, month.tm_mon, 1, 0, 0, 0, 0, 0, -1)) * 1000)
+
+    def next(self, now_ms: int) -> str:
+        self._counter = (self._counter + 1) & 0xFFFF
+        return f"{self._prefix}{(now_ms - self._month_began_ms) & 0x7FFFFFFF:08X}{self._counter:04X}"

@@ -1,0 +1,378 @@
+"""The producer: chooses a queue, sends, and tries another queue where that may help."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Self
+
+import structlog
+
+from ..protocol import bodies, names
+from ..protocol import properties as props
+from ..protocol.bodies import Heartbeat, Queue
+from ..protocol.codes import RequestCode, ResponseCode
+from ..protocol.compression import compressed
+from ..protocol.frame import Ext, Frame
+from ..protocol.headers import SendMessage, SendMessageResult, UnregisterClient, read, write, write_send_v2
+from ..protocol.message import MAX_BODY_BYTES, BatchEntry, encode_batch
+from .cluster import Cluster
+from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
+from .connection import Connection
+from .errors import (
+    BrokerRefused,
+    ConfigError,
+    ConnectionFailed,
+    MessageIllegal,
+    RequestTimeout,
+    RocketletError,
+)
+from .message import Outgoing, UniqueKeys, new_client_id
+
+log = structlog.get_logger("rocketlet.producer")
+
+# a full success, or stored but not yet flushed or copied: never to be sent again
+_STORED: Final[Mapping[int, Literal["ok", "flush timeout", "slave timeout", "no slave"]]] = {
+    ResponseCode.SUCCESS: "ok",
+    ResponseCode.FLUSH_DISK_TIMEOUT: "flush timeout",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "slave timeout",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "no slave",
+}
+# another queue or broker may do better
+_WORTH_ANOTHER: Final = frozenset(
+    (
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Where a message is. `message_id` is the sender's key, `offset_id` the broker's; a batch has several of both."""
+
+    message_id: str
+    offset_id: str
+    queue: Queue
+    queue_offset: int
+    status: Literal["ok", "flush timeout", "slave timeout", "no slave"] = "ok"
+
+
+class Producer:
+    """`async with Producer(name_server="host:port") as producer: await producer.send("topic", b"body")`
+
+    timeout_s: for a send with all its retries. retries: further attempts, each on another queue.
+    compress_over_bytes: bodies from this size on are compressed. default_queues: of a topic that a send creates.
+    """
+
+    def __init__(
+        self,
+        name_server: str,
+        group: str = "rocketlet",
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        retries: int = 2,
+        compress_over_bytes: int = 4096,
+        default_queues: int = 4,
+    ) -> None:
+        fault = names.group_fault(group)
+        if fault:
+            raise ConfigError(f"group: {fault}")
+        self.client_id = new_client_id()
+        self.group = group
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._compress_over_bytes = compress_over_bytes
+        self._default_queues = default_queues
+        self._cluster = Cluster(name_server)
+        self._cluster.on_change = self._forget_queues
+        self._queues: dict[str, list[Queue]] = {}
+        self._turn = time.time_ns() & 0xFFFF
+        self._keys = UniqueKeys()
+        self._heartbeats: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Raises ConnectionFailed if no name server can be reached."""
+        self._cluster.start()
+        try:
+            await self._cluster.find_route(names.DEFAULT_TOPIC)
+        except BaseException:
+            await self._cluster.close()
+            raise
+        self._heartbeats = asyncio.create_task(self._heartbeat(), name="producer heartbeat")
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+            await asyncio.gather(self._heartbeats, return_exceptions=True)
+        ext = write(UnregisterClient(self.client_id, producer_group=self.group))
+        for connection in self._brokers():
+            try:
+                await connection.request(RequestCode.UNREGISTER_CLIENT, ext)
+            except RocketletError as error:
+                log.info("not unregistered", broker=connection.address, reason=str(error))
+        await self._cluster.close()
+
+    def _brokers(self) -> list[Connection]:
+        found = (self._cluster.connected(name) for name in self._cluster.masters())
+        return [connection for connection in found if connection is not None]
+
+    async def _heartbeat(self) -> None:
+        """To every broker that it has a connection to; a producer without one has nothing to say."""
+        body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            for connection in self._brokers():
+                try:
+                    await connection.request(RequestCode.HEART_BEAT, {}, body)
+                except RocketletError as error:
+                    log.warning("heartbeat failed", broker=connection.address, reason=str(error))
+
+    # Sending
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        delay_level: int = 0,
+        queue_key: str | None = None,
+        queue: Queue | None = None,
+    ) -> SendResult:
+        """Sends one message and returns when the broker has it.
+
+        queue_key: messages with the same key go to the same queue, in order. queue: this queue and no other.
+        Raises MessageIllegal, TopicNotFound, ConnectionFailed, RequestTimeout, BrokerRefused.
+        """
+        ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, delay_level)
+        answer, target = await self._send(topic, RequestCode.SEND_MESSAGE_V2, ext, wire_body, queue_key, queue)
+        return _result(answer, key, target)
+
+    async def send_batch(
+        self,
+        topic: str,
+        messages: Iterable[Outgoing | bytes],
+        *,
+        queue_key: str | None = None,
+        queue: Queue | None = None,
+    ) -> SendResult:
+        """Sends messages to one queue in one request: all are stored, next to each other, or none is.
+
+        Raises as `send` does; MessageIllegal for delayed messages and for more than 4 MiB together.
+        """
+        fault = names.topic_fault(topic)
+        if fault:
+            raise MessageIllegal(fault)
+        now_ms = int(time.time() * 1000)
+        ids: list[str] = []
+        entries: list[BatchEntry] = []
+        for item in messages:
+            message = Outgoing(item) if isinstance(item, bytes) else item
+            if message.delay_level:
+                raise MessageIllegal("a batch cannot be delayed; send delayed messages one by one")
+            ids.append(self._keys.next(now_ms))
+            text = _properties(message.tag, message.keys, message.properties, ids[-1], 0)
+            entries.append(BatchEntry(message.flag, _checked(message.body), text))
+        if not entries:
+            raise MessageIllegal("the batch is empty")
+        body = encode_batch(entries)
+        if len(body) > MAX_BODY_BYTES:
+            raise MessageIllegal(f"the batch has {len(body)} bytes; {MAX_BODY_BYTES} are allowed, send several")
+        header = self._header(topic, "", 0, now_ms, batch=True)
+        ext = write_send_v2(header)
+        answer, target = await self._send(topic, RequestCode.SEND_BATCH_MESSAGE, ext, body, queue_key, queue)
+        return _result(answer, ",".join(ids), target)
+
+    async def send_oneway(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_key: str | None = None,
+    ) -> None:
+        """Sends without an answer: fast, and possibly lost. Raises MessageIllegal, TopicNotFound, ConnectionFailed."""
+        ext, wire_body, _ = self._prepared(topic, body, tag, keys, properties, 0)
+        target = self._choose(await self._find_queues(topic), queue_key, None)
+        connection = await self._connect(target)
+        connection.oneway(RequestCode.SEND_MESSAGE_V2, {**ext, "e": target.queue_id}, wire_body)
+
+    def _prepared(
+        self,
+        topic: str,
+        body: bytes,
+        tag: str | None,
+        keys: str | Sequence[str],
+        properties: Mapping[str, str] | None,
+        delay_level: int,
+    ) -> tuple[dict[str, str | int | bool], bytes, str]:
+        """Header fields but the queue, the body as it travels, and the message's key."""
+        if topic not in self._queues:
+            fault = names.topic_fault(topic)
+            if fault:
+                raise MessageIllegal(fault)
+        _checked(body)
+        now_ms = int(time.time() * 1000)
+        key = self._keys.next(now_ms)
+        text = _properties(tag, keys, properties, key, delay_level)
+        sys_flag = 0
+        if len(body) >= self._compress_over_bytes:
+            body, sys_flag = compressed(body)
+        return write_send_v2(self._header(topic, text, sys_flag, now_ms)), body, key
+
+    def _header(self, topic: str, text: str, sys_flag: int, now_ms: int, *, batch: bool = False) -> SendMessage:
+        return SendMessage(
+            self.group,
+            topic,
+            names.DEFAULT_TOPIC,
+            self._default_queues,
+            0,
+            sys_flag,
+            now_ms,
+            0,
+            text,
+            batch=batch,
+        )
+
+    async def _send(
+        self,
+        topic: str,
+        code: int,
+        ext: dict[str, str | int | bool],
+        body: bytes,
+        queue_key: str | None,
+        queue: Queue | None,
+    ) -> tuple[Frame, Queue]:
+        deadline_s = time.monotonic() + self._timeout_s
+        failed: Queue | None = None
+        for attempt in range(self._retries + 1):
+            queues = self._queues.get(topic) or await self._find_queues(topic)
+            target = queue or self._choose(queues, queue_key, failed)
+            ext["e"] = target.queue_id
+            try:
+                connection = self._cluster.connected(target.broker_name) or await self._connect(target)
+                if not connection.is_writable:
+                    await connection.writable()
+                answer = await _answered(connection, code, ext, body, deadline_s - time.monotonic())
+            except (ConnectionFailed, RequestTimeout, BrokerRefused) as error:
+                last = attempt == self._retries or time.monotonic() >= deadline_s
+                if last or (isinstance(error, BrokerRefused) and error.code not in _WORTH_ANOTHER):
+                    raise
+                log.info("send failed; trying again", queue=str(target), reason=str(error))
+                failed = target
+                self._queues.pop(topic, None)
+                continue
+            return answer, target
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _find_queues(self, topic: str) -> list[Queue]:
+        queues = self._queues.get(topic)
+        if queues is None:
+            queues = await self._cluster.route_to_publish(topic, self._default_queues)
+            if self._cluster.route(topic) is not None:  # until the topic exists, ask again
+                self._queues[topic] = queues
+        return queues
+
+    async def _connect(self, queue: Queue) -> Connection:
+        connection = self._cluster.connected(queue.broker_name)
+        if connection is None:
+            connection = await self._cluster.broker(queue.broker_name)
+            body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
+            await connection.request(RequestCode.HEART_BEAT, {}, body)
+        return connection
+
+    def _choose(self, queues: list[Queue], queue_key: str | None, failed: Queue | None) -> Queue:
+        """By key, or in turn; after a failure on another broker if there is one."""
+        if queue_key is not None:
+            return queues[zlib.crc32(queue_key.encode()) % len(queues)]
+        self._turn = turn = self._turn + 1
+        if failed is not None:
+            others = [queue for queue in queues if queue.broker_name != failed.broker_name]
+            queues = others or queues
+        return queues[turn % len(queues)]
+
+    def _forget_queues(self, topic: str) -> None:
+        self._queues.pop(topic, None)
+
+
+async def _answered(connection: Connection, code: int, ext: Ext, body: bytes, timeout_s: float) -> Frame:
+    """The answer of a send that was stored, also where it was not flushed or copied in time."""
+    future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+
+    def answered(answer: Frame | Exception) -> None:
+        if future.done():
+            return
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        elif answer.code in _STORED:
+            future.set_result(answer)
+        else:
+            future.set_exception(BrokerRefused(code, answer.code, answer.remark, connection.address))
+
+    connection.call(code, ext, body, answered, max(timeout_s, 0.001))
+    return await future
+
+
+def _result(answer: Frame, key: str, queue: Queue) -> SendResult:
+    header = read(SendMessageResult, answer.ext)
+    if header.queue_id != queue.queue_id:
+        queue = queue._replace(queue_id=header.queue_id)
+    return SendResult(key, header.msg_id, queue, header.queue_offset, _STORED[answer.code])
+
+
+def _checked(body: bytes) -> bytes:
+    if not isinstance(body, bytes):
+        raise MessageIllegal(f"the body is {type(body).__name__}; it must be bytes, such as text.encode()")
+    if not body:
+        raise MessageIllegal("the body is empty")
+    if len(body) > MAX_BODY_BYTES:
+        raise MessageIllegal(f"the body has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
+    return body
+
+
+def _properties(
+    tag: str | None,
+    keys: str | Sequence[str],
+    properties: Mapping[str, str] | None,
+    unique_key: str,
+    delay_level: int,
+) -> str:
+    """The properties' text. Raises MessageIllegal."""
+    text = f"UNIQ_KEY\x01{unique_key}"
+    if tag:
+        text = f"TAGS\x01{_plain('tag', tag)}\x02{text}"
+    if keys:
+        joined = keys if isinstance(keys, str) else " ".join(keys)
+        text = f"KEYS\x01{_plain('keys', joined)}\x02{text}"
+    if delay_level:
+        if delay_level < 0:
+            raise MessageIllegal(f"the delay level is {delay_level}; 1 to 18 delay, 0 does not")
+        text = f"DELAY\x01{delay_level}\x02{text}"
+    if properties:
+        fault = props.reserved_fault(properties)
+        if fault:
+            raise MessageIllegal(fault)
+        text = f"{text}\x02{props.encode(properties)}"
+        if len(text.encode()) > props.MAX_BYTES - 100:
+            raise MessageIllegal(f"the properties have {len(text.encode())} bytes; {props.MAX_BYTES - 100} are allowed")
+    return text
+
+
+def _plain(name: str, text: str) -> str:
+    if not text.strip() or "\x01" in text or "\x02" in text:
+        raise MessageIllegal(f"the {name} {text!r} may neither be blank nor hold U+0001 or U+0002")
+    return text
