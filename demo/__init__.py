@@ -1,0 +1,8 @@
+"""The main job: a year of flights through a cluster of real processes, with consumers that come, go and die.
+
+__main__    the course of events        processes   children: brokers, members, Spark
+flights     the data                    screen      what the terminal shows meanwhile
+replay      the producer                accounting  the tables at the end
+member      one consumer                timeline    the picture of the rebalance
+spark_job   two streaming queries
+"""

@@ -1,0 +1,63 @@
+"""One member of the group `departures`: writes down the number of each flight before it acknowledges it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import uvloop
+
+from ..broker import logs
+from ..client import Consumer, Message
+from .replay import TOPIC
+
+BATCH_SIZE = 64
+
+
+async def run(name_server: str, group: str, received: Path | None) -> None:
+    """Consumes until SIGTERM or SIGINT, then leaves."""
+    done = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, done.set)
+    count = 0
+    file = os.open(received, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if received is not None else None
+
+    async def handle(messages: Sequence[Message]) -> None:
+        nonlocal count
+        count += len(messages)
+        if file is not None:
+            os.write(file, array("I", [orjson.loads(message.body)["id"] for message in messages]).tobytes())
+
+    async with Consumer(
+        name_server, group, TOPIC, handle, batch_size=BATCH_SIZE, start="first", commit_interval_s=1.0
+    ) as me:
+        print(f"ready {me.client_id}", flush=True)
+        while not done.is_set():
+            try:
+                async with asyncio.timeout(10):
+                    await done.wait()
+            except TimeoutError:
+                print(f"{me.client_id}: {count} flights, {len(me.assignment())} queues", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="a member of a consumer group over the flights")
+    parser.add_argument("--nameserver", required=True)
+    parser.add_argument("--group", default="departures")
+    parser.add_argument("--received", type=Path, help="where to write the numbers of the flights")
+    parser.add_argument("--log-level", choices=logs.LEVELS, default="warning")
+    options = parser.parse_args()
+    logs.configure(options.log_level)
+    uvloop.run(run(options.nameserver, options.group, options.received))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The producer: replays the flights into the topic `flights`, keyed by tail number, tagged by carrier."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvloop
+
+from ..client import Producer, RocketletError
+from .flights import TOTAL, Flight, read_flights
+
+TOPIC = "flights"
+IN_FLIGHT = 64
+STATUS_EVERY = 256
+
+
+async def replay(name_server: str, limit: int, rate: float, status: Path | None) -> int:
+    """Sends the flights, at most `rate` a second (0: as fast as they go); returns how many were acknowledged."""
+    flights = read_flights(limit)
+    sent = 0
+    began_s = time.monotonic()
+
+    async def worker(producer: Producer) -> None:
+        nonlocal sent
+        for flight in flights:
+            if rate:
+                await asyncio.sleep(max(began_s + flight.number / rate - time.monotonic(), 0))
+            await _send(producer, flight)
+            sent += 1
+            if status is not None and sent % STATUS_EVERY == 0:
+                _write(status, sent)
+
+    async with Producer(name_server, "replay", timeout_s=30, retries=10) as producer:
+        await _first(producer, flights)
+        sent = 1
+        await asyncio.gather(*(worker(producer) for _ in range(IN_FLIGHT)))
+    if status is not None:
+        _write(status, sent)
+    return sent
+
+
+async def _first(producer: Producer, flights: Iterator[Flight]) -> None:
+    await _send(producer, next(flights))
+
+
+async def _send(producer: Producer, flight: Flight) -> None:
+    await producer.send(TOPIC, flight.body, tag=flight.carrier, keys=flight.tail, queue_key=flight.tail)
+
+
+def _write(path: Path, number: int) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_text(str(number))
+    os.replace(temporary, path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="replay the flights of 2013")
+    parser.add_argument("--nameserver", required=True)
+    parser.add_argument("--flights", type=int, default=TOTAL)
+    parser.add_argument("--rate", type=float, default=0.0, help="flights a second; 0: as fast as they go")
+    parser.add_argument("--status", type=Path)
+    options = parser.parse_args()
+    began_s = time.monotonic()
+    try:
+        sent = uvloop.run(replay(options.nameserver, options.flights, options.rate, options.status))
+    except RocketletError as error:
+        print(f"replay: {error}", file=sys.stderr)
+        return 1
+    with contextlib.suppress(ZeroDivisionError):
+        print(f"sent {sent} flights, {sent / (time.monotonic() - began_s):,.0f}/s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
