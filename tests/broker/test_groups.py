@@ -1,0 +1,294 @@
+"""Membership at the broker: heartbeats, notifications, locks, fences, offsets, topics, routes."""
+
+from __future__ import annotations
+
+import pytest
+from rocketlet.broker.locks import Locks
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, LockRequest, Queue
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
+from rocketlet.protocol.subscription import parse_subscription
+
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from .test_pulls import pull, send
+
+QUEUE = Queue("t", "broker-a", 0)
+
+
+async def beat(wire: Wire, client_id: str, topics: dict[str, str] | None = None, group: str = "g") -> Frame:
+    subscriptions = tuple(parse_subscription(topic, text, version=1) for topic, text in (topics or {"t": "*"}).items())
+    body = bodies.encode_heartbeat(Heartbeat(client_id, (ConsumerData(group, subscriptions=subscriptions),)))
+    return await wire.call(RequestCode.HEART_BEAT, body=body)
+
+
+async def members(wire: Wire, **ext: str) -> list[str]:
+    answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g", **ext})
+    return bodies.decode_consumer_ids(answer.body) if answer.code == 0 else []
+
+
+async def lock(wire: Wire, client_id: str, *, handover: bool = True, code: int = RequestCode.LOCK_BATCH_MQ) -> Frame:
+    body = bodies.encode_lock_request(LockRequest(client_id, "g", (QUEUE,), handover))
+    return await wire.call(code, body=body)
+
+
+async def test_members_come_and_go_and_each_change_is_told(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    assert (await beat(one, "c1")).version == 409
+    notice = await one.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert (notice.ext["consumerGroup"], notice.is_oneway) == ("g", True)
+    await beat(two, "c2")
+    await one.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert await members(one) == ["c1", "c2"]
+    await two.call(RequestCode.UNREGISTER_CLIENT, write(UnregisterClient("c2", consumer_group="g")))
+    await one.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert await members(one) == ["c1"]
+
+
+async def test_a_closed_socket_ends_a_membership_at_once(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    await two.close()
+    await eventually(lambda: len(node.broker.groups.get("g").members) == 1)  # type: ignore[union-attr]
+    assert await members(one) == ["c1"]
+
+
+async def test_a_group_without_members_is_an_error_with_an_empty_body(wire: Wire) -> None:
+    answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "nobody"})
+    assert (answer.code, answer.body) == (1, b"")
+
+
+async def test_changes_close_together_make_one_notification(node: Node, connect: Connect) -> None:
+    wires = [await connect(node.address) for _ in range(5)]
+    opaques = []
+    for number, wire in enumerate(wires):
+        consumer = ConsumerData("g", subscriptions=(parse_subscription("t", "*"),))
+        body = bodies.encode_heartbeat(Heartbeat(f"c{number}", (consumer,)))
+        opaques.append(wire.send(RequestCode.HEART_BEAT, body=body))
+    for wire, opaque in zip(wires, opaques, strict=True):
+        await wire.answer(opaque)
+        await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    notified = [event for event in node.broker.history.of("g") if event["event"] == "notified"]
+    assert len(notified) < 5
+
+
+async def test_notifications_can_be_switched_off(node: Node, wire: Wire) -> None:
+    group = bodies.encode_group(GroupConfig("g", notify_enable=False))
+    await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
+    await beat(wire, "c1")
+    node.broker._notify()
+    assert wire.requests == []
+    assert not [
+        event for event in node.broker.history.of("g") if event["event"] == "notified" and event["members"] == 0
+    ]
+
+
+async def test_a_heartbeat_makes_the_retry_topic_and_its_route(wire: Wire) -> None:
+    await beat(wire, "c1")
+    answer = await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%g"})
+    (queues,) = bodies.decode_route(answer.body).queues
+    assert queues.read_queues == 1
+
+
+async def test_members_do_not_erase_each_others_subscriptions(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t")
+    await create_topic(one, "u")
+    await beat(one, "c1", {"t": "*"})
+    await beat(two, "c2", {"u": "A"})
+    await beat(one, "c1", {"t": "*"})
+    assert (await one.call(RequestCode.PULL_MESSAGE, pull("t", flags=0))).code == 19
+    assert (await two.call(RequestCode.PULL_MESSAGE, pull("u", flags=0))).code == 19
+    assert await members(one, topic="t") == ["c1"]
+    assert await members(one, topic="u") == ["c2"]
+    assert await members(one) == ["c1", "c2"]
+    faults = node.broker.groups.get("g").reported  # type: ignore[union-attr]
+    assert "c2 not subscribed to t, while c1 are" in faults
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"clientID":1}', b'{"consumerDataSet":5,"clientID":"c"}', b"\xff\xfe"])
+async def test_a_bad_heartbeat_is_refused_and_registers_nothing(node: Node, wire: Wire, body: bytes) -> None:
+    answer = await wire.call(RequestCode.HEART_BEAT, body=body)
+    assert answer.code == (0 if body == b'{"clientID":1}' else 1)
+    assert list(node.broker.groups) == []
+
+
+async def test_an_illegal_group_name_is_refused(node: Node, wire: Wire) -> None:
+    answer = await beat(wire, "c1", group="a b")
+    assert (answer.code, "characters" in (answer.remark or "")) == (1, True)
+
+
+async def test_a_queue_has_one_owner_and_the_next_is_told_when_it_is_free(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    first = bodies.decode_locked((await lock(one, "c1")).body)
+    assert bodies.decode_locked((await lock(two, "c2")).body) == {}
+    assert bodies.decode_locked((await lock(one, "c1")).body) == first, "renewing keeps the epoch"
+    two.requests.clear()
+    await lock(one, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    second = bodies.decode_locked((await lock(two, "c2")).body)
+    assert second[QUEUE] > first[QUEUE]
+
+
+async def test_a_killed_owner_frees_its_queues_at_once(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    await lock(one, "c1")
+    await lock(two, "c2")
+    await one.close()
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    await eventually(lambda: not node.broker.locks.owners("g"))
+    assert QUEUE in bodies.decode_locked((await lock(two, "c2")).body)
+
+
+async def test_a_foreign_client_id_locks_and_unlocks_nothing(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    stranger = await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    await lock(one, "c1")
+    for wire, code in (
+        (two, RequestCode.LOCK_BATCH_MQ),
+        (two, RequestCode.UNLOCK_BATCH_MQ),
+        (stranger, RequestCode.UNLOCK_BATCH_MQ),
+    ):
+        assert (await lock(wire, "c1", code=code)).code == 1
+    assert node.broker.locks.owners("g") == {("t", 0): "c1"}
+
+
+async def test_a_late_commit_is_refused_and_moves_nothing(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    old = bodies.decode_locked((await lock(one, "c1")).body)[QUEUE]
+
+    async def commit(wire: Wire, offset: int, epoch: int | None) -> int:
+        return (
+            await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, write(UpdateOffset("g", "t", 0, offset, epoch)))
+        ).code
+
+    assert await commit(one, 5, old) == 0
+    await lock(one, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
+    assert await commit(one, 6, old) == 16, "nobody owns it"
+    new = bodies.decode_locked((await lock(two, "c2")).body)[QUEUE]
+    assert await commit(one, 7, old) == 16
+    assert await commit(one, 7, None) == 16
+    assert await commit(two, 8, old) == 16
+    assert node.broker.offsets.get("g", "t", 0) == 5
+    assert await commit(two, 9, new) == 0
+
+
+def test_a_lease_that_is_not_renewed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rocketlet.broker.history import History
+
+    now = 1000.0
+    monkeypatch.setattr("rocketlet.broker.locks.time.monotonic", lambda: now)
+    locks, told = Locks(History()), []
+    locks.on_free = lambda group, connection: told.append(connection)
+    request = LockRequest("c1", "g", (QUEUE,), True)
+    other = LockRequest("c2", "g", (QUEUE,), True)
+    locks.lock(request, "one")
+    assert locks.lock(other, "two") == {}
+    now += 19
+    locks.expire()
+    assert told == []
+    now += 2
+    locks.expire()
+    assert told == ["two"]
+    assert QUEUE in locks.lock(other, "two")
+    assert locks.commit_fault("g", ("t", 0), "one", 1)
+
+
+async def test_apaches_locks_last_and_survive_a_closed_socket(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    assert QUEUE in bodies.decode_locked((await lock(one, "c1", handover=False)).body)
+    await one.close()
+    assert bodies.decode_locked((await lock(two, "c2", handover=False)).body) == {}
+
+
+async def test_offsets_of_unknown_queues_are_0_and_of_new_groups_what_the_client_asks(wire: Wire) -> None:
+    query = {"consumerGroup": "g", "topic": "t", "queueId": "0"}
+    assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, query)).ext["offset"] == "0"
+    assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, {**query, "unknown": "error"})).code == 22
+    await create_topic(wire, "t")
+    await send(wire)
+    await send(wire, queue=1)
+    assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, {**query, "unknown": "latest"})).ext["offset"] == "1"
+    await send(wire, queue=1)
+    other = {**query, "queueId": "1", "unknown": "latest"}
+    assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, other)).ext["offset"] == "1", "fixed with the first"
+
+
+async def test_offsets_by_time_are_apaches(wire: Wire, node: Node) -> None:
+    await create_topic(wire, "t")
+    search = {"topic": "t", "queueId": "0"}
+    assert (await wire.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {**search, "timestamp": "5"})).ext["offset"] == "0"
+    assert (await wire.call(RequestCode.GET_EARLIEST_MSG_STORETIME, search)).ext["timestamp"] == "-1"
+    for _ in range(3):
+        await send(wire)
+    stored = node.broker.store.store_time_ms(node.broker.store.queue("t", 0), 0)
+    assert (await wire.call(RequestCode.GET_EARLIEST_MSG_STORETIME, search)).ext["timestamp"] == str(stored)
+    for timestamp, offset in ((0, "0"), (stored, "0"), (2**62, "2")):
+        answer = await wire.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {**search, "timestamp": str(timestamp)})
+        assert answer.ext["offset"] == offset
+
+
+async def test_topics_are_made_altered_listed_and_deleted(wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    await create_topic(wire, "t", 6)
+    topics = await wire.call(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+    assert "t" in bodies.decode_topic_list(topics.body)
+    await send(wire, queue=5)
+    assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})).code == 0
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("t"))).code == 17
+    await create_topic(wire, "t", 6)
+    assert (await wire.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "5"})).ext["offset"] == "0"
+    for name in ("TBW102", "a b"):
+        assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name})).code == 1
+        ext = {"topic": name, "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+        assert (await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 1
+
+
+async def test_the_name_server_knows_brokers_that_register_and_forgets_those_that_leave(
+    nodes: Nodes, connect: Connect
+) -> None:
+    home = await nodes.start(name="home")
+    wire = await connect(home.address)
+    guest = await nodes.start(name="guest", name_servers=(home.address,))
+    cluster = await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)
+    assert {broker.name for broker in bodies.decode_cluster(cluster.body)} == {"home", "guest"}
+    await create_topic(await connect(guest.address), "t")
+
+    async def routed() -> bool:
+        return (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).code == 0
+
+    while not await routed():
+        pass
+    await guest.stop()
+    assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).code == 17
+
+
+async def test_an_unknown_topic_has_no_route(wire: Wire) -> None:
+    assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "nowhere"})).code == 17
+    assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"})).code == 0
+
+
+async def test_a_registration_with_a_wrong_checksum_is_refused(wire: Wire) -> None:
+    ext = {
+        "brokerName": "b", "brokerAddr": "h:1", "clusterName": "c", "haServerAddr": "h:2", "brokerId": "0",
+        "bodyCrc32": "1",
+    }  # fmt: skip
+    assert (await wire.call(RequestCode.REGISTER_BROKER, ext, b"{}")).code == 1
+
+
+@pytest.mark.parametrize(("kind", "code"), [("TAG", 0), ("SQL92", 1), ("XYZ", 23)])
+async def test_a_clients_expression_type_is_checked(wire: Wire, kind: str, code: int) -> None:
+    body = b'{"clientId":"c","group":"g","subscriptionData":{"topic":"t","subString":"a","expressionType":"%s"}}'
+    assert (await wire.call(RequestCode.CHECK_CLIENT_CONFIG, body=body % kind.encode())).code == code

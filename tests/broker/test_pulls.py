@@ -1,0 +1,184 @@
+"""PULL_MESSAGE: every check in its order, every status, and long polling."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame
+from rocketlet.protocol.headers import PullMessage, SendMessage, write, write_send_v2
+from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.subscription import parse_subscription
+
+from ..conftest import Connect, Node, Nodes, Wire, create_topic
+
+SUBSCRIBED = 0x4
+SUSPEND = 0x2
+
+
+def pull(
+    topic: str = "t", *, queue: int = 0, offset: int = 0, flags: int = SUBSCRIBED, **fields: Any
+) -> dict[str, Any]:
+    header = PullMessage("g", topic, queue, offset, 32, flags, 0, 15_000, subscription="*")
+    return write(header._replace(**fields))
+
+
+async def send(
+    wire: Wire, body: bytes = b"x", *, topic: str = "t", queue: int = 0, tag: str = "", **fields: Any
+) -> Frame:
+    properties = f"TAGS\x01{tag}" if tag else ""
+    header = SendMessage("p", topic, "TBW102", 4, queue, 0, int(time.time() * 1000), 0, properties)
+    return await wire.call(RequestCode.SEND_MESSAGE_V2, write_send_v2(header._replace(**fields)), body)
+
+
+async def heartbeat(wire: Wire, group: str = "g", topic: str = "t", expression: str = "*", **fields: Any) -> None:
+    version = fields.pop("version", 10)
+    consumer = ConsumerData(group, subscriptions=(parse_subscription(topic, expression, version=version),), **fields)
+    answer = await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c1", (consumer,))))
+    assert answer.code == 0
+
+
+async def test_a_broker_that_may_not_be_read_refuses_first(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(permission=2)
+    answer = await (await connect(node.address)).call(RequestCode.PULL_MESSAGE, pull("nowhere"))
+    assert answer.code == 16
+
+
+async def test_an_unknown_group_comes_before_an_unknown_topic(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(auto_create_groups=False)
+    answer = await (await connect(node.address)).call(RequestCode.PULL_MESSAGE, pull("nowhere"))
+    assert answer.code == 26
+    assert "subscription group [g] does not exist" in (answer.remark or "")
+
+
+async def test_a_group_that_may_not_consume_is_refused(wire: Wire) -> None:
+    group = bodies.encode_group(GroupConfig("g", consume_enable=False))
+    assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)).code == 0
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("nowhere"))).code == 16
+
+
+async def test_an_unknown_topic_a_closed_one_and_a_wrong_queue_are_refused(wire: Wire) -> None:
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("nowhere"))).code == 17
+    await create_topic(wire, "closed", perm=2)
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("closed", queue=99))).code == 16
+    await create_topic(wire, "t")
+    for queue in (-1, 4):
+        answer = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue))
+        assert (answer.code, "illegal" in (answer.remark or "")) == (1, True)
+
+
+async def test_a_bad_expression_in_the_request_is_23(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(subscription="||"))).code == 23
+
+
+async def test_without_the_subscription_bit_the_heartbeat_decides(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    await create_topic(wire, "other")
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0))
+    assert (answer.code, "group info not exist" in (answer.remark or "")) == (24, True)
+    await heartbeat(wire, topic="other")
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0))
+    assert (answer.code, "subscription not exist" in (answer.remark or "")) == (24, True)
+    await heartbeat(wire)
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=11))).code == 25
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=9))).code == 19
+
+
+async def test_broadcasting_can_be_forbidden(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    group = bodies.encode_group(GroupConfig("g", consume_broadcast_enable=False))
+    await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
+    await heartbeat(wire, message_model="BROADCASTING")
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0))).code == 16
+
+
+async def test_filters_by_anything_but_tags_are_refused(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(subscription="a > 1", expression_type="SQL92"))).code == 1
+
+
+async def test_offsets_are_answered_as_apache_answers_them(wire: Wire) -> None:
+    await create_topic(wire, "t")
+
+    async def status(offset: int) -> tuple[int, str | None, int]:
+        answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=offset))
+        assert {"suggestWhichBrokerId", "minOffset", "maxOffset"} < answer.ext.keys()
+        return answer.code, answer.remark, int(answer.ext["nextBeginOffset"])
+
+    assert await status(0) == (19, "NO_MESSAGE_IN_QUEUE", 0)
+    assert await status(7) == (21, "NO_MESSAGE_IN_QUEUE", 0)
+    for _ in range(3):
+        await send(wire)
+    assert await status(1) == (0, "FOUND", 3)
+    assert await status(3) == (19, "OFFSET_OVERFLOW_ONE", 3)
+    assert await status(4) == (21, "OFFSET_OVERFLOW_BADLY", 3)
+    assert await status(-1) == (21, "OFFSET_TOO_SMALL", 0)
+
+
+async def test_tags_are_filtered_by_hash_and_the_offset_moves_on(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    for tag in ("A", "B", "", "A"):
+        await send(wire, tag.encode() or b"-", tag=tag)
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(subscription="A || C"))
+    assert [record.body for record in decode_records(answer.body)] == [b"A", b"A"]
+    assert int(answer.ext["nextBeginOffset"]) == 4
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(subscription="C"))
+    assert (answer.code, answer.remark, int(answer.ext["nextBeginOffset"])) == (20, "NO_MATCHED_MESSAGE", 4)
+
+
+async def test_a_pull_takes_as_many_as_asked_and_256_kib_at_most(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    for _ in range(6):
+        await send(wire, b"x" * 100_000)
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull())
+    assert int(answer.ext["nextBeginOffset"]) == 2
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(max_msg_nums=1))
+    assert int(answer.ext["nextBeginOffset"]) == 1
+    await send(wire, b"x" * 4_000_000)
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=6))
+    assert len(answer.body) > 4_000_000
+
+
+@pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ, MSGPACK])
+async def test_a_held_pull_is_answered_by_the_arriving_message_in_its_encoding(
+    node: Node, wire: Wire, connect: Connect, serialize_type: int
+) -> None:
+    await create_topic(wire, "t")
+    waiting = await connect(node.address)
+    opaque = waiting.send(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND), serialize_type=serialize_type)
+    assert (await waiting.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})).code == 0
+    await send(wire, b"here")
+    answer = await waiting.answer(opaque)
+    assert (answer.code, answer.serialize_type) == (0, serialize_type)
+    assert [record.body for record in decode_records(answer.body)] == [b"here"]
+
+
+async def test_a_held_pull_sleeps_through_messages_of_other_tags(node: Node, wire: Wire, connect: Connect) -> None:
+    await create_topic(wire, "t")
+    waiting = await connect(node.address)
+    opaque = waiting.send(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND, subscription="A"))
+    await waiting.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})
+    await send(wire, b"not this", tag="B")
+    await send(wire, b"this", tag="A")
+    answer = await waiting.answer(opaque)
+    assert [record.body for record in decode_records(answer.body)] == [b"this"]
+    assert int(answer.ext["nextBeginOffset"]) == 2
+
+
+async def test_a_held_pull_ends_when_its_time_is_up(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND, suspend_timeout_millis=30))
+    assert answer.code == 19
+
+
+async def test_a_pull_commits_its_offset_if_the_bit_says_so(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    ext = pull(flags=SUBSCRIBED | 0x1, commit_offset=42)
+    await wire.call(RequestCode.PULL_MESSAGE, ext)
+    query = {"consumerGroup": "g", "topic": "t", "queueId": "0"}
+    assert int((await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, query)).ext["offset"]) == 42

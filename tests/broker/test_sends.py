@@ -1,0 +1,229 @@
+"""SEND_MESSAGE in its forms: the checks with their codes, batches, delays, retries, dead letters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
+from rocketlet.protocol.headers import SendBack, write
+from rocketlet.protocol.message import BatchEntry, Record, decode_records, encode_batch
+from rocketlet.protocol.properties import decode
+
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from .test_pulls import heartbeat, pull, send
+
+
+async def records(wire: Wire, topic: str = "t", queue: int = 0) -> list[Record]:
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(topic, queue=queue))
+    return list(decode_records(answer.body))
+
+
+@pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ, MSGPACK])
+async def test_an_answer_says_where_the_message_is_in_the_requests_encoding(wire: Wire, serialize_type: int) -> None:
+    await create_topic(wire, "t")
+    ext = {
+        "producerGroup": "p", "topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 2,
+        "sysFlag": 0, "bornTimestamp": 1, "flag": 9, "properties": "TAGS\x01A\x02KEYS\x01k",
+    }  # fmt: skip
+    answer = await wire.call(RequestCode.SEND_MESSAGE, ext, b"hello", serialize_type=serialize_type)
+    assert (answer.code, answer.serialize_type) == (0, serialize_type)
+    assert (int(answer.ext["queueId"]), int(answer.ext["queueOffset"])) == (2, 0)
+    assert answer.ext["TRACE_ON"] == "true"
+    (record,) = await records(wire, queue=2)
+    assert record.offset_id == answer.ext["msgId"]
+    assert (record.body, record.flag, record.born_ms) == (b"hello", 9, 1)
+    assert decode(record.properties) == {"TAGS": "A", "KEYS": "k", "CLUSTER": "DefaultCluster"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "remark"),
+    [
+        ({"topic": "a b"}, 1, "characters other than"),
+        ({"topic": "x" * 128}, 1, "128 characters"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, 16, "forbidden"),
+        ({"topic": "new", "default_topic": "nothing"}, 17, "not exist"),
+        ({"queue": 4}, 1, "queueId[4] is illegal"),
+        ({"properties": "TRAN_MSG\x01true"}, 16, "transaction"),
+        ({"sys_flag": 4}, 16, "transaction"),
+        ({"properties": "DELAY\x01soon"}, 13, "no number"),
+        ({"properties": "a\x01" + "x" * 32_750}, 13, "32767 are allowed"),
+        ({"flag": 2**40}, 1, ""),
+    ],
+)
+async def test_a_bad_send_gets_its_code_and_a_reason(
+    wire: Wire, fields: dict[str, Any], code: int, remark: str
+) -> None:
+    await create_topic(wire, "t")
+    answer = await send(wire, **fields)
+    assert answer.code == code
+    assert remark in (answer.remark or "")
+    assert (await send(wire)).code == 0, "the connection goes on"
+
+
+async def test_a_missing_field_is_named(wire: Wire) -> None:
+    answer = await wire.call(RequestCode.SEND_MESSAGE_V2, {"a": "p", "b": "t"}, b"x")
+    assert (answer.code, "'c'" in (answer.remark or "")) == (1, True)
+
+
+async def test_a_body_may_have_four_mib_and_not_a_byte_more(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    assert (await send(wire, b"x" * 4_194_304)).code == 0
+    assert (await send(wire, b"x" * 4_194_305)).code == 13
+    assert (await send(wire, b"")).code == 0
+
+
+async def test_an_unknown_topic_is_made_with_the_smaller_number_of_queues(wire: Wire) -> None:
+    assert (await send(wire, topic="new")).code == 0
+    answer = await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "new"})
+    (queues,) = bodies.decode_route(answer.body).queues
+    assert (queues.write_queues, queues.read_queues, queues.perm) == (4, 4, 6)
+
+
+async def test_a_negative_queue_means_any(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    answer = await send(wire, queue=-1)
+    assert 0 <= int(answer.ext["queueId"]) < 4
+
+
+async def test_wait_is_taken_off_and_cluster_put_on(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    await send(wire, properties="WAIT\x01true\x02a\x01b\x02")
+    (record,) = await records(wire)
+    assert decode(record.properties) == {"a": "b", "CLUSTER": "DefaultCluster"}
+
+
+async def test_sends_and_other_requests_of_one_read_are_answered_in_order(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    query = {"topic": "t", "queueId": "0"}
+    for expected in range(3):
+        await_send = wire.send(RequestCode.SEND_MESSAGE_V2, _v2(), b"x")
+        await_query = wire.send(RequestCode.GET_MAX_OFFSET, query)
+        assert int((await wire.answer(await_query)).ext["offset"]) == expected + 1
+        assert (await wire.answer(await_send)).code == 0
+
+
+def _v2(**fields: Any) -> dict[str, Any]:
+    return {"a": "p", "b": "t", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", **fields}
+
+
+async def test_a_batch_is_stored_whole_and_in_a_row(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    batch = encode_batch([BatchEntry(1, b"one", "TAGS\x01A"), BatchEntry(2, b"two", "")])
+    answer = await wire.call(RequestCode.SEND_BATCH_MESSAGE, _v2(m=True), batch)
+    assert answer.code == 0
+    found = await records(wire)
+    assert [record.body for record in found] == [b"one", b"two"]
+    assert answer.ext["msgId"] == ",".join(record.offset_id for record in found)
+    assert decode(found[0].properties)["TAGS"] == "A"
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        ({}, b"garbage"),
+        ({}, b""),
+        ({"i": "DELAY\x013"}, encode_batch([BatchEntry(0, b"x", "")])),
+        ({"f": 4}, encode_batch([BatchEntry(0, b"x", "")])),
+        ({}, encode_batch([BatchEntry(0, b"x" * 4_194_304, "")])),
+        ({}, encode_batch([BatchEntry(0, b"ok", ""), BatchEntry(0, b"x", "a\x01" + "y" * 32_760)])),
+    ],
+)
+async def test_a_bad_batch_stores_nothing(wire: Wire, fields: dict[str, Any], body: bytes) -> None:
+    await create_topic(wire, "t")
+    assert (await wire.call(RequestCode.SEND_BATCH_MESSAGE, _v2(m=True, **fields), body)).code == 13
+    assert await records(wire) == []
+
+
+async def test_a_batch_code_without_the_flag_is_one_message(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    await wire.call(RequestCode.SEND_BATCH_MESSAGE, _v2(m=False), b"just bytes")
+    assert [record.body for record in await records(wire)] == [b"just bytes"]
+
+
+async def test_a_oneway_send_is_stored_and_not_answered(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    silent = wire.send(RequestCode.SEND_MESSAGE_V2, _v2(), b"quiet", flag=2)
+    assert [record.body for record in await records(wire)] == [b"quiet"]
+    assert silent not in wire._answers
+
+
+async def test_delayed_messages_come_when_due_and_in_their_topic(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(delay_levels_ms=(20, 60))
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    for body, level in ((b"later", 2), (b"sooner", 1), (b"beyond the last level", 99)):
+        answer = await send(wire, body, queue=3, properties=f"DELAY\x01{level}")
+        assert (answer.code, int(answer.ext["queueId"])) == (0, 3)
+    assert await records(wire, queue=3) == []
+    await eventually(lambda: node.broker.store.queue("t", 3).next == 3)
+    found = await records(wire, queue=3)
+    assert [record.body for record in found] == [b"sooner", b"later", b"beyond the last level"]
+    assert decode(found[0].properties)["REAL_TOPIC"] == "t"
+
+
+async def test_a_message_sent_back_comes_again_and_ends_among_the_dead(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(delay_levels_ms=(5,) * 18)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    await heartbeat(wire)
+    await wire.call(
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=bodies.encode_group(GroupConfig("g", retry_max_times=2))
+    )
+    await send(wire, b"hard", properties="TAGS\x01A\x02UNIQ_KEY\x01u")
+    (record,) = await records(wire)
+    origin = record.offset_id
+    for tries in (1, 2):
+        answer = await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, write(SendBack(record.physical_offset, "g", 0)))
+        assert answer.code == 0
+        queue = node.broker.store.queue("%RETRY%g", 0)
+        await eventually(lambda queue=queue, tries=tries: queue.next == tries)  # type: ignore[misc]
+        record = (await records(wire, "%RETRY%g"))[-1]
+        properties = decode(record.properties)
+        assert (record.body, record.reconsume_times) == (b"hard", tries)
+        assert (properties["RETRY_TOPIC"], properties["ORIGIN_MESSAGE_ID"]) == ("t", origin)
+        assert properties["DELAY"] == str(2 + tries)
+    await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, write(SendBack(record.physical_offset, "g", 0)))
+    (dead,) = await records(wire, "%DLQ%g")
+    assert (dead.body, decode(dead.properties)["RETRY_TOPIC"]) == (b"hard", "t")
+
+
+async def test_a_send_back_of_what_is_not_there_is_refused(wire: Wire) -> None:
+    answer = await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, write(SendBack(12345, "g", 0)))
+    assert (answer.code, "look message by offset failed" in (answer.remark or "")) == (1, True)
+
+
+async def test_unknown_requests_are_3_and_the_connection_goes_on(wire: Wire) -> None:
+    answer = await wire.call(999)
+    assert (answer.code, answer.remark) == (3, " request type 999 not supported")
+    assert (await wire.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})).ext["offset"] == "0"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0\0\0\0",
+        b"\x7f\xff\xff\xff",
+        b"\x16\x03\x01\x00\xa5\x01\x00\x00",
+        b"\0\0\0\x0c\0\0\0\x08nonsense",
+    ],
+)
+async def test_hostile_bytes_close_only_their_own_connection(
+    node: Node, connect: Connect, wire: Wire, data: bytes
+) -> None:
+    hostile = await connect(node.address)
+    hostile.write(data)
+    assert await hostile.closed()
+    assert (await send(wire, topic="new")).code == 0
+
+
+async def test_half_a_frame_disturbs_nobody(node: Node, connect: Connect, wire: Wire) -> None:
+    half = await connect(node.address)
+    half.write(b"\0\xff\xff\xff" + b"x" * 1000)
+    assert (await send(wire, topic="new")).code == 0
+    await half.close()
+    assert (await send(wire, topic="new")).code == 0

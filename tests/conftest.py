@@ -1,0 +1,194 @@
+"""Real brokers on free ports, and a client that speaks plain frames."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.routes import Routes
+from rocketlet.broker.server import Server
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
+from rocketlet.protocol.headers import CreateTopic, write
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run on the loop that brokers and clients run on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Node:
+    """A running broker with a name server, in this process."""
+
+    address: str
+    broker: Broker
+    server: Server
+    config: BrokerConfig
+    is_stopped: bool = False
+
+    async def stop(self) -> None:
+        """As SIGTERM does it; the second time nothing."""
+        if not self.is_stopped:
+            self.is_stopped = True
+            await self.server.__aexit__()
+
+
+@dataclass
+class Nodes:
+    """Starts nodes; all are stopped at the end of the test."""
+
+    folder: Path
+    stack: AsyncExitStack
+
+    async def start(self, **settings: Any) -> Node:
+        port = free_port()
+        address = f"127.0.0.1:{port}"
+        name = settings.pop("name", "broker-a")
+        settings.setdefault("data_dir", self.folder / name)
+        config = replace(BrokerConfig(data_dir=Path(), address=address, name=name), **settings)
+        broker = Broker(config)
+        routes = None if config.name_servers else Routes()
+        server = Server("127.0.0.1", port, broker=broker, routes=routes)
+        node = Node(address, broker, await server.__aenter__(), config)
+        self.stack.push_async_callback(node.stop)
+        return node
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
+    async with AsyncExitStack() as stack:
+        yield Nodes(tmp_path, stack)
+
+
+@pytest.fixture
+async def node(nodes: Nodes) -> Node:
+    """One broker with its own name server."""
+    return await nodes.start()
+
+
+class Wire:
+    """A peer that sends and receives plain frames, in the encoding that a test wants."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._frames = FrameReader()
+        self._opaque = 0
+        self._answers: dict[int, Frame] = {}
+        self.requests: list[Frame] = []
+
+    async def call(
+        self,
+        code: int,
+        ext: dict[str, Any] | None = None,
+        body: bytes = b"",
+        *,
+        flag: int = 0,
+        serialize_type: int = JSON,
+    ) -> Frame:
+        """The answer to a request."""
+        opaque = self.send(code, ext, body, flag=flag, serialize_type=serialize_type)
+        return await self.answer(opaque)
+
+    def send(
+        self,
+        code: int,
+        ext: dict[str, Any] | None = None,
+        body: bytes = b"",
+        *,
+        flag: int = 0,
+        serialize_type: int = JSON,
+    ) -> int:
+        self._opaque += 1
+        self._writer.write(encode(Frame(code, self._opaque, ext or {}, body, flag, serialize_type=serialize_type)))
+        return self._opaque
+
+    async def answer(self, opaque: int) -> Frame:
+        while opaque not in self._answers:
+            await self._read()
+        return self._answers.pop(opaque)
+
+    async def request(self, code: int) -> Frame:
+        """The next request of the broker with this code."""
+        while True:
+            for index, frame in enumerate(self.requests):
+                if frame.code == code:
+                    return self.requests.pop(index)
+            await self._read()
+
+    async def _read(self) -> None:
+        async with asyncio.timeout(20):
+            data = await self._reader.read(1 << 20)
+        if not data:
+            raise ConnectionResetError("the broker closed the connection")
+        for frame in self._frames.feed(data):
+            if frame.is_response:
+                self._answers[frame.opaque] = frame
+            else:
+                self.requests.append(frame)
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def closed(self) -> bool:
+        """Whether the broker closes the connection without another byte."""
+        async with asyncio.timeout(20):
+            return await self._reader.read(1) == b""
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+Connect = Callable[[str], Awaitable[Wire]]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """`await connect("host:port")` gives a Wire; all are closed at the end."""
+    wires: list[Wire] = []
+
+    async def open_wire(address: str) -> Wire:
+        host, _, port = address.rpartition(":")
+        wires.append(Wire(*await asyncio.open_connection(host, int(port))))
+        return wires[-1]
+
+    yield open_wire
+    for wire in wires:
+        await wire.close()
+
+
+@pytest.fixture
+async def wire(node: Node, connect: Connect) -> Wire:
+    """A plain connection to `node`."""
+    return await connect(node.address)
+
+
+async def create_topic(wire: Wire, topic: str, queues: int = 4, perm: int = 6) -> None:
+    answer = await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, queues, queues, perm)))
+    assert answer.code == 0, answer.remark
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Returns when the condition holds, looking again at every turn of the loop; fails with TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.002)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocketlet.protocol import bodies, fastjson_text, headers, names
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.subscription import parse_subscription
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON_VALUES)
+def test_valid_json_is_read_as_it_is(value: Any) -> None:
+    assert fastjson_text.loads(orjson.dumps(value)) == value
+
+
+@given(JSON_VALUES)
+def test_the_lenient_reader_agrees_with_the_strict_one(value: Any) -> None:
+    text = orjson.dumps({"0": value}).decode()
+    assert fastjson_text.loads(text.replace('"0"', "0", 1).encode()) == {"0": value}
+
+
+def test_fastjsons_unquoted_keys_are_read() -> None:
+    text = b'{"offsetTable":{{"brokerName":"b-a","queueId":0,"topic":"T"}:5},"addrs":{0:"h:1",1:"h:2"}}'
+    value = fastjson_text.loads(text)
+    assert value["addrs"] == {"0": "h:1", "1": "h:2"}
+    ((key, offset),) = value["offsetTable"].items()
+    assert (orjson.loads(key), offset) == ({"brokerName": "b-a", "queueId": 0, "topic": "T"}, 5)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"{1}", b"[1", b'{"a":}', b"nope", b"{1:2}}", b"\xff", b"[" * 100])
+def test_what_is_no_json_is_refused(text: bytes) -> None:
+    with pytest.raises(fastjson_text.JsonError):
+        fastjson_text.loads(text)
+
+
+@given(st.binary(max_size=80))
+def test_no_body_breaks_a_decoder(body: bytes) -> None:
+    for decode in (bodies.decode_heartbeat, bodies.decode_lock_request, bodies.decode_route, bodies.decode_group):
+        try:
+            decode(body)
+        except bodies.BodyError:
+            pass
+
+
+def test_a_heartbeat_comes_back_as_it_was() -> None:
+    heartbeat = bodies.Heartbeat(
+        "10.0.0.1@1#2",
+        (bodies.ConsumerData("g", subscriptions=(parse_subscription("t", "A || B", version=7),), strategy="AVG"),),
+        ("p",),
+    )
+    assert bodies.decode_heartbeat(bodies.encode_heartbeat(heartbeat)) == heartbeat
+
+
+def test_a_go_clients_heartbeat_is_read() -> None:
+    body = (
+        b'{"clientID":"c","producerDataSet":[],"consumerDataSet":[{"groupName":"g","consumeType":"CONSUME_PASSIVELY",'
+        b'"messageModel":1,"consumeFromWhere":0,"subscriptionDataSet":[{"topic":"t","subString":"TagA",'
+        b'"tagsSet":["TagA"],"codeSet":["2598919"],"subVersion":1700000000000000000,"expressionType":""}]}]}'
+    )
+    (consumer,) = bodies.decode_heartbeat(body).consumers
+    (subscription,) = consumer.subscriptions
+    assert (consumer.message_model, consumer.consume_from) == ("CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
+    assert (subscription.kind, subscription.codes, subscription.version) == (
+        "TAG",
+        {2598919},
+        1_700_000_000_000_000_000,
+    )
+
+
+def test_bodies_have_no_blanks_because_go_reads_them_as_text() -> None:
+    route = bodies.Route((bodies.QueueData("b", 8, 8, 6),), (bodies.BrokerData("b", "c", {0: "h:1"}),))
+    assert b" " not in bodies.encode_route(route)
+    assert bodies.decode_route(bodies.encode_route(route)) == route
+
+
+def test_locks_carry_epochs() -> None:
+    queue = Queue("t", "b", 1)
+    assert bodies.decode_locked(bodies.encode_locked({queue: 9})) == {queue: 9}
+    assert bodies.decode_locked(b'{"lockOKMQSet":[{"brokerName":"b","queueId":1,"topic":"t"}]}') == {queue: 0}
+    request = bodies.LockRequest("c", "g", (queue,), True, {queue: 3})
+    assert bodies.decode_lock_request(bodies.encode_lock_request(request)) == request
+
+
+def test_header_errors_name_the_field() -> None:
+    with pytest.raises(headers.HeaderError, match="queueId is missing"):
+        headers.read(headers.TopicQueue, {"topic": "t"})
+    with pytest.raises(headers.HeaderError, match="queueId is 'x'"):
+        headers.read(headers.TopicQueue, {"topic": "t", "queueId": "x"})
+    with pytest.raises(headers.HeaderError, match="'b'"):
+        headers.read_send_v2({"a": "g"})
+
+
+@given(st.builds(headers.PullMessage, *[st.text(max_size=5)] * 2, *[st.integers(0, 2**40)] * 6))
+def test_headers_come_back_as_they_were(header: headers.PullMessage) -> None:
+    assert headers.read(headers.PullMessage, headers.write(header)) == header
+    texts = {key: str(value) for key, value in headers.write(header).items()}
+    assert headers.read(headers.PullMessage, texts) == header
+
+
+@pytest.mark.parametrize("topic", ["", " ", "a b", "a.b", "x" * 128, "tröte", "a\n"])
+def test_illegal_topics_are_named(topic: str) -> None:
+    assert names.topic_fault(topic)
+
+
+@pytest.mark.parametrize("topic", ["a", "%RETRY%g", "a|b_c-1", "x" * 127])
+def test_legal_topics_pass(topic: str) -> None:
+    assert names.topic_fault(topic) is None

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocketlet.protocol.frame import JSON, MAX_FRAME_BYTES, MSGPACK, ROCKETMQ, Frame, FrameError, FrameReader, encode
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+FRAMES = st.builds(
+    Frame,
+    code=st.integers(0, 2**15 - 1),
+    opaque=INT32,
+    ext=st.dictionaries(TEXT, TEXT, max_size=8),
+    body=st.binary(max_size=200),
+    flag=st.integers(0, 3),
+    remark=st.none() | TEXT,
+    language=st.integers(0, 12),
+    version=st.integers(0, 500),
+    serialize_type=st.sampled_from([JSON, ROCKETMQ, MSGPACK]),
+)
+
+
+@given(st.lists(FRAMES, max_size=5))
+def test_frames_survive_the_wire_whole(frames: list[Frame]) -> None:
+    assert FrameReader().feed(b"".join(map(encode, frames))) == frames
+
+
+@given(st.lists(FRAMES, min_size=1, max_size=3), st.data())
+def test_frames_survive_the_wire_in_any_pieces(frames: list[Frame], data: st.DataObject) -> None:
+    stream = b"".join(map(encode, frames))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    reader, read = FrameReader(), []
+    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        read += reader.feed(stream[begin:end])
+    assert read == frames
+
+
+@given(FRAMES)
+def test_frames_survive_the_wire_one_byte_at_a_time(frame: Frame) -> None:
+    reader, read = FrameReader(), []
+    for byte in encode(frame):
+        read += reader.feed(bytes((byte,)))
+    assert read == [frame]
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_refused_or_waited_for_but_never_breaks_the_reader(data: bytes) -> None:
+    try:
+        frames = FrameReader().feed(data)
+    except FrameError:
+        return
+    assert all(isinstance(frame, Frame) for frame in frames)
+
+
+@given(FRAMES, st.data())
+def test_a_frame_with_a_changed_byte_is_a_frame_or_refused(frame: Frame, data: st.DataObject) -> None:
+    stream = bytearray(encode(frame))
+    stream[data.draw(st.integers(8, len(stream) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        read = FrameReader().feed(bytes(stream))
+    except FrameError:
+        return
+    assert len(read) == 1
+
+
+def test_the_contracts_binary_vector() -> None:
+    data = bytes.fromhex("000000250100002100690001990000000900000000000000000000000c0005746f7069630000000154")
+    (frame,) = FrameReader().feed(data)
+    assert (frame.code, frame.opaque, frame.version, frame.ext) == (105, 9, 409, {"topic": "T"})
+    assert encode(frame) == data
+
+
+def test_the_contracts_json_vector_is_read() -> None:
+    header = (
+        b'{"code":105,"extFields":{"topic":"T"},"flag":0,"language":"JAVA","opaque":9,'
+        b'"serializeTypeCurrentRPC":"JSON","version":409}'
+    )
+    (frame,) = FrameReader().feed(bytes.fromhex("0000007f0000007b") + header)
+    assert (frame.code, frame.opaque, frame.language, frame.ext) == (105, 9, 0, {"topic": "T"})
+
+
+@pytest.mark.parametrize(
+    ("header", "ext"),
+    [
+        (b'{"code":30,"opaque":1,"extFields":{"queueId":3,"order":true,"x":null}}', {"queueId": "3", "order": "true"}),
+        (b'{"code":"30","opaque":1,"language":"KLINGON","extFields":{}}', {}),
+        (b'{"code":30,"opaque":1,"language":9,"remark":"","unknown":[1]}', {}),
+    ],
+)
+def test_json_headers_are_read_as_leniently_as_java_does(header: bytes, ext: dict[str, Any]) -> None:
+    size = len(header)
+    (frame,) = FrameReader().feed((size + 4).to_bytes(4, "big") + size.to_bytes(4, "big") + header)
+    assert (frame.code, frame.ext) == (30, ext)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (0).to_bytes(4, "big"),
+        (3).to_bytes(4, "big"),
+        (-1 & 0xFFFFFFFF).to_bytes(4, "big"),
+        (MAX_FRAME_BYTES - 3).to_bytes(4, "big"),
+        bytes.fromhex("0000000400000001"),  # a header longer than the frame
+        bytes.fromhex("0000000605000002") + b"{}",  # an unknown serialize type
+        bytes.fromhex("0000000600000002") + b"{}",  # no code
+        bytes.fromhex("000000054d000001") + b"\xc0",  # MessagePack, but nil
+    ],
+)
+def test_what_cannot_be_a_frame_is_refused_at_once(data: bytes) -> None:
+    with pytest.raises(FrameError):
+        FrameReader().feed(data)
+
+
+def test_the_largest_frame_is_read() -> None:
+    frame = Frame(10, body=b"x" * 100)
+    overhead = len(encode(frame)) - 100
+    largest = frame._replace(body=b"x" * (MAX_FRAME_BYTES - overhead))
+    assert FrameReader().feed(encode(largest)) == [largest]
+    with pytest.raises(FrameError):
+        FrameReader().feed(encode(largest._replace(body=largest.body + b"x")))

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocketlet.protocol import message as m
+from rocketlet.protocol import properties as props
+from rocketlet.protocol.compression import compressed, decompressed
+from rocketlet.protocol.subscription import SubscriptionError, java_hash, parse_subscription
+
+VECTOR = bytes.fromhex(
+    "00000064daa320a758932aac000000010000000700000000000000050000000000000100000000000000018bcfe568000a00000100001388"
+    "0000018bcfe568010a00000200002a9f00000000000000000000000000000002686901540006544147530141"
+)
+BATCH_VECTOR = bytes.fromhex("00000028000000000000000000000003000000026869001057414954017472756502544147530141")
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+HOSTS = st.sampled_from([m.encode_host("10.0.0.1", 5000), m.encode_host("fe80::1", 65535)])
+
+
+def record_bytes() -> bytes:
+    return m.encode_record(
+        1,
+        7,
+        5,
+        256,
+        0,
+        1_700_000_000_000,
+        m.encode_host("10.0.0.1", 5000),
+        1_700_000_000_001,
+        m.encode_host("10.0.0.2", 10911),
+        0,
+        0,
+        b"hi",
+        b"\x01T",
+        b"TAGS\x01A",
+    )
+
+
+def test_the_contracts_message_vector() -> None:
+    assert record_bytes() == VECTOR
+    record = m.decode_record(VECTOR)
+    assert (record.topic, record.body, record.properties) == ("T", b"hi", "TAGS\x01A")
+    assert record.offset_id == "0A00000200002A9F0000000000000100"
+    assert m.body_is_intact(record)
+
+
+def test_the_contracts_batch_vector() -> None:
+    entries = [m.BatchEntry(3, b"hi", "WAIT\x01true\x02TAGS\x01A")]
+    assert m.encode_batch(entries) == BATCH_VECTOR
+    assert m.decode_batch(BATCH_VECTOR) == entries
+
+
+@given(st.binary(max_size=300), TEXT, HOSTS, HOSTS, st.integers(0, 2**62))
+def test_records_come_back_as_they_were(body: bytes, properties: str, born: bytes, store: bytes, offset: int) -> None:
+    data = m.encode_record(
+        3, 0, offset, offset, m.host_flags(born, store), 1, born, 2, store, 4, 0, body, b"\x03a-b", properties.encode()
+    )
+    record = m.decode_record(b"xx" + data, 2)
+    assert (record.body, record.properties, record.topic) == (body, properties, "a-b")
+    assert (record.queue_offset, record.born_host, record.store_host) == (offset, born, store)
+    assert list(m.decode_records(data + data)) == [m.decode_record(data)] * 2
+
+
+@given(st.integers(0, len(VECTOR) - 1))
+def test_a_cut_off_record_is_refused(size: int) -> None:
+    with pytest.raises(m.MessageError):
+        m.decode_record(VECTOR[:size])
+
+
+@given(st.lists(st.builds(m.BatchEntry, st.integers(0, 99), st.binary(max_size=50), TEXT), max_size=5))
+def test_batches_come_back_as_they_were(entries: list[m.BatchEntry]) -> None:
+    assert m.decode_batch(m.encode_batch(entries)) == entries
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_no_batch_and_no_crash(data: bytes) -> None:
+    try:
+        m.decode_batch(data)
+    except m.MessageError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("TagA", 2598919), ("TagB", 2598920), ("*", 42), ("订单", 1129459), ("AverageTagNameWithOverflow", -2128701552)],
+)
+def test_tags_are_hashed_as_java_hashes_them(text: str, code: int) -> None:
+    assert java_hash(text) == code
+
+
+def test_tag_expressions_are_split_and_trimmed() -> None:
+    subscription = parse_subscription("T", " TagA ||TagB|| ")
+    assert subscription.tags == {"TagA", "TagB"}
+    assert subscription.codes == {2598919, 2598920}
+    assert parse_subscription("T", None).takes_all
+    assert parse_subscription("T", "").takes_all
+    with pytest.raises(SubscriptionError, match="names no tag"):
+        parse_subscription("T", " || ")
+
+
+def test_properties_are_read_by_javas_rules() -> None:
+    text = "A\x01B\x02C\x01\x02\x01D\x02E\x01F\x01G\x02HH"
+    assert props.decode(text) == {"A": "B", "E": "F\x01G"}
+    assert props.find("XTAGS\x01no\x02TAGS\x01yes\x02K\x01v", "TAGS") == "yes"
+    assert props.find("TAGS\x01first", "TAGS") == "first"
+    assert props.find("XTAGS\x01no", "TAGS") is None
+    assert props.without("A\x01B\x02WAIT\x01true\x02C\x01D", "WAIT") == "A\x01B\x02C\x01D"
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[A-Za-z]{1,8}", fullmatch=True), st.from_regex(r"[^\x01\x02]{1,20}", fullmatch=True), max_size=6
+    )
+)
+def test_properties_come_back_as_they_were(properties: dict[str, str]) -> None:
+    text = props.encode(properties)
+    assert props.decode(text) == properties
+    for name, value in properties.items():
+        assert props.find(text, name) == value
+        assert name not in props.decode(props.without(text, name))
+
+
+@given(st.binary(max_size=2000))
+def test_bodies_survive_compression(body: bytes) -> None:
+    assert decompressed(*compressed(body)) == body
+
+
+@pytest.mark.parametrize("flags", [0x1, 0x101, 0x201, 0x301])
+def test_a_garbled_compressed_body_is_refused(flags: int) -> None:
+    with pytest.raises(m.MessageError):
+        decompressed(b"certainly not compressed", flags)
+
+
+def test_a_body_that_inflates_beyond_the_limit_is_refused() -> None:
+    import zlib
+
+    bomb = zlib.compress(b"\0" * (65 * 1024 * 1024))
+    with pytest.raises(m.MessageError, match="exceeds"):
+        decompressed(bomb, 0x301)
