@@ -243,6 +243,8 @@ def _fields(kind: type[Any]) -> tuple[_Field, ...]:
 
 
 def _camel(name: str) -> str:
+    if name == "client_id":
+        return "clientID"  # the one field that the wire spells so
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 

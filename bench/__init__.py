@@ -1,0 +1,1 @@
+"""Repeatable measurements beside peers, started here and measured in the same run."""

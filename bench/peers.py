@@ -1,0 +1,163 @@
+"""The systems that are measured: each started as real processes on free ports, stopped at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+APACHE_VERSION = "4.9.7"  # the newest 4.9 whose broker and name server are on Maven Central
+APACHE_HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=2g")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rocketlet" / f"apache-{APACHE_VERSION}"
+POM = Path(__file__).parent / "apache" / "pom.xml"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A running system. `pid` is the process that stores messages."""
+
+    name: str
+    address: str
+    pid: int
+
+    def resident_mib(self) -> float:
+        """The broker's memory that is its own (RssAnon), MiB."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon"):
+                return int(line.split()[1]) / 1024
+        return 0.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def process(arguments: Sequence[str], log: Path, **environment: str) -> AsyncIterator[int]:
+    """A child process, ended by its own id."""
+    with log.open("ab") as output:
+        child = await asyncio.create_subprocess_exec(
+            *arguments, stdout=output, stderr=output, env={**os.environ, **environment}
+        )
+    try:
+        yield child.pid
+    finally:
+        if child.returncode is None:
+            child.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(20):
+                    await child.wait()
+            except TimeoutError:
+                child.kill()
+                await child.wait()
+
+
+async def listening(port: int, timeout_s: float = 60.0) -> None:
+    """Returns when something accepts connections on the port."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.005)
+                continue
+            writer.close()
+            return
+
+
+@asynccontextmanager
+async def rocketlet(folder: Path, *options: str) -> AsyncIterator[Peer]:
+    port = free_port()
+    arguments = (
+        sys.executable, "-m", "rocketlet.broker.cli", "start", "--host", "127.0.0.1", "--port", str(port),
+        "--data", str(folder / "rocketlet"), "--log-level", "warning", *options,
+    )  # fmt: skip
+    async with process(arguments, folder / "rocketlet.log") as pid:
+        await listening(port)
+        yield Peer("rocketlet", f"127.0.0.1:{port}", pid)
+
+
+def apache_fault() -> str | None:
+    """Why Apache's broker cannot be measured here; None if it can."""
+    if shutil.which("java") is None:
+        return "java is missing"
+    if not any(CACHE.glob("rocketmq-broker-*.jar")) and shutil.which("mvn") is None:
+        return "mvn is missing, which fetches Apache RocketMQ from Maven Central"
+    return None
+
+
+async def _apache_jars() -> None:
+    if any(CACHE.glob("rocketmq-broker-*.jar")):
+        return
+    CACHE.mkdir(parents=True, exist_ok=True)
+    child = await asyncio.create_subprocess_exec(
+        "mvn", "-q", "-B", "-f", str(POM), f"-Drocketmq.version={APACHE_VERSION}", "dependency:copy-dependencies",
+        f"-DoutputDirectory={CACHE}", stdout=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    if await child.wait():
+        raise RuntimeError("Maven could not fetch Apache RocketMQ; see its output above")
+
+
+LOGGING = '<configuration><root level="OFF"/></configuration>\n'
+
+
+@asynccontextmanager
+async def apache(folder: Path) -> AsyncIterator[Peer]:
+    """Name server and broker with their defaults, but for addresses, folders and the heap."""
+    await _apache_jars()
+    home = folder / "apache"
+    (home / "conf").mkdir(parents=True)
+    for name in ("broker", "namesrv"):
+        (home / "conf" / f"logback_{name}.xml").write_text(LOGGING)
+    name_port, broker_port = free_port(), free_port()
+    (home / "namesrv.properties").write_text(f"listenPort={name_port}\n")
+    (home / "broker.properties").write_text(
+        f"brokerName=apache\nbrokerIP1=127.0.0.1\nlistenPort={broker_port}\nnamesrvAddr=127.0.0.1:{name_port}\n"
+        f"storePathRootDir={home}/store\nstorePathCommitLog={home}/store/commitlog\n"
+        f"haListenPort={free_port()}\ndefaultTopicQueueNums=8\n"
+    )
+
+    def java(main: str, properties: str, *heap: str) -> tuple[str, ...]:
+        module = "org.apache.rocketmq"
+        return (
+            "java", *heap, f"-Duser.home={home}", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+            "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+            "-cp", f"{CACHE}/*", f"{module}.{main}", "-c", str(home / properties),
+        )  # fmt: skip
+
+    log = folder / "apache.log"
+    names = java("namesrv.NamesrvStartup", "namesrv.properties", "-Xmx256m")
+    async with process(names, log, ROCKETMQ_HOME=str(home)):
+        await listening(name_port)
+        broker = java("broker.BrokerStartup", "broker.properties", *APACHE_HEAP)
+        async with process(broker, log, ROCKETMQ_HOME=str(home)) as pid:
+            await listening(broker_port)
+            yield Peer("apache", f"127.0.0.1:{name_port}", pid)
+
+
+def jetstream_fault() -> str | None:
+    return None if _nats() else "nats-server is missing (Debian's package of that name)"
+
+
+def _nats() -> str | None:
+    return shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
+
+
+@asynccontextmanager
+async def jetstream(folder: Path) -> AsyncIterator[Peer]:
+    port = free_port()
+    arguments = (
+        str(_nats()), "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(folder / "nats"),
+    )  # fmt: skip
+    async with process(arguments, folder / "nats.log") as pid:
+        await listening(port)
+        yield Peer("jetstream", f"127.0.0.1:{port}", pid)
