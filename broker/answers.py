@@ -8,17 +8,17 @@ from ..protocol.frame import MSGPACK, Ext, Frame, encode, encode_head
 Buffer = bytes | memoryview
 Buffers = list[Buffer]
 
-_JAVA = int(Language.JAVA)  # what a Java broker says; Go reads other names as unknown
+JAVA = int(Language.JAVA)  # what a Java broker says; Go reads other names as unknown
 _NONE: Ext = {}
 
 
 def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:
-    return [encode(Frame(code, request.opaque, ext, body, RESPONSE_FLAG, remark, _JAVA, VERSION, reply_type(request)))]
+    return [encode(Frame(code, request.opaque, ext, body, RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request)))]
 
 
 def answer_pieces(request: Frame, ext: Ext, pieces: list[Buffer], remark: str) -> Buffers:
     """A success whose body is written from the pieces that it lies in."""
-    frame = Frame(0, request.opaque, ext, b"", RESPONSE_FLAG, remark, _JAVA, VERSION, reply_type(request))
+    frame = Frame(0, request.opaque, ext, b"", RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request))
     return [encode_head(frame, sum(map(len, pieces))), *pieces]
 
 

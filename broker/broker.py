@@ -94,9 +94,9 @@ class Broker:
     def persist(self, sync: bool = False) -> None:
         """Offsets, delay progress and the indexes; what a full disk refuses is tried again the next time."""
         sync = sync or self.config.flush == "sync"
-        for save in (self.offsets.save, self.delays.save, lambda: self.store.checkpoint(sync)):
+        for save in (self.offsets.save, self.delays.save, self.store.checkpoint):
             try:
-                save()
+                save(sync)
             except StoreFull as error:
                 log.error("cannot save; will try again", reason=str(error))
 

@@ -124,8 +124,8 @@ class Delays:
     def _real_queue(self, topic: str, record: Record) -> ConsumeQueue:
         return self._broker.store.queue(topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0))
 
-    def save(self) -> None:
+    def save(self, sync: bool = True) -> None:
         """Raises StoreFull; progress is then saved the next time."""
         if self._dirty:
-            write_state(self._path, {str(level): offset for level, offset in self._progress.items()})
+            write_state(self._path, {str(level): offset for level, offset in self._progress.items()}, sync=sync)
             self._dirty = False

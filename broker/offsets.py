@@ -32,7 +32,7 @@ class Offsets:
             del self._offsets[key]
             self._dirty = True
 
-    def save(self) -> None:
+    def save(self, sync: bool = True) -> None:
         """Raises StoreFull; the offsets are then saved the next time."""
         if self._dirty:
             write_state(
@@ -41,5 +41,6 @@ class Offsets:
                     f"{topic}@{group}": {str(number): offset for number, offset in queues.items()}
                     for (topic, group), queues in self._offsets.items()
                 },
+                sync=sync,
             )
             self._dirty = False

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..protocol import names
 from ..protocol import properties as props
 from ..protocol.bodies import TopicConfig
-from ..protocol.codes import SYS_TRANSACTION_MASK, RequestCode, ResponseCode
-from ..protocol.frame import Ext, Frame
+from ..protocol.codes import RESPONSE_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
+from ..protocol.frame import MSGPACK, Ext, ExtValue, Frame, encode_msgpack
 from ..protocol.headers import SendBack, SendMessage, read, read_send_v2
 from ..protocol.message import MAX_BODY_BYTES, MessageError, decode_batch, offset_id
 from ..protocol.subscription import java_hash
-from .answers import Buffers, answer
+from .answers import JAVA, Buffers, answer
 from .config import REGION
 from .delays import Delays
 from .store.consume_queue import ConsumeQueue
@@ -56,6 +56,8 @@ class Sends:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._cluster = broker.config.cluster
+        self._cluster_text = f"{props.CLUSTER}{props.NAME_END}{self._cluster}"
+        self._cluster_end = props.PAIR_END + self._cluster_text
         self._host_hex = broker.store.store_host.hex().upper()
         self.staged: list[Staged] = []
 
@@ -95,18 +97,15 @@ class Sends:
         return out
 
     def _accepted(self, item: Staged) -> Buffers:
-        message_id = item.message_ids or f"{self._host_hex}{item.position:016X}"
-        return answer(
-            item.frame,
-            0,
-            {
-                "msgId": message_id,
-                "queueId": item.queue_id,
-                "queueOffset": item.queue_offset,
-                "MSG_REGION": REGION,
-                "TRACE_ON": "true",
-            },
-        )
+        frame, position, queue_id, queue_offset, message_ids, _ = item
+        ext: dict[str, ExtValue] = {
+            "msgId": message_ids or f"{self._host_hex}{position:016X}",
+            "queueId": queue_id,
+            "queueOffset": queue_offset,
+        }
+        if frame.serialize_type == MSGPACK:  # a Rocketlet client, which needs neither region nor trace switch
+            return [encode_msgpack(0, RESPONSE_FLAG, frame.opaque, JAVA, ext)]
+        return answer(frame, 0, {**ext, **REGION_EXT})
 
     def _place(self, connection: Connection, frame: Frame, header: SendMessage) -> Staged:
         topic = self._topic(header)
@@ -133,7 +132,7 @@ class Sends:
             name, queue_id, text = self._retried(header, name, queue_id, text)
         if _WAIT_MARK in text and _DELAY_MARK not in text:
             text = props.without(text, props.WAIT)
-        text = props.appended(text, props.CLUSTER, self._cluster)
+        text = text + self._cluster_end if text and text[-1] != props.PAIR_END else text + self._cluster_text
         level = 0
         if _DELAY_MARK in text:
             level = _delay_level(text, self._broker.delays)

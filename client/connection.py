@@ -14,12 +14,14 @@ from typing import cast
 
 import structlog
 
-from ..protocol.codes import EXT_ACCEPT_ENCODING, ONEWAY_FLAG, RESPONSE_FLAG, request_name
-from ..protocol.frame import JSON, MSGPACK, Ext, Frame, FrameError, FrameReader, encode
+from ..protocol.codes import EXT_ACCEPT_ENCODING, ONEWAY_FLAG, RESPONSE_FLAG, Language, request_name
+from ..protocol.frame import JSON, MSGPACK, Ext, Frame, FrameError, FrameReader, encode, encode_msgpack
 from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, REQUEST_TIMEOUT_S
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout
 
 log = structlog.get_logger("rocketlet.connection")
+
+_PYTHON = int(Language.PYTHON)
 
 Answered = Callable[[Frame | Exception], None]
 OnRequest = Callable[["Connection", Frame], None]
@@ -61,7 +63,21 @@ class Connection(asyncio.Protocol):
         self._pending[opaque] = (answered, self._loop.time() + timeout_s, code)
         if self._sweep is None:
             self._sweep = self._loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines)
-        self._send(Frame(code, opaque, ext, body, 0, None, serialize_type=self._serialize_type))
+        out = self._out
+        if not out:
+            self._loop.call_soon(self._flush)
+        if self._serialize_type == MSGPACK:
+            out.append(encode_msgpack(code, 0, opaque, _PYTHON, ext, body))
+        else:
+            out.append(_in_json(Frame(code, opaque, ext, body)))
+
+    def ask(
+        self, code: int, ext: Ext, body: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> asyncio.Future[Frame]:
+        """The response, whatever its code. The future raises ConnectionFailed or RequestTimeout."""
+        future: asyncio.Future[Frame] = self._loop.create_future()
+        self.call(code, ext, body, partial(_settle, future), timeout_s)
+        return future
 
     def request(
         self, code: int, ext: Ext, body: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S
@@ -72,14 +88,9 @@ class Connection(asyncio.Protocol):
         return future
 
     def _resolve(self, future: asyncio.Future[Frame], code: int, answer: Frame | Exception) -> None:
-        if future.done():  # its caller was cancelled
-            return
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        elif answer.code:
-            future.set_exception(BrokerRefused(code, answer.code, answer.remark, self.address))
-        else:
-            future.set_result(answer)
+        if isinstance(answer, Frame) and answer.code:
+            answer = BrokerRefused(code, answer.code, answer.remark, self.address)
+        _settle(future, answer)
 
     def oneway(self, code: int, ext: Ext, body: bytes = b"") -> None:
         """Sends a request that has no answer. Raises ConnectionFailed if the connection is closed."""
@@ -101,12 +112,9 @@ class Connection(asyncio.Protocol):
         await self._writable.wait()
 
     def _send(self, frame: Frame) -> None:
-        if frame.serialize_type == JSON:
-            frame = frame._replace(ext={**frame.ext, EXT_ACCEPT_ENCODING: "MSGPACK"})
-        out = self._out
-        out.append(encode(frame))
-        if len(out) == 1:
+        if not self._out:
             self._loop.call_soon(self._flush)
+        self._out.append(encode(frame))
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -169,6 +177,20 @@ class Connection(asyncio.Protocol):
             self._flush()
         if self._transport is not None:
             self._transport.close()
+
+
+def _in_json(frame: Frame) -> bytes:
+    """A request that asks for an answer in MessagePack."""
+    return encode(frame._replace(ext={**frame.ext, EXT_ACCEPT_ENCODING: "MSGPACK"}))
+
+
+def _settle(future: asyncio.Future[Frame], answer: Frame | Exception) -> None:
+    if future.done():  # its caller was cancelled
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 class Connections:

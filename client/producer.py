@@ -16,8 +16,8 @@ from ..protocol import properties as props
 from ..protocol.bodies import Heartbeat, Queue
 from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.compression import compressed
-from ..protocol.frame import Ext, Frame
-from ..protocol.headers import SendMessage, SendMessageResult, UnregisterClient, read, write, write_send_v2
+from ..protocol.frame import ExtValue, Frame
+from ..protocol.headers import UnregisterClient, write
 from ..protocol.message import MAX_BODY_BYTES, BatchEntry, encode_batch
 from .cluster import Cluster
 from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
@@ -190,8 +190,7 @@ class Producer:
         body = encode_batch(entries)
         if len(body) > MAX_BODY_BYTES:
             raise MessageIllegal(f"the batch has {len(body)} bytes; {MAX_BODY_BYTES} are allowed, send several")
-        header = self._header(topic, "", 0, now_ms, batch=True)
-        ext = write_send_v2(header)
+        ext = self._header(topic, "", 0, now_ms, batch=True)
         answer, target = await self._send(topic, RequestCode.SEND_BATCH_MESSAGE, ext, body, queue_key, queue)
         return _result(answer, ",".join(ids), target)
 
@@ -219,7 +218,7 @@ class Producer:
         keys: str | Sequence[str],
         properties: Mapping[str, str] | None,
         delay_level: int,
-    ) -> tuple[dict[str, str | int | bool], bytes, str]:
+    ) -> tuple[dict[str, ExtValue], bytes, str]:
         """Header fields but the queue, the body as it travels, and the message's key."""
         if topic not in self._queues:
             fault = names.topic_fault(topic)
@@ -232,27 +231,31 @@ class Producer:
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
             body, sys_flag = compressed(body)
-        return write_send_v2(self._header(topic, text, sys_flag, now_ms)), body, key
+        return self._header(topic, text, sys_flag, now_ms), body, key
 
-    def _header(self, topic: str, text: str, sys_flag: int, now_ms: int, *, batch: bool = False) -> SendMessage:
-        return SendMessage(
-            self.group,
-            topic,
-            names.DEFAULT_TOPIC,
-            self._default_queues,
-            0,
-            sys_flag,
-            now_ms,
-            0,
-            text,
-            batch=batch,
-        )
+    def _header(
+        self, topic: str, text: str, sys_flag: int, now_ms: int, flag: int = 0, *, batch: bool = False
+    ) -> dict[str, ExtValue]:
+        """SEND_MESSAGE_V2's fields but the queue; spelled out, because it is made per message."""
+        return {
+            "a": self.group,
+            "b": topic,
+            "c": names.DEFAULT_TOPIC,
+            "d": self._default_queues,
+            "f": sys_flag,
+            "g": now_ms,
+            "h": flag,
+            "i": text,
+            "j": 0,
+            "k": False,
+            "m": batch,
+        }
 
     async def _send(
         self,
         topic: str,
         code: int,
-        ext: dict[str, str | int | bool],
+        ext: dict[str, ExtValue],
         body: bytes,
         queue_key: str | None,
         queue: Queue | None,
@@ -267,7 +270,9 @@ class Producer:
                 connection = self._cluster.connected(target.broker_name) or await self._connect(target)
                 if not connection.is_writable:
                     await connection.writable()
-                answer = await _answered(connection, code, ext, body, deadline_s - time.monotonic())
+                answer = await connection.ask(code, ext, body, max(deadline_s - time.monotonic(), 0.001))
+                if answer.code and answer.code not in _STORED:
+                    raise BrokerRefused(code, answer.code, answer.remark, connection.address)
             except (ConnectionFailed, RequestTimeout, BrokerRefused) as error:
                 last = attempt == self._retries or time.monotonic() >= deadline_s
                 if last or (isinstance(error, BrokerRefused) and error.code not in _WORTH_ANOTHER):
@@ -309,29 +314,12 @@ class Producer:
         self._queues.pop(topic, None)
 
 
-async def _answered(connection: Connection, code: int, ext: Ext, body: bytes, timeout_s: float) -> Frame:
-    """The answer of a send that was stored, also where it was not flushed or copied in time."""
-    future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-
-    def answered(answer: Frame | Exception) -> None:
-        if future.done():
-            return
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        elif answer.code in _STORED:
-            future.set_result(answer)
-        else:
-            future.set_exception(BrokerRefused(code, answer.code, answer.remark, connection.address))
-
-    connection.call(code, ext, body, answered, max(timeout_s, 0.001))
-    return await future
-
-
 def _result(answer: Frame, key: str, queue: Queue) -> SendResult:
-    header = read(SendMessageResult, answer.ext)
-    if header.queue_id != queue.queue_id:
-        queue = queue._replace(queue_id=header.queue_id)
-    return SendResult(key, header.msg_id, queue, header.queue_offset, _STORED[answer.code])
+    ext = answer.ext
+    queue_id = int(ext["queueId"])
+    if queue_id != queue.queue_id:
+        queue = queue._replace(queue_id=queue_id)
+    return SendResult(key, str(ext["msgId"]), queue, int(ext["queueOffset"]), _STORED[answer.code])
 
 
 def _checked(body: bytes) -> bytes:

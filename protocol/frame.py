@@ -26,6 +26,7 @@ MAX_REMARK_BYTES: Final = 65_536
 JSON: Final = int(SerializeType.JSON)
 ROCKETMQ: Final = int(SerializeType.ROCKETMQ)
 MSGPACK: Final = int(SerializeType.MSGPACK)
+_MSGPACK_MARK: Final = MSGPACK << 24
 
 ExtValue = str | int | bool
 Ext = Mapping[str, ExtValue]
@@ -38,7 +39,10 @@ _LANGUAGE_NAMES: Final = {language.value: language.name for language in Language
 _LANGUAGE_CODES: Final = {language.name: language.value for language in Language}
 _PYTHON: Final = int(Language.PYTHON)
 
+_prefix_at = _PREFIX.unpack_from
+_new_tuple = tuple.__new__
 _packb = msgpack.Packer(use_bin_type=True).pack
+_unpackb = msgpack.unpackb
 
 
 class FrameError(ValueError):
@@ -126,6 +130,14 @@ def encode(frame: Frame) -> bytes:
     return b"".join((prefix, header, frame.body))
 
 
+def encode_msgpack(code: int, flag: int, opaque: int, language: int, ext: Ext, body: bytes = b"") -> bytes:
+    """What `encode` makes of a MessagePack frame without a remark, without making the frame: for what is sent per
+    message."""
+    header: bytes = _packb((code, flag, opaque, language, VERSION, None, ext))
+    size = len(header)
+    return b"".join((_PREFIX.pack(4 + size + len(body), _MSGPACK_MARK | size), header, body))
+
+
 def encode_head(frame: Frame, body_bytes: int) -> bytes:
     """Everything of the frame but its body, for a body that is written from where it lies."""
     header = _ENCODERS[frame.serialize_type](frame)
@@ -204,21 +216,16 @@ def _decode_binary_ext(block: bytes) -> dict[str, ExtValue]:
 
 def _decode_msgpack(header: bytes, body: bytes) -> Frame:
     try:
-        code, flag, opaque, language, version, remark, ext = msgpack.unpackb(header)
-        valid = (
-            type(code) is int
-            and type(flag) is int
-            and type(opaque) is int
-            and type(language) is int
-            and type(version) is int
-            and type(ext) is dict
-            and (remark is None or type(remark) is str)
-        )
+        code, flag, opaque, language, version, remark, ext = _unpackb(header)
     except Exception as error:  # msgpack raises its own errors, ValueError, TypeError and more
         raise FrameError(f"MessagePack header cannot be read: {error!r}") from None
-    if not valid:
+    if not (
+        type(code) is type(flag) is type(opaque) is type(language) is type(version) is int
+        and type(ext) is dict
+        and (remark is None or type(remark) is str)
+    ):
         raise FrameError("MessagePack header has a field of a wrong type")
-    return Frame(code, opaque, ext, body, flag, remark, language, version, MSGPACK)
+    return _new_tuple(Frame, (code, opaque, ext, body, flag, remark, language, version, MSGPACK))
 
 
 _DECODERS: Final = {JSON: _decode_json, ROCKETMQ: _decode_binary, MSGPACK: _decode_msgpack}
@@ -243,35 +250,33 @@ class FrameReader:
             self._rest = bytearray()
         frames: list[Frame] = []
         position, end = 0, len(data)
-        while end - position >= 4:
-            needed = _total(data, position)
+        while end - position >= 8:
+            total, mark = _prefix_at(data, position)
+            needed = total + 4
+            if needed < 8 or needed > MAX_FRAME_BYTES:
+                raise _bad_size(needed)
             if end - position < needed:
                 self._needed = needed
                 break
-            frames.append(_decode(data, position, needed))
-            position += needed
+            body_at = position + 8 + (mark & 0xFFFFFF)
+            decoder = _DECODERS.get(mark >> 24)
+            after = position + needed
+            if decoder is None or body_at > after:
+                raise FrameError(
+                    f"serialize type {mark >> 24}, header of {mark & 0xFFFFFF} bytes in a frame of {needed}"
+                )
+            frames.append(decoder(data[position + 8 : body_at], data[body_at:after]))
+            position = after
         else:
-            self._needed = 4
+            self._needed = 8
+            if end - position >= 4:  # an impossible size is refused before more is waited for
+                self._needed = int.from_bytes(data[position : position + 4], "big") + 4
+                if self._needed < 8 or self._needed > MAX_FRAME_BYTES:
+                    raise _bad_size(self._needed)
         if position < end:
             self._rest += data[position:] if position else data
         return frames
 
 
-def _total(data: bytes, position: int) -> int:
-    needed = int.from_bytes(data[position : position + 4], "big") + 4
-    if needed < 8 or needed > MAX_FRAME_BYTES:
-        raise FrameError(f"frame of {needed} bytes; 8 to {MAX_FRAME_BYTES} are allowed")
-    return needed
-
-
-def _decode(data: bytes, position: int, needed: int) -> Frame:
-    _, mark = _PREFIX.unpack_from(data, position)
-    header_size = mark & 0xFFFFFF
-    begin = position + 8
-    body_at = begin + header_size
-    if header_size > needed - 8:
-        raise FrameError(f"header of {header_size} bytes in a frame of {needed}")
-    decoder = _DECODERS.get(mark >> 24)
-    if decoder is None:
-        raise FrameError(f"serialize type {mark >> 24} is unknown")
-    return decoder(data[begin:body_at], data[body_at : position + needed])
+def _bad_size(needed: int) -> FrameError:
+    return FrameError(f"frame of {needed} bytes; 8 to {MAX_FRAME_BYTES} are allowed")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import uvloop
 from pyspark.sql.datasource import InputPartition
 
-from ..client.connection import Connection, Connections
+from ..client.connection import Connections
 from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
@@ -153,7 +153,7 @@ class _Pulls:
             span.subscription.expression,
             span.subscription.kind,
         )
-        answer = await _any_answer(connection, header)
+        answer = await connection.ask(RequestCode.PULL_MESSAGE, write(header), timeout_s=PULL_TIMEOUT_S)
         readable = (
             ResponseCode.SUCCESS,
             ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -170,21 +170,6 @@ class _Pulls:
             self._pull.cancel()
             await asyncio.gather(self._pull, return_exceptions=True)
         await self._connections.close()
-
-
-async def _any_answer(connection: Connection, header: PullMessage) -> Frame:
-    future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-
-    def answered(answer: Frame | Exception) -> None:
-        if future.done():
-            return
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
-
-    connection.call(RequestCode.PULL_MESSAGE, write(header), b"", answered, PULL_TIMEOUT_S)
-    return await future
 
 
 def _batch(span: QueueRange, records: list[Record]) -> pa.RecordBatch:

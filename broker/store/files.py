@@ -198,8 +198,11 @@ def read_state(path: Path) -> Any:
         raise StoreError(f"{path} is damaged ({error}); restore it, or remove it to lose that state") from None
 
 
-def write_state(path: Path, value: Any) -> None:
-    """Replaces a state file whole: a reader sees the old value or the new one. Raises StoreFull."""
+def write_state(path: Path, value: Any, *, sync: bool = True) -> None:
+    """Replaces a state file whole: a reader sees the old value or the new one. Raises StoreFull.
+
+    sync: it is on the device, too. What is written every few seconds while clients wait is not synced.
+    """
     temporary = path.with_suffix(".new")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -207,7 +210,8 @@ def write_state(path: Path, value: Any) -> None:
             data = memoryview(orjson.dumps(value))
             while data:
                 data = data[os.write(descriptor, data) :]
-            os.fdatasync(descriptor)
+            if sync:
+                os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
         os.replace(temporary, path)

@@ -120,7 +120,7 @@ class Store:
             for queue in self.queues.values():
                 queue.sync()
         lengths = {f"{topic}@{number}": queue.next for (topic, number), queue in self.queues.items()}
-        write_state(self.folder.path / "checkpoint.json", {"position": position, "queues": lengths})
+        write_state(self.folder.path / "checkpoint.json", {"position": position, "queues": lengths}, sync=sync)
 
     def close(self) -> None:
         self._open_files.close()

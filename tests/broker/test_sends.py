@@ -32,7 +32,8 @@ async def test_an_answer_says_where_the_message_is_in_the_requests_encoding(wire
     answer = await wire.call(RequestCode.SEND_MESSAGE, ext, b"hello", serialize_type=serialize_type)
     assert (answer.code, answer.serialize_type) == (0, serialize_type)
     assert (int(answer.ext["queueId"]), int(answer.ext["queueOffset"])) == (2, 0)
-    assert answer.ext["TRACE_ON"] == "true"
+    if serialize_type != MSGPACK:  # only Apache's clients need it
+        assert answer.ext["TRACE_ON"] == "true"
     (record,) = await records(wire, queue=2)
     assert record.offset_id == answer.ext["msgId"]
     assert (record.body, record.flag, record.born_ms) == (b"hello", 9, 1)
