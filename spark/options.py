@@ -11,15 +11,15 @@ from ..protocol import names
 from ..protocol.subscription import Subscription, SubscriptionError, parse_subscription
 
 ALLOWED = {
-    "nameserver": "host:port, several separated by ;",
+    "nameServer": "host:port, several separated by ;",
     "topic": "one topic, or several separated by commas",
     "group": "the consumer group that the query is a member of",
     "tags": "a tag expression such as `TagA || TagB`; default: *",
-    "startingoffsets": "earliest, latest, or a store time in ms; where a new group begins; default: earliest",
-    "maxrowspertrigger": "a positive number; default: no limit",
-    "releasetimeoutms": "how long a queue that another member wants waits for its batch; default: 60000",
-    "failondataloss": "true or false; default: true",
-    "arrowbatchsize": "rows of an Arrow batch, at most; default: 10000",
+    "startingOffsets": "earliest, latest, or a store time in ms; where a new group begins; default: earliest",
+    "maxRowsPerTrigger": "a positive number; default: no limit",
+    "releaseTimeoutMs": "how long a queue that another member wants waits for its batch; default: 60000",
+    "failOnDataLoss": "true or false; default: true",
+    "arrowBatchSize": "rows of an Arrow batch, at most; default: 10000",
 }
 
 
@@ -37,8 +37,9 @@ class SourceOptions:
 
 def parse(options: Mapping[str, str]) -> SourceOptions:
     """Reads the options, whose names Spark compares without regard to case. Raises ConfigError."""
-    given = {name.lower(): value for name, value in options.items()}
-    unknown = [name for name in options if name.lower() not in ALLOWED and name.lower() != "path"]
+    spelled = {name.lower(): name for name in ALLOWED}
+    given = {spelled.get(name.lower(), name): value for name, value in options.items()}
+    unknown = [name for name in given if name not in ALLOWED and name != "path"]
     if unknown:
         known = "; ".join(f"{name} ({meaning})" for name, meaning in ALLOWED.items())
         raise ConfigError(f"the option {unknown[0]} is unknown. Options: {known}")
@@ -46,14 +47,14 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     if fault:
         raise ConfigError(f"the option group: {fault}")
     return SourceOptions(
-        name_server=_required(given, "nameserver"),
+        name_server=_required(given, "nameServer"),
         group=given["group"],
         subscriptions=_subscriptions(_required(given, "topic"), given.get("tags", "*")),
-        start=_start(given.get("startingoffsets", "earliest")),
-        max_rows=_number(given, "maxrowspertrigger") if "maxrowspertrigger" in given else None,
-        release_timeout_s=_number(given, "releasetimeoutms", 60_000) / 1000,
-        fail_on_data_loss=_boolean(given, "failondataloss", True),
-        arrow_batch_size=_number(given, "arrowbatchsize", 10_000),
+        start=_start(given.get("startingOffsets", "earliest")),
+        max_rows=_number(given, "maxRowsPerTrigger") if "maxRowsPerTrigger" in given else None,
+        release_timeout_s=_number(given, "releaseTimeoutMs", 60_000) / 1000,
+        fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
+        arrow_batch_size=_number(given, "arrowBatchSize", 10_000),
     )
 
 
@@ -81,7 +82,7 @@ def _start(value: str) -> Start:
     if value.isdigit():
         return int(value)
     if value not in ("earliest", "latest"):
-        raise ConfigError(f"the option startingOffsets is {value!r}; allowed: {ALLOWED['startingoffsets']}")
+        raise ConfigError(f"the option startingOffsets is {value!r}; allowed: {ALLOWED['startingOffsets']}")
     return "first" if value == "earliest" else "last"
 
 

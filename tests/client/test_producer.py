@@ -1,0 +1,203 @@
+"""The producer on a real broker: where messages go, what fails and how it says so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from rocketlet.client import (
+    BrokerRefused,
+    ConfigError,
+    ConnectionFailed,
+    MessageIllegal,
+    Outgoing,
+    Producer,
+    RequestTimeout,
+    TopicNotFound,
+)
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import MSGPACK
+from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.properties import decode
+
+from ..broker.test_pulls import pull
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, free_port
+
+
+async def stored(wire: Wire, topic: str = "t", queues: int = 4) -> list[Any]:
+    found: list[Any] = []
+    for queue in range(queues):
+        answer = await wire.call(RequestCode.PULL_MESSAGE, pull(topic, queue=queue))
+        found += decode_records(answer.body)
+    return found
+
+
+async def test_a_message_is_where_the_result_says(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        result = await producer.send("t", b"hello", tag="A", keys=["k1", "k2"], properties={"colour": "blau"})
+        connection = producer._cluster.connected("broker-a")
+        assert connection is not None
+        assert connection.speaks_msgpack
+    (record,) = await stored(wire)
+    assert (record.queue_id, record.queue_offset, record.offset_id) == (
+        result.queue.queue_id,
+        result.queue_offset,
+        result.offset_id,
+    )
+    properties = decode(record.properties)
+    assert properties == {
+        "TAGS": "A", "KEYS": "k1 k2", "colour": "blau", "UNIQ_KEY": result.message_id, "CLUSTER": "DefaultCluster",
+    }  # fmt: skip
+
+
+async def test_sends_take_queues_in_turn_and_keys_always_the_same(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        turns = [(await producer.send("t", b"x")).queue.queue_id for _ in range(8)]
+        assert sorted(turns) == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert len({(await producer.send("t", b"x", queue_key="plane")).queue for _ in range(5)}) == 1
+        queue = (await producer.send("t", b"x")).queue
+        assert (await producer.send("t", b"x", queue=queue)).queue == queue
+
+
+async def test_a_new_topic_is_made_by_the_first_send(node: Node, wire: Wire) -> None:
+    async with Producer(node.address, default_queues=2) as producer:
+        await producer.send("fresh", b"x")
+        await producer.send("fresh", b"y")
+    assert {record.body for record in await stored(wire, "fresh", 2)} == {b"x", b"y"}
+
+
+async def test_large_bodies_travel_compressed(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"z" * 4096)
+        await producer.send("t", b"z" * 4095)
+    sizes = sorted(len(record.body) for record in await stored(wire))
+    assert sizes[0] < 100
+    assert sizes[1] == 4095
+
+
+async def test_a_batch_lies_in_one_queue_in_order(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        result = await producer.send_batch("t", [b"one", Outgoing(b"two", tag="B", keys="k"), b"three"])
+    found = await stored(wire)
+    assert [record.body for record in found] == [b"one", b"two", b"three"]
+    assert {record.queue_id for record in found} == {result.queue.queue_id}
+    assert result.message_id.split(",") == [decode(record.properties)["UNIQ_KEY"] for record in found]
+
+
+async def test_a_oneway_send_arrives(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send_oneway("t", b"quiet")
+        await eventually(lambda: node.broker.store.end > 0)
+    assert [record.body for record in await stored(wire)] == [b"quiet"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"topic": "a b", "body": b"x"}, "characters"),
+        ({"topic": "t", "body": b""}, "empty"),
+        ({"topic": "t", "body": "text"}, "must be bytes"),
+        ({"topic": "t", "body": b"x" * 4_194_305}, "4194304 are allowed"),
+        ({"topic": "t", "body": b"x", "properties": {"TAGS": "A"}}, "RocketMQ's own"),
+        ({"topic": "t", "body": b"x", "properties": {"a": " "}}, "blank"),
+        ({"topic": "t", "body": b"x", "properties": {"a": "x" * 33_000}}, "are allowed"),
+        ({"topic": "t", "body": b"x", "tag": "a\x02b"}, "U\\+0001"),
+        ({"topic": "t", "body": b"x", "delay_level": -1}, "delay level"),
+    ],
+)
+async def test_a_message_that_no_broker_would_take_is_refused_before_it_is_sent(
+    node: Node, arguments: dict[str, Any], reason: str
+) -> None:
+    async with Producer(node.address) as producer:
+        with pytest.raises(MessageIllegal, match=reason):
+            await producer.send(**arguments)
+    assert node.broker.store.end == 0
+
+
+async def test_a_refusal_names_broker_code_and_remedy(nodes: Nodes) -> None:
+    node = await nodes.start(auto_create_topics=True)
+    async with Producer(node.address, retries=0) as producer:
+        with pytest.raises(BrokerRefused, match=rf"{node.address}.*NO_PERMISSION \(16\).*Check the permissions"):
+            await producer.send("SCHEDULE_TOPIC_XXXX", b"x")
+
+
+async def test_an_unknown_topic_where_none_may_be_made_is_named(nodes: Nodes) -> None:
+    node = await nodes.start(auto_create_topics=False)
+    async with Producer(node.address) as producer:
+        with pytest.raises(TopicNotFound, match="nowhere"):
+            await producer.send("nowhere", b"x")
+
+
+async def test_without_a_name_server_the_error_names_each_address() -> None:
+    port = free_port()
+    with pytest.raises(ConnectionFailed, match=f"127.0.0.1:{port}"):
+        async with Producer(f"127.0.0.1:{port}"):
+            pass
+    for wrong in ("", "nohost", "h:port"):
+        with pytest.raises(ConfigError, match="name_server"):
+            Producer(wrong)
+    with pytest.raises(ConfigError, match="group"):
+        Producer("h:1", "DEFAULT_PRODUCER")
+
+
+async def test_the_second_name_server_serves_when_the_first_is_away(node: Node) -> None:
+    async with Producer(f"127.0.0.1:{free_port()};{node.address}") as producer:
+        await producer.send("t", b"x")
+
+
+async def test_a_send_goes_to_another_broker_when_one_is_gone(nodes: Nodes, connect: Connect) -> None:
+    home = await nodes.start(name="home")
+    guest = await nodes.start(name="guest", name_servers=(home.address,))
+    for node in (home, guest):
+        await create_topic(await connect(node.address), "t")
+    wire = await connect(home.address)
+    async with Producer(home.address) as producer:
+        while len({(await producer.send("t", b"x")).queue.broker_name for _ in range(8)}) < 2:
+            pass
+        await guest.stop()
+        results = [await producer.send("t", b"x") for _ in range(8)]
+    assert {result.queue.broker_name for result in results} == {"home"}
+    assert len(await stored(wire)) >= 8
+
+
+async def test_a_peer_that_does_not_answer_is_a_timeout_that_names_it(node: Node) -> None:
+    node.server.dispatch.serve = lambda connection, frames: None  # type: ignore[method-assign]
+    with pytest.raises(ConnectionFailed, match=f"not answered in time by {node.address}"):
+        async with Producer(node.address):
+            pass
+
+
+async def test_timeouts_and_lost_connections_are_told_apart(node: Node) -> None:
+    async with Producer(node.address) as producer:
+        connection = await producer._cluster.connection(node.address)
+        serve = node.server.dispatch.serve
+        node.server.dispatch.serve = lambda connection, frames: None  # type: ignore[method-assign]
+        with pytest.raises(RequestTimeout, match="SEND_MESSAGE"):
+            await connection.ask(RequestCode.SEND_MESSAGE_V2, {}, timeout_s=0.001)
+        pending = connection.ask(RequestCode.SEND_MESSAGE_V2, {})
+        connection.close()
+        with pytest.raises(ConnectionFailed, match="closed the connection"):
+            await pending
+        node.server.dispatch.serve = serve  # type: ignore[method-assign]
+
+
+async def test_many_sends_at_once_are_all_stored(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        results = await asyncio.gather(*(producer.send("t", b"%d" % number) for number in range(2000)))
+    places = {(result.queue, result.queue_offset) for result in results}
+    assert len(places) == 2000
+    assert sum(node.broker.store.queue("t", queue).next for queue in range(4)) == 2000
+
+
+async def test_the_connection_opens_in_json_and_switches(node: Node) -> None:
+    async with Producer(node.address) as producer:
+        connection = await producer._cluster.connection(node.address)
+        answer = await connection.request(RequestCode.GET_BROKER_CLUSTER_INFO, {})
+        assert answer.serialize_type == MSGPACK

@@ -1,0 +1,245 @@
+"""The hand-over: no message twice and none lost while members join and leave, and what happens when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from rocketlet.client import Consumer, Message, Producer
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.names import RETRY_PREFIX
+
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+
+QUEUES = 8
+
+
+class Watch:
+    """Handlers of all members write here; it sees doubles and two owners at once."""
+
+    def __init__(self, pause_s: float = 0.002) -> None:
+        self.seen: Counter[bytes] = Counter()
+        self.order: dict[Queue, list[int]] = {}
+        self.owners: dict[Queue, str] = {}
+        self.overlaps: list[tuple[Queue, str, str]] = []
+        self._pause_s = pause_s
+
+    def handler(self, name: str) -> Any:
+        async def handle(message: Message) -> None:
+            other = self.owners.get(message.queue)
+            if other not in (None, name):
+                self.overlaps.append((message.queue, str(other), name))
+            self.owners[message.queue] = name
+            await asyncio.sleep(self._pause_s)
+            self.seen[message.body] += 1
+            self.order.setdefault(message.queue, []).append(message.queue_offset)
+            self.owners.pop(message.queue, None)
+
+        return handle
+
+
+@asynccontextmanager
+async def traffic(node: Node, topic: str) -> AsyncIterator[list[bytes]]:
+    """Sends all the while; what was acknowledged is in the list."""
+    sent: list[bytes] = []
+
+    async def run(producer: Producer) -> None:
+        while True:
+            body = b"%d" % len(sent)
+            await producer.send(topic, body)
+            sent.append(body)
+            await asyncio.sleep(0.0005)
+
+    async with Producer(node.address) as producer:
+        task = asyncio.create_task(run(producer))
+        try:
+            yield sent
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def settled(*consumers: Consumer) -> None:
+    """Returns when the queues of the topic are shared out evenly among exactly these members."""
+    expected = QUEUES // len(consumers)
+
+    def even() -> bool:
+        shares = [
+            [queue for queue in item.assignment() if not queue.topic.startswith(RETRY_PREFIX)] for item in consumers
+        ]
+        whole = sum(map(len, shares)) == QUEUES
+        return whole and all(expected <= len(share) <= expected + 1 for share in shares)
+
+    await eventually(even)
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_joins_and_leaves_deliver_nothing_twice_and_lose_nothing(node: Node, wire: Wire, orderly: bool) -> None:
+    await create_topic(wire, "t", QUEUES)
+    watch = Watch()
+    options: dict[str, Any] = {"start": "first", "orderly": orderly, "concurrency": 16}
+    async with traffic(node, "t") as sent, AsyncExitStack() as stack:
+        members = {
+            name: await stack.enter_async_context(Consumer(node.address, "g", "t", watch.handler(name), **options))
+            for name in "ab"
+        }
+        await settled(*members.values())
+        for round_ in range(4):
+            async with Consumer(node.address, "g", "t", watch.handler(f"c{round_}"), **options) as joined:
+                await settled(*members.values(), joined)
+                count = len(sent)
+                await eventually(lambda count=count: len(sent) > count + 20)  # type: ignore[misc]
+            await settled(*members.values())
+    async with Consumer(node.address, "g", "t", watch.handler("last"), **options):
+        await eventually(lambda: len(watch.seen) >= len(sent))
+    assert set(sent) <= watch.seen.keys()
+    assert [body for body, times in watch.seen.items() if times > 1] == []
+    if orderly:
+        assert watch.overlaps == []
+        assert all(offsets == sorted(offsets) for offsets in watch.order.values())
+
+
+async def test_a_long_handler_is_waited_for_before_its_queue_moves(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", QUEUES)
+    started, release = asyncio.Event(), asyncio.Event()
+    handled: Counter[bytes] = Counter()
+
+    async def slow(message: Message) -> None:
+        started.set()
+        await release.wait()
+        handled[message.body] += 1
+
+    async def quick(message: Message) -> None:
+        handled[message.body] += 1
+
+    queue = Queue("t", "broker-a", QUEUES - 1)
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"long", queue=queue)
+    async with Consumer(node.address, "g", "t", slow, start="first"):
+        await started.wait()
+        async with Consumer(node.address, "g", "t", quick, start="first") as second:
+            await eventually(
+                lambda: Queue("t", "broker-a", QUEUES - 2) in second.assignment() or bool(second.assignment())
+            )
+            owners = node.broker.locks.owners("g")
+            stays = [number for (topic, number), owner in owners.items() if topic == "t" and owner != second.client_id]
+            release.set()
+            await settled_pair(second)
+            assert len(stays) > QUEUES // 2, "the queue with the running handler had not moved yet"
+    assert handled == {b"long": 1}
+
+
+async def settled_pair(second: Consumer) -> None:
+    await eventually(lambda: sum(queue.topic == "t" for queue in second.assignment()) == QUEUES // 2)
+
+
+async def test_a_killed_members_queues_move_at_once_and_only_uncommitted_messages_come_again(
+    node: Node, wire: Wire
+) -> None:
+    await create_topic(wire, "t", QUEUES)
+    watch = Watch(0)
+    options: dict[str, Any] = {"start": "first", "drain_s": 0.01}
+    async with Consumer(node.address, "g", "t", watch.handler("stays"), **options) as stays:  # noqa: SIM117
+        async with Consumer(node.address, "g", "t", watch.handler("dies"), **options) as dies:
+            await settled(stays, dies)
+            async with Producer(node.address) as producer:
+                for number in range(80):
+                    await producer.send("t", b"%d" % number)
+                await eventually(lambda: len(watch.seen) == 80)
+                await dies.commit()
+                for number in range(80, 96):
+                    await producer.send("t", b"%d" % number)
+            await eventually(lambda: len(watch.seen) == 96)
+            connection = dies._cluster.connected("broker-a")
+            assert connection is not None
+            assert connection._transport is not None
+            dies._membership._tasks[0].cancel()
+            connection._transport.abort()  # as when its process is killed
+            await settled(stays)
+            await eventually(lambda: sum(watch.seen.values()) >= 96 + 8)
+    twice = {int(body) for body, times in watch.seen.items() if times > 1}
+    assert twice
+    assert min(twice) >= 80
+
+
+async def test_different_subscriptions_in_one_group_lose_nothing(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 4)
+    await create_topic(wire, "u", 4)
+    watch = Watch(0)
+    async with (
+        Consumer(node.address, "g", "t", watch.handler("t"), start="first"),
+        Consumer(node.address, "g", "u", watch.handler("u"), start="first"),
+        Producer(node.address) as producer,
+    ):
+        for number in range(40):
+            await producer.send("t", b"t%d" % number)
+            await producer.send("u", b"u%d" % number)
+        await eventually(lambda: len(watch.seen) == 80)
+    assert set(watch.seen.values()) == {1}
+
+
+async def test_a_topic_that_grows_is_read_from_the_start_of_its_new_queues(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    watch = Watch(0)
+    async with Consumer(node.address, "g", "t", watch.handler("a"), start="last") as consumer:
+        await consumer.assigned()
+        await create_topic(wire, "t", 4)
+        async with Producer(node.address) as producer:
+            await producer.send("t", b"grown", queue=Queue("t", "broker-a", 3))
+        await consumer._cluster.find_route("t")  # what the 30 s timer does
+        await eventually(lambda: watch.seen[b"grown"] == 1)
+
+
+async def test_a_broker_that_restarts_gets_its_members_back(nodes: Nodes, connect: Connect) -> None:
+    home = await nodes.start(name="home")
+    guest = await nodes.start(name="guest", name_servers=(home.address,))
+    await create_topic(await connect(guest.address), "t", QUEUES)
+    watch = Watch(0)
+    async with Producer(home.address, retries=5) as producer:
+        while True:
+            try:
+                await producer.send("t", b"0")
+                break
+            except Exception:
+                await asyncio.sleep(0.01)
+        async with Consumer(home.address, "g", "t", watch.handler("a"), start="first") as consumer:
+            await eventually(lambda: b"0" in watch.seen)
+            address = guest.address
+            await guest.stop()
+            await eventually(lambda: not [queue for queue in consumer.assignment() if queue.broker_name == "guest"])
+            again = await restart(nodes, guest)
+            assert again.address == address
+            await eventually(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES)
+            await eventually(lambda: producer._cluster.route("t") is not None)
+            await producer.send("t", b"1")
+            await eventually(lambda: b"1" in watch.seen)
+    assert watch.seen == {b"0": 1, b"1": 1}
+
+
+async def restart(nodes: Nodes, node: Node) -> Node:
+    """The same broker on the same port and folder."""
+    from rocketlet.broker.broker import Broker
+    from rocketlet.broker.server import Server
+
+    broker = Broker(node.config)
+    port = int(node.address.rpartition(":")[2])
+    server = await Server("127.0.0.1", port, broker=broker, routes=None).__aenter__()
+    again = Node(node.address, broker, server, node.config)
+    nodes.stack.push_async_callback(again.stop)
+    return again
+
+
+async def test_members_that_are_refused_are_told_when_the_queue_is_free(node: Node, connect: Connect) -> None:
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 1)
+    watch = Watch(0)
+    async with Consumer(node.address, "g", "t", watch.handler("a"), start="first") as first:
+        await eventually(lambda: bool(first.assignment()))
+    members = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+    assert members.code == 1
+    assert node.broker.locks.owners("g") == {}

@@ -1,0 +1,235 @@
+"""The broker as a process: how it starts and ends, what survives SIGKILL, a full disk, and what is in the wheel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RocketletError
+
+from ..conftest import free_port
+
+ROOT = Path(__file__).parents[2]
+
+
+class Process:
+    def __init__(self, child: asyncio.subprocess.Process, address: str) -> None:
+        self.child = child
+        self.address = address
+        self.output = b""
+
+    async def ready(self) -> None:
+        assert self.child.stdout is not None
+        async with asyncio.timeout(20):
+            while b"ready" not in self.output:
+                line = await self.child.stdout.readline()
+                assert line, "the broker ended before it was ready"
+                self.output += line
+
+    async def kill(self) -> None:
+        self.child.kill()
+        await self.child.communicate()
+
+    async def end(self) -> tuple[bytes, bytes]:
+        if self.child.returncode is None:
+            self.child.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            out, err = await self.child.communicate()
+        return self.output + out, err
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
+    running: list[Process] = []
+
+    async def start_broker(*options: str, port: int | None = None, before: Callable[[], None] | None = None) -> Process:
+        port = port or free_port()
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "rocketlet.broker.cli", "start", "--host", "127.0.0.1", "--port", str(port),
+            "--data", str(tmp_path / "data"), *options,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=before,
+        )  # fmt: skip
+        running.append(Process(child, f"127.0.0.1:{port}"))
+        await running[-1].ready()
+        return running[-1]
+
+    yield start_broker
+    for process in running:
+        if process.child.returncode is None:
+            await process.kill()
+
+
+Start = Callable[..., "asyncio.Future[Process]"]
+
+
+async def consume_all(address: str, topic: str, count: int) -> set[bytes]:
+    seen: set[bytes] = set()
+    done = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        seen.add(message.body)
+        if len(seen) >= count:
+            done.set()
+
+    async with Consumer(address, "all", topic, handle, start="first"), asyncio.timeout(20):
+        await done.wait()
+    return seen
+
+
+async def test_it_says_how_to_connect_and_ends_cleanly(start: Start) -> None:
+    broker = await start()
+    async with Producer(broker.address) as producer:
+        await producer.send("t", b"x")
+    out, err = await broker.end()
+    assert f"Producer(name_server='{broker.address}')".encode() in out
+    assert broker.child.returncode == 0
+    assert b'"event": "closing"' in err, "logs are JSON when nobody watches"
+    assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("flush", ["os", "sync"])
+async def test_every_acknowledged_message_survives_sigkill_in_full_load(start: Start, flush: str) -> None:
+    port = free_port()
+    broker = await start("--flush", flush, port=port)
+    acknowledged: set[bytes] = set()
+    target = 3000 if flush == "os" else 300
+
+    async def send(producer: Producer, worker: int) -> None:
+        with contextlib.suppress(RocketletError):
+            for number in range(100_000):
+                body = b"%d-%d" % (worker, number)
+                await producer.send("t", body)
+                acknowledged.add(body)
+
+    async with Producer(broker.address, retries=0) as producer:
+        workers = [asyncio.create_task(send(producer, number)) for number in range(64)]
+        async with asyncio.timeout(60):
+            while len(acknowledged) < target:
+                await asyncio.sleep(0.005)
+        await broker.kill()
+        await asyncio.gather(*workers)
+    again = await start(port=port)
+    found = await consume_all(again.address, "t", len(acknowledged))
+    assert acknowledged <= found
+    _, err = await again.end()
+    assert b"recovered" in err
+
+
+async def test_a_torn_tail_is_cut_off_and_said_so(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    broker = await start(port=port)
+    async with Producer(broker.address) as producer:
+        for number in range(10):
+            await producer.send("t", b"%d" % number)
+    await broker.kill()
+    (segment,) = (tmp_path / "data" / "commitlog").iterdir()
+    with segment.open("ab") as file:
+        file.write(b"\0\0\1\0half a message")
+    again = await start(port=port)
+    assert len(await consume_all(again.address, "t", 10)) == 10
+    _, err = await again.end()
+    assert b"cut off" in err
+
+
+async def test_offsets_survive_a_clean_end(start: Start) -> None:
+    port = free_port()
+    broker = await start(port=port)
+    async with Producer(broker.address) as producer:
+        await producer.send("t", b"one")
+    assert await consume_all(broker.address, "t", 1) == {b"one"}
+    await broker.end()
+    again = await start(port=port)
+    async with Producer(again.address) as producer:
+        await producer.send("t", b"two")
+    assert await consume_all(again.address, "t", 1) == {b"two"}
+
+
+async def test_a_full_disk_refuses_sends_and_serves_pulls(start: Start) -> None:
+    def small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    broker = await start(before=small_disk)
+    sent = 0
+    async with Producer(broker.address, retries=0) as producer:
+        with pytest.raises(BrokerRefused, match=r"SERVICE_NOT_AVAILABLE \(14\).*disk may be full") as refused:
+            while True:
+                await producer.send("t", os.urandom(3000))
+                sent += 1
+        assert refused.value.code == 14
+        with pytest.raises(BrokerRefused):
+            await producer.send("t", os.urandom(30_000))
+    assert 80 < sent < 100
+    assert len(await consume_all(broker.address, "t", sent)) == sent
+
+
+async def test_two_brokers_do_not_share_a_folder(start: Start, tmp_path: Path) -> None:
+    await start()
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "rocketlet.broker.cli",
+            "start",
+            "--port",
+            str(free_port()),
+            "--data",
+            tmp_path / "data",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert "another broker uses the data folder" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["start", "--port", "99999"], "no port"),
+        (["start", "--retain-bytes", "much"], "no size"),
+        (["start", "--flush", "never"], "invalid choice"),
+        (["broker"], "--nameserver"),
+        (["dance"], "invalid choice"),
+    ],
+)
+def test_wrong_options_are_named(arguments: list[str], reason: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "rocketlet.broker.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert found.returncode == 2
+    assert reason in found.stderr
+
+
+def test_the_wheel_holds_every_module_of_the_tree(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT],
+        capture_output=True,
+        timeout=110,
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".py", "py.typed"))}
+    folders = ("broker", "client", "demo", "protocol", "spark")
+    tree = {
+        f"rocketlet/{path.relative_to(ROOT)}"
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+    assert packed == tree

@@ -1,0 +1,315 @@
+"""The Spark source on a real broker: every trap that was measured has its test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from rocketlet.broker.group_report import histories
+from rocketlet.client import Consumer, Message, Outgoing, Producer
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
+
+from ..conftest import free_port
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(shutil.which("java") is None, reason="Java is missing, which Spark needs"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(240),
+]
+pytest.importorskip("pyspark")
+from pyspark.sql import DataFrame, SparkSession
+from rocketlet.spark import register
+from rocketlet.spark.member import Member
+from rocketlet.spark.options import parse
+
+QUEUES = 4
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    register(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """A broker in a process of its own: this one's loop does not run while Spark does."""
+    port = free_port()
+    arguments = [sys.executable, "-m", "rocketlet.broker.cli", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(
+        [*arguments, "--data", tmp_path / "data", "--log-level", "error"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert b"ready" in process.stdout.readline()
+        yield f"127.0.0.1:{port}"
+        process.terminate()
+
+
+def fill(address: str, numbers: range, topic: str = "t") -> None:
+    async def run() -> None:
+        cluster = Cluster(address)
+        connection = await cluster.connection(address)
+        if await cluster.find_route(topic) is None:
+            await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, QUEUES, QUEUES, 6)))
+        await cluster.close()
+        async with Producer(address) as producer:
+            for at in range(numbers.start, numbers.stop, 50):
+                batch = [
+                    Outgoing(b"%d" % n, tag="A" if n % 2 else "B", keys=["k", str(n)])
+                    for n in numbers[at - numbers.start :][:50]
+                ]
+                await producer.send_batch(topic, batch)
+
+    uvloop.run(run())
+
+
+def committed(address: str, group: str, topic: str = "t") -> int:
+    """The sum of the group's offsets over the topic's queues."""
+
+    async def run() -> int:
+        cluster = Cluster(address)
+        connection = await cluster.connection(address)
+        total = 0
+        for queue in range(QUEUES):
+            ext = write(QueueOffset(group, topic, queue))
+            total += int((await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, ext)).ext["offset"])
+        await cluster.close()
+        return total
+
+    return uvloop.run(run())
+
+
+def report(address: str, group: str) -> dict[str, Any]:
+    return uvloop.run(histories(address, group))[0]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "not in time"
+        time.sleep(0.05)
+
+
+def stream(spark: SparkSession, address: str, group: str, **options: str) -> DataFrame:
+    reader = (
+        spark.readStream.format("rocketlet").option("nameServer", address).option("topic", "t").option("group", group)
+    )
+    return reader.options(**options).load()
+
+
+class Sink:
+    """Keeps each batch's rows; a batch that comes again replaces its first coming."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[Any]] = {}
+        self.fail_on: int | None = None
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        self.batches[batch] = rows.collect()
+        if batch == self.fail_on:
+            raise RuntimeError("the sink failed")
+
+    @property
+    def numbers(self) -> Counter[int]:
+        return Counter(int(bytes(row.body)) for rows in self.batches.values() for row in rows)
+
+
+def run_once(frame: DataFrame, sink: Sink, checkpoint: Path) -> None:
+    query = (
+        frame.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def test_available_now_reads_all_rows_once_commits_them_and_ends(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(1000))
+    sink = Sink()
+    run_once(stream(spark, address, "g", maxRowsPerTrigger="300"), sink, tmp_path / "c")
+    assert sink.numbers == Counter(range(1000))
+    assert all(len(rows) <= 300 for rows in sink.batches.values())
+    assert committed(address, "g") == 1000, "also the last batch, though no further one was built"
+    joined = [event for event in report(address, "g")["events"] if event["event"] == "joined"]
+    assert len(joined) == 1, "Spark makes several readers, but only one is a member"
+    row = next(row for rows in sink.batches.values() for row in rows if int(bytes(row.body)) == 7)
+    assert (row.topic, row.brokerName, row.tags, row["keys"]) == ("t", "broker-a", "A", ["k", "7"])
+    assert row.properties["TAGS"] == "A"
+    assert row.messageId == row.properties["UNIQ_KEY"]
+    assert abs(row.storeTime.timestamp() - time.time()) < 600
+    assert row.bornTime <= row.storeTime
+
+
+def test_a_query_resumes_from_its_checkpoint(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(200))
+    first, second = Sink(), Sink()
+    run_once(stream(spark, address, "g"), first, tmp_path / "c")
+    fill(address, range(200, 300))
+    run_once(stream(spark, address, "g"), second, tmp_path / "c")
+    assert first.numbers == Counter(range(200))
+    assert second.numbers == Counter(range(200, 300))
+
+
+def test_a_batch_that_failed_is_read_again_exactly(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(400))
+    sink = Sink()
+    sink.fail_on = 1
+    frame = stream(spark, address, "g", maxRowsPerTrigger="150")
+    with pytest.raises(Exception, match="the sink failed"):
+        run_once(frame, sink, tmp_path / "c")
+    failed = {(row.queueId, row.queueOffset) for row in sink.batches[1]}
+    fill(address, range(400, 500))  # a batch planned anew would take other ranges now
+    sink.fail_on = None
+    run_once(frame, sink, tmp_path / "c")
+    assert {(row.queueId, row.queueOffset) for row in sink.batches[1]} == failed
+    assert sink.numbers == Counter(range(500))
+
+
+def test_tags_are_filtered(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(100))
+    sink = Sink()
+    run_once(stream(spark, address, "g", tags="A"), sink, tmp_path / "c")
+    assert sink.numbers == Counter(range(1, 100, 2))
+    assert committed(address, "g") == 100
+
+
+def test_a_query_shares_its_group_with_a_consumer_and_nothing_is_lost(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(100))
+    sink = Sink()
+    frame = stream(spark, address, "g")
+    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c")).start()
+    seen: Counter[int] = Counter()
+
+    async def consume(until: Callable[[], bool], numbers: range) -> None:
+        async def handle(message: Message) -> None:
+            seen[int(message.body)] += 1
+
+        async with Consumer(address, "g", "t", handle, start="first") as consumer, Producer(address) as producer:
+            while len([queue for queue in consumer.assignment() if queue.topic == "t"]) < QUEUES // 2:
+                await asyncio.sleep(0.01)
+            for number in numbers:
+                await producer.send("t", b"%d" % number)
+            while not until():
+                await asyncio.sleep(0.01)
+
+    def all_there() -> bool:
+        return len(seen.keys() | sink.numbers.keys()) == 200
+
+    try:
+        wait_for(lambda: len(sink.numbers) == 100)
+        uvloop.run(asyncio.wait_for(consume(all_there, range(100, 200)), 60))
+        assert seen
+        fill(address, range(200, 300))  # the consumer has left: the query has every queue again
+        wait_for(lambda: len(seen.keys() | sink.numbers.keys()) == 300)
+    finally:
+        query.stop()
+    assert sink.numbers + seen == Counter(range(300)), "each row once, by one or by the other"
+    wait_for(lambda: not report(address, "g")["members"])
+
+
+def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(address: str) -> None:
+    fill(address, range(400))
+    member = Member(parse({"nameServer": address, "topic": "t", "group": "g"}))
+
+    async def join(finish: Callable[[], None]) -> None:
+        """Joins, sees that the queues stay where they are, lets the batch end, and sees them come."""
+        async with Consumer(address, "g", "t", None, start="first") as consumer:
+
+            def mine() -> int:
+                return sum(queue.topic == "t" for queue in consumer.assignment())
+
+            while sum(reading.leaving for reading in member._readings.values()) < QUEUES // 2:
+                await asyncio.sleep(0.01)
+            assert mine() == 0
+            await asyncio.get_running_loop().run_in_executor(None, finish)
+            while mine() < QUEUES // 2:
+                await asyncio.sleep(0.01)
+
+    try:
+        planned = member.plan(None)
+        assert sum(end - begin for begin, end in planned.values()) == 400
+        uvloop.run(asyncio.wait_for(join(lambda: member.finish(planned)), 30))
+        assert committed(address, "g") == 400
+    finally:
+        member.leave()
+
+
+def test_a_queue_lost_and_won_back_goes_on_from_the_groups_offset(address: str) -> None:
+    fill(address, range(100))
+    member = Member(parse({"nameServer": address, "topic": "t", "group": "g"}))
+    seen: set[int] = set()
+    try:
+        planned = member.plan(40)
+        member.finish(planned)
+
+        async def consume_some() -> None:
+            async def handle(message: Message) -> None:
+                seen.add(int(message.body))
+
+            async with Consumer(address, "g", "t", handle, start="first") as consumer:
+                while sum(queue.topic == "t" for queue in consumer.assignment()) < QUEUES // 2 or len(seen) < 30:
+                    await asyncio.sleep(0.01)
+
+        uvloop.run(asyncio.wait_for(consume_some(), 30))
+        before = committed(address, "g")
+        assert before >= 70
+        wait_for(lambda: len(member._readings) == QUEUES)
+        rest = member.plan(None)
+        assert sum(end - begin for begin, end in rest.values()) == 100 - before
+    finally:
+        member.leave()
+
+
+def test_a_range_that_expired_fails_the_query_and_says_what_to_set(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(100))
+    sink = Sink()
+    run_once(stream(spark, address, "g"), sink, tmp_path / "c")
+    offsets = sorted((tmp_path / "c" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    lines = offsets[-1].read_text().splitlines()
+    beyond = {"t": {"broker-a": {"0": "100000:100010"}}}
+    (tmp_path / "c" / "offsets" / str(int(offsets[-1].name) + 1)).write_text(
+        "\n".join([*lines[:2], json.dumps(beyond)])
+    )
+    with pytest.raises(Exception, match="failOnDataLoss"):
+        run_once(stream(spark, address, "g"), sink, tmp_path / "c")
+
+
+def test_a_wrong_option_stops_the_query_with_its_name(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="maxrowspertriger is unknown"):
+        run_once(stream(spark, address, "g", maxRowsPerTriger="5"), Sink(), tmp_path / "c")
+
+
+def test_a_name_server_that_is_away_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    gone = f"127.0.0.1:{free_port()}"
+    with pytest.raises(Exception, match=f"no name server can be reached.*{gone}"):
+        run_once(stream(spark, gone, "g"), Sink(), tmp_path / "c")

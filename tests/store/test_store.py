@@ -1,0 +1,273 @@
+"""The store on disk: what is read back, what a crash leaves, what expires. No broker, no loop."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rocketlet.broker.delays import tag_code_of
+from rocketlet.broker.store.files import (
+    Folder,
+    OpenFiles,
+    SegmentedFile,
+    StoreError,
+    StoreFull,
+    read_state,
+    write_state,
+)
+from rocketlet.broker.store.store import Store
+from rocketlet.protocol.message import decode_records, encode_host
+from rocketlet.protocol.subscription import java_hash, parse_subscription
+
+HOST = encode_host("127.0.0.1", 1)
+TOPICS = [("t", 0), ("u", 0)]
+
+
+def open_store(folder: Path, segment_bytes: int = 1 << 20) -> Store:
+    return Store(folder, segment_bytes=segment_bytes, tag_code_of=lambda record: tag_code_of(record, (1000,)))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path)
+    opened.recover(TOPICS)
+    yield opened
+    opened.close()
+
+
+def put(store: Store, body: bytes, topic: str = "t", queue: int = 0, tag: str = "") -> tuple[int, int]:
+    properties = f"TAGS\x01{tag}".encode() if tag else b""
+    code = java_hash(tag) if tag else 0
+    store.begin_batch()
+    place = store.stage(
+        store.queue(topic, queue), body, properties, code, flag=0, sys_flag=0, born_ms=1, born_host=HOST
+    )
+    store.commit()
+    return place
+
+
+def bodies(store: Store, topic: str = "t", queue: int = 0, offset: int | None = None, tags: str = "*") -> list[bytes]:
+    """Everything from an offset on, by as many fetches as it takes."""
+    found: list[bytes] = []
+    item = store.queue(topic, queue)
+    position = item.begin if offset is None else offset
+    while position < item.next:
+        fetched = store.fetch(item, position, 32, parse_subscription(topic, tags))
+        found += [record.body for record in decode_records(b"".join(fetched.pieces))]
+        assert fetched.next_offset > position
+        position = fetched.next_offset
+    return found
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=3000), st.sampled_from(["", "A", "B"])), max_size=60))
+def test_every_queue_gives_back_its_messages_in_order(
+    tmp_path_factory: pytest.TempPathFactory, messages: list[tuple[int, bytes, str]]
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    store = open_store(folder, 4096)
+    store.recover(TOPICS)
+    for queue, body, tag in messages:
+        put(store, body, queue=queue, tag=tag)
+    for _ in range(2):
+        for queue in range(4):
+            assert bodies(store, queue=queue) == [body for number, body, _ in messages if number == queue]
+            assert bodies(store, queue=queue, tags="A") == [
+                body for number, body, tag in messages if (number, tag) == (queue, "A")
+            ]
+        store.close()
+        store = open_store(folder, 4096)
+        store.recover(TOPICS)
+    store.close()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_after_a_crash_everything_committed_is_there(tmp_path: Path, checkpointed: bool) -> None:
+    store = open_store(tmp_path)
+    store.recover(TOPICS)
+    for number in range(100):
+        put(store, b"%d" % number, queue=number % 3)
+        if checkpointed and number == 50:
+            store.checkpoint()
+    store._open_files.close()  # as when the process is killed: nothing is flushed, no checkpoint is written
+    store.folder.unlock()
+    again = open_store(tmp_path)
+    found = again.recover(TOPICS)
+    assert found.records == (49 if checkpointed else 100)
+    assert found.torn_bytes == 0
+    for queue in range(3):
+        assert bodies(again, queue=queue) == [b"%d" % number for number in range(queue, 100, 3)]
+    again.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_torn_tail_is_cut_off_wherever_it_is_torn(tmp_path: Path, seed: int) -> None:
+    store = open_store(tmp_path)
+    store.recover(TOPICS)
+    ends = []
+    for number in range(20):
+        put(store, b"%d" % number * 10)
+        ends.append(store.end)
+    store._open_files.close()
+    store.folder.unlock()
+    cut = random.Random(seed).randrange(1, ends[-1])
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    os.truncate(segment, cut)
+    again = open_store(tmp_path)
+    found = again.recover(TOPICS)
+    whole = sum(end <= cut for end in ends)
+    assert bodies(again) == [b"%d" % number * 10 for number in range(whole)]
+    assert found.torn_bytes == cut - (ends[whole - 1] if whole else 0)
+    put(again, b"after")
+    assert bodies(again)[-1] == b"after"
+    again.close()
+
+
+def test_a_garbled_record_at_the_end_is_cut_off(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.recover(TOPICS)
+    for number in range(5):
+        put(store, b"body-%d" % number)
+    store._open_files.close()
+    store.folder.unlock()
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"body-4")] ^= 1
+    segment.write_bytes(data)
+    again = open_store(tmp_path)
+    assert again.recover(TOPICS).torn_bytes > 0
+    assert bodies(again) == [b"body-%d" % number for number in range(4)]
+    again.close()
+
+
+def test_damage_before_the_last_segment_stops_the_broker_and_says_what_to_do(tmp_path: Path) -> None:
+    store = open_store(tmp_path, 500)
+    store.recover(TOPICS)
+    for number in range(20):
+        put(store, b"body-%d" % number * 20)
+    store._open_files.close()
+    store.folder.unlock()
+    first = sorted((tmp_path / "commitlog").iterdir())[0]
+    first.write_bytes(b"x" + first.read_bytes()[1:])
+    with pytest.raises(StoreError, match="restore it from a copy"):
+        open_store(tmp_path, 500).recover(TOPICS)
+
+
+def test_lost_indexes_are_made_anew_from_the_log(tmp_path: Path, store: Store) -> None:
+    for number in range(30):
+        put(store, b"%d" % number, queue=number % 2)
+    store.checkpoint()
+    store.close()
+    shutil.rmtree(tmp_path / "consumequeue")
+    again = open_store(tmp_path)
+    found = again.recover(TOPICS)
+    assert (found.rebuilt, found.records) == (True, 30)
+    assert bodies(again, queue=1) == [b"%d" % number for number in range(1, 30, 2)]
+    again.close()
+    store.folder._lock = os.open(tmp_path / "lock", os.O_RDWR)
+
+
+def test_a_deleted_topic_does_not_come_back(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.recover(TOPICS)
+    put(store, b"old")
+    store.delete_topic("t")
+    since = store.end
+    put(store, b"new")
+    store._open_files.close()
+    store.folder.unlock()
+    shutil.rmtree(tmp_path / "consumequeue", ignore_errors=True)
+    again = open_store(tmp_path)
+    again.recover([("t", since)])
+    assert bodies(again) == [b"new"]
+    again.close()
+
+
+def test_segments_expire_by_total_size_and_offsets_stay(tmp_path: Path) -> None:
+    store = open_store(tmp_path, 2000)
+    store.recover(TOPICS)
+    for number in range(40):
+        put(store, b"%02d" % number * 100)
+    assert store.expire(older_than_s=0, total_bytes=5000) > 0
+    queue = store.queue("t", 0)
+    assert 0 < queue.begin < queue.next == 40
+    assert bodies(store) == [b"%02d" % number * 100 for number in range(queue.begin, 40)]
+    store.close()
+    again = open_store(tmp_path, 2000)
+    again.recover(TOPICS)
+    assert again.queue("t", 0).begin == queue.begin
+    assert again.queue("t", 0).next == 40
+    again.close()
+
+
+def test_segments_expire_by_age_but_never_the_one_being_written(tmp_path: Path) -> None:
+    store = open_store(tmp_path, 1000)
+    store.recover(TOPICS)
+    for number in range(10):
+        put(store, b"%d" % number * 300)
+    for segment in sorted((tmp_path / "commitlog").iterdir()):
+        os.utime(segment, (1000, 1000))
+    while store.expire(older_than_s=2000, total_bytes=None):
+        pass
+    assert store.queue("t", 0).next == 10
+    assert len(bodies(store)) >= 1
+    store.close()
+
+
+def test_a_write_that_fails_leaves_nothing_behind(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, b"before")
+    end = store.end
+    real = os.write
+
+    def short_then_full(descriptor: int, data: bytes) -> int:
+        if len(data) > 500:
+            return real(descriptor, bytes(data[:10]))
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rocketlet.broker.store.files.os.write", short_then_full)
+        with pytest.raises(StoreFull, match="No space left"):
+            put(store, b"x" * 500)
+    assert store.end == end
+    assert store.queue("t", 0).next == 1
+    put(store, b"after")
+    assert bodies(store) == [b"before", b"after"]
+
+
+def test_a_folder_belongs_to_one_broker(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    with pytest.raises(StoreError, match="another broker uses"):
+        Folder(tmp_path)
+    folder.unlock()
+    Folder(tmp_path).unlock()
+    with pytest.raises(StoreError, match="cannot use"):
+        Folder(Path("/proc/nothing"))
+
+
+def test_a_damaged_state_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    assert read_state(path) is None
+    write_state(path, {"a": 1})
+    assert read_state(path) == {"a": 1}
+    path.write_text("{")
+    with pytest.raises(StoreError, match=r"topics\.json is damaged"):
+        read_state(path)
+
+
+def test_few_files_are_open_however_many_there_are(tmp_path: Path) -> None:
+    files = OpenFiles(limit=4)
+    segmented = [SegmentedFile(tmp_path / str(number), 100, files) for number in range(10)]
+    for number, item in enumerate(segmented):
+        item.append(b"%d" % number)
+    assert [item.read(0, 9) for item in segmented] == [b"%d" % number for number in range(10)]
+    assert len(files._open) == 4
+    files.close()
