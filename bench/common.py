@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rocketlet.broker import logs
 
 from .peers import Peer, apache, apache_fault, jetstream, jetstream_fault, rocketlet
 
@@ -24,6 +25,7 @@ console = Console(highlight=False)
 
 
 def parser(description: str) -> argparse.ArgumentParser:
+    logs.configure("error")
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     made.add_argument("--rounds", type=int, default=3)

@@ -28,9 +28,9 @@ class Peer:
     pid: int
 
     def resident_mib(self) -> float:
-        """The broker's memory that is its own (RssAnon), MiB."""
+        """The broker's resident memory (VmRSS), MiB."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon"):
+            if line.startswith("VmRSS"):
                 return int(line.split()[1]) / 1024
         return 0.0
 

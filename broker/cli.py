@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     start = commands.add_parser("start", help="run a name server and a broker together on one port")
     _listen_options(start, DEFAULT_PORT)
+    _external_port_option(start)
     _broker_options(start)
     start.set_defaults(run=_start)
     broker = commands.add_parser("broker", help="run a broker that registers with name servers")
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     broker.set_defaults(run=_broker)
     nameserver = commands.add_parser("nameserver", help="run a name server alone")
     _listen_options(nameserver, DEFAULT_PORT)
+    _external_port_option(nameserver)
     nameserver.set_defaults(run=_nameserver)
     _add_groups_command(commands)
     return parser
@@ -77,6 +79,14 @@ def _listen_options(parser: argparse.ArgumentParser, port: int) -> None:
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
 
 
+def _external_port_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--external-port",
+        type=_port,
+        help="also listen here, and tell who asks for routes the brokers' --advertise-external addresses",
+    )
+
+
 def _broker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=Path("rocketlet-data"), help="the data folder")
     parser.add_argument("--name", default="broker-a", help="the broker's name in the cluster")
@@ -85,6 +95,11 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
         "--advertise",
         metavar="HOST[:PORT]",
         help="what clients are told to connect to (default: 127.0.0.1 if that is listened on, else this host's address)",
+    )
+    parser.add_argument(
+        "--advertise-external",
+        metavar="HOST:PORT",
+        help="what clients are told that ask at a name server's --external-port, such as a published port of a container",
     )
     parser.add_argument(
         "--flush", choices=("os", "sync"), default="os", help="acknowledge when written (os) or when synced to disk"
@@ -123,7 +138,9 @@ def _size(text: str) -> int:
 async def _start(options: argparse.Namespace) -> int:
     address = _bind(options)
     broker = Broker(_config(options, address, ()))
-    async with Server(options.host, options.port, broker=broker, routes=Routes()) as server:
+    async with Server(
+        options.host, options.port, broker=broker, routes=Routes(), external_port=options.external_port
+    ) as server:
         _announce(broker)
         print(
             f"rocketlet is ready on {address}: name server and broker {broker.config.name}\n"
@@ -152,7 +169,9 @@ async def _broker(options: argparse.Namespace) -> int:
 
 
 async def _nameserver(options: argparse.Namespace) -> int:
-    async with Server(options.host, options.port, broker=None, routes=Routes()) as server:
+    async with Server(
+        options.host, options.port, broker=None, routes=Routes(), external_port=options.external_port
+    ) as server:
         print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
         await _until_terminated(server)
     return 0
@@ -190,6 +209,7 @@ def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, 
     return BrokerConfig(
         data_dir=options.data,
         address=address,
+        external_address=options.advertise_external,
         name=options.name,
         cluster=options.cluster,
         name_servers=name_servers,

@@ -39,10 +39,12 @@ DELAY_DELIVERIES_AT_ONCE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """A broker's settings. `address` is what clients are told to connect to, as `host:port`."""
+    """A broker's settings. `address` is what clients are told to connect to, as `host:port`; `external_address` is what
+    those are told that ask at a name server's external port."""
 
     data_dir: Path
     address: str
+    external_address: str | None = None
     name: str = "broker-a"
     cluster: str = "DefaultCluster"
     name_servers: tuple[str, ...] = ()

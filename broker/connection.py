@@ -24,10 +24,11 @@ _SMALL_BYTES = 65_536
 class Connection(asyncio.Protocol):
     """`active_s` is when it was last read from or written to, in the loop's time."""
 
-    __slots__ = ("_lost", "_reader", "_server", "_transport", "active_s", "born_host", "peer")
+    __slots__ = ("_lost", "_reader", "_server", "_transport", "active_s", "born_host", "is_external", "peer")
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, is_external: bool = False) -> None:
         self._server = server
+        self.is_external = is_external
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._lost: list[Callable[[Connection], None]] = []

@@ -31,6 +31,7 @@ def register_broker(routes: Routes, connection: Connection, frame: Frame) -> Buf
         version,
         topics,
         connection,
+        header.external_addr,
     )
     connection.on_lost(routes.drop)
     ext = {"masterAddr": master} if header.broker_id and master else {}
@@ -45,7 +46,7 @@ def unregister_broker(routes: Routes, connection: Connection, frame: Frame) -> B
 
 def route(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
     topic = read(TopicName, frame.ext).topic
-    found = routes.route(topic)
+    found = routes.route(topic, external=connection.is_external)
     if found is None:
         remark = f"No topic route info in name server for the topic: {topic}"
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark)
@@ -53,7 +54,7 @@ def route(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
 
 
 def cluster(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
-    return answer(frame, body=bodies.encode_cluster(routes.brokers()))
+    return answer(frame, body=bodies.encode_cluster(routes.brokers(external=connection.is_external)))
 
 
 def topics(routes: Routes, connection: Connection, frame: Frame) -> Buffers:

@@ -110,7 +110,9 @@ class Registration:
     async def _register(self, topics: list[TopicConfig]) -> None:
         self._register_locally(topics)
         config = self._broker.config
-        header = RegisterBroker(config.name, config.address, config.cluster, config.address, 0)
+        header = RegisterBroker(
+            config.name, config.address, config.cluster, config.address, 0, external_addr=config.external_address
+        )
         body = encode_registration(self._broker.topics.version, map(self._as_permitted, topics))
         await self._tell(Frame(RequestCode.REGISTER_BROKER, ext=write(header), body=body))
 
@@ -119,7 +121,9 @@ class Registration:
         if self._local is not None:
             version = self._broker.topics.version
             topics = list(map(self._as_permitted, topics))
-            self._local.register(config.cluster, config.name, 0, config.address, version, topics, None)
+            self._local.register(
+                config.cluster, config.name, 0, config.address, version, topics, None, config.external_address
+            )
 
     def _as_permitted(self, topic: TopicConfig) -> TopicConfig:
         """A broker that may not be read or written says so of all its topics."""

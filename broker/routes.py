@@ -22,6 +22,7 @@ class _Address:
     connection: Any
     seen_s: float
     version: DataVersion | None
+    external: str
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class Routes:
         version: DataVersion,
         topics: Iterable[TopicConfig],
         connection: Any,
+        external: str | None = None,
     ) -> str | None:
         """Takes over what a broker says of itself. Returns the master's address, for a slave."""
         broker = self._brokers.get(name)
@@ -60,7 +62,7 @@ class Routes:
                 topic.name: QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
                 for topic in topics
             }
-        self._addresses[address] = _Address(connection, time.monotonic(), version)
+        self._addresses[address] = _Address(connection, time.monotonic(), version, external or address)
         return broker.addresses.get(0)
 
     def unregister(self, name: str, address: str) -> None:
@@ -104,17 +106,26 @@ class Routes:
         if entry is not None:
             entry.seen_s = time.monotonic()
 
-    def route(self, topic: str) -> Route | None:
-        with_topic = {name: broker for name, broker in self._brokers.items() if topic in broker.topics}
+    def route(self, topic: str, *, external: bool = False) -> Route | None:
+        """Where a topic's queues are; `external`: with the addresses for clients outside the brokers' network."""
+        with_topic = [name for name, broker in self._brokers.items() if topic in broker.topics]
         if not with_topic:
             return None
         return Route(
-            tuple(broker.topics[topic] for broker in with_topic.values()),
-            tuple(BrokerData(name, broker.cluster, dict(broker.addresses)) for name, broker in with_topic.items()),
+            tuple(self._brokers[name].topics[topic] for name in with_topic),
+            tuple(self._broker_data(name, external) for name in with_topic),
         )
 
-    def brokers(self) -> list[BrokerData]:
-        return [BrokerData(name, broker.cluster, dict(broker.addresses)) for name, broker in self._brokers.items()]
+    def brokers(self, *, external: bool = False) -> list[BrokerData]:
+        return [self._broker_data(name, external) for name in self._brokers]
+
+    def _broker_data(self, name: str, external: bool) -> BrokerData:
+        broker = self._brokers[name]
+        addresses = {
+            number: self._addresses[at].external if external and at in self._addresses else at
+            for number, at in broker.addresses.items()
+        }
+        return BrokerData(name, broker.cluster, addresses)
 
     def topics(self) -> list[str]:
         return list(dict.fromkeys(topic for broker in self._brokers.values() for topic in broker.topics))

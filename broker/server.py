@@ -25,11 +25,25 @@ log = structlog.get_logger("rocketlet.server")
 
 
 class Server:
-    """`async with Server(...)`: listens until the block ends, then drains and closes."""
+    """`async with Server(...)`: listens until the block ends, then drains and closes.
 
-    def __init__(self, host: str, port: int, *, broker: Broker | None, routes: Routes | None) -> None:
+    external_port: a second port, for clients outside the brokers' network; routes asked for there hold the brokers'
+    external addresses.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        broker: Broker | None,
+        routes: Routes | None,
+        external_port: int | None = None,
+    ) -> None:
         self._host = host
         self._port = port
+        self._external_port = external_port
+        self._external: asyncio.Server | None = None
         self._broker = broker
         self._routes = routes
         self._flusher = Flusher(broker.store) if broker and broker.config.flush == "sync" else None
@@ -52,6 +66,10 @@ class Server:
         self._server = await loop.create_server(
             lambda: Connection(self), self._host, self._port, backlog=LISTEN_BACKLOG
         )
+        if self._external_port is not None:
+            self._external = await loop.create_server(
+                lambda: Connection(self, is_external=True), self._host, self._external_port, backlog=LISTEN_BACKLOG
+            )
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         if self._broker is not None:
             self._broker.start()
@@ -62,6 +80,8 @@ class Server:
     async def __aexit__(self, *exception: object) -> None:
         assert self._server is not None and self._sweeper is not None
         self._server.close()
+        if self._external is not None:
+            self._external.close()
         self._sweeper.cancel()
         if self._registration is not None:
             await self._registration.stop()

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
-import structlog
 
 from ..protocol import bodies
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
@@ -19,10 +18,11 @@ from ..protocol.subscription import Subscription
 from .cluster import Cluster, subscribe_queues
 from .config import HEARTBEAT_INTERVAL_S, MISSING_ROUTE_INTERVAL_S, OFFSET_TIMEOUT_S, REBALANCE_INTERVAL_S, Start
 from .errors import ConfigError, RocketletError
+from .log import get_logger
 from .membership import QueueUser
 from .message import new_client_id
 
-log = structlog.get_logger("rocketlet.broadcast")
+log = get_logger("rocketlet.broadcast")
 
 
 class Broadcast:

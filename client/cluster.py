@@ -7,8 +7,6 @@ import random
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-import structlog
-
 from ..protocol import bodies, names
 from ..protocol.bodies import Queue, Route
 from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
@@ -17,8 +15,9 @@ from ..protocol.headers import TopicName, write
 from .config import MAX_NAME_SERVERS, ROUTE_INTERVAL_S
 from .connection import Connection, Connections
 from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
+from .log import get_logger
 
-log = structlog.get_logger("rocketlet.cluster")
+log = get_logger("rocketlet.cluster")
 T = TypeVar("T")
 
 

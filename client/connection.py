@@ -12,14 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-import structlog
-
 from ..protocol.codes import EXT_ACCEPT_ENCODING, ONEWAY_FLAG, RESPONSE_FLAG, Language, request_name
 from ..protocol.frame import JSON, MSGPACK, Ext, Frame, FrameError, FrameReader, encode, encode_msgpack
 from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, REQUEST_TIMEOUT_S
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout
+from .log import get_logger
 
-log = structlog.get_logger("rocketlet.connection")
+log = get_logger("rocketlet.connection")
 
 _PYTHON = int(Language.PYTHON)
 

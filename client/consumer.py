@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from pathlib import Path
 from typing import Any, Self
 
-import structlog
-
 from ..protocol import names
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
@@ -22,12 +20,13 @@ from .cluster import Cluster
 from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, PullLimits, Start
 from .errors import ConfigError
 from .handling import Handler, Reject, RetryLater, Workers
+from .log import get_logger
 from .membership import Membership
 from .message import Message
 from .process_queue import ProcessQueue, Run, offsets_to_commit
 from .pulling import Puller
 
-log = structlog.get_logger("rocketlet.consumer")
+log = get_logger("rocketlet.consumer")
 
 Listener = Callable[[set[Queue]], Awaitable[None] | None]
 MAX_RECONSUME_TIMES = 16

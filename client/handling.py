@@ -15,14 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-import structlog
-
 from .config import SEND_BACK_RETRY_S, SUSPEND_QUEUE_S
 from .errors import RocketletError
+from .log import get_logger
 from .message import Message
 from .process_queue import ProcessQueue, Run
 
-log = structlog.get_logger("rocketlet.handler")
+log = get_logger("rocketlet.handler")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-import structlog
-
 from ..protocol import bodies, names
 from ..protocol.bodies import ConsumerData, Heartbeat, LockRequest, Queue
 from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
@@ -54,9 +52,10 @@ from .config import (
 )
 from .connection import Connection
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
+from .log import get_logger
 from .message import new_client_id
 
-log = structlog.get_logger("rocketlet.membership")
+log = get_logger("rocketlet.membership")
 
 _UNREACHED = (ConnectionFailed, RequestTimeout)
 

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
-import structlog
-
 from ..protocol import bodies, names
 from ..protocol import properties as props
 from ..protocol.bodies import Heartbeat, Queue
@@ -30,9 +28,10 @@ from .errors import (
     RequestTimeout,
     RocketletError,
 )
+from .log import get_logger
 from .message import Outgoing, UniqueKeys, new_client_id
 
-log = structlog.get_logger("rocketlet.producer")
+log = get_logger("rocketlet.producer")
 
 # a full success, or stored but not yet flushed or copied: never to be sent again
 _STORED: Final[Mapping[int, Literal["ok", "flush timeout", "slave timeout", "no slave"]]] = {

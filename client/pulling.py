@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import structlog
-
 from ..protocol import properties as props
 from ..protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode, code_name
 from ..protocol.frame import Frame
@@ -17,10 +15,11 @@ from ..protocol.names import RETRY_PREFIX
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
 from .config import PAUSED_DELAY_S, PULL_BUSY_DELAY_S, PULL_ERROR_DELAY_S, PULL_HOLD_S, PULL_TIMEOUT_S, PullLimits
+from .log import get_logger
 from .message import Message
 from .process_queue import ProcessQueue
 
-log = structlog.get_logger("rocketlet.pull")
+log = get_logger("rocketlet.pull")
 
 
 class Puller:

@@ -23,10 +23,7 @@ from rich.console import Console
 
 from ..broker import logs
 from ..broker.group_report import histories
-from ..client.cluster import Cluster
 from ..client.errors import RocketletError
-from ..protocol.codes import RequestCode
-from ..protocol.headers import CreateTopic, write
 from .accounting import (
     DIFFERENCES_SHOWN,
     Account,
@@ -40,7 +37,7 @@ from .accounting import (
 )
 from .flights import TOTAL, read_flights
 from .processes import Child, java_fault
-from .replay import TOPIC
+from .replay import TOPIC, create_topic
 from .screen import Screen
 from .timeline import Mark, Ownership, double_owned_ms, draw, ownerships
 
@@ -86,16 +83,9 @@ class Job:
             )
             for name in ("broker-a", "broker-b")
         ]  # fmt: skip
-        addresses = [(await broker.wait_for("ready")).split()[-1] for broker in brokers]
-        cluster = Cluster(self.name_server)
-        try:
-            for address in addresses:
-                connection = await cluster.connection(address)
-                ext = write(CreateTopic(TOPIC, QUEUES, QUEUES, 6))
-                await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-            await _until_routed(cluster, len(addresses))
-        finally:
-            await cluster.close()
+        for broker in brokers:
+            await broker.wait_for("ready")
+        await create_topic(self.name_server, QUEUES, len(brokers))
 
     async def start_member(self, name: str) -> None:
         received = self.folder / f"received-{name}.ids"
@@ -271,15 +261,6 @@ class Job:
         png, page = draw(spans, self.marks, names, self.output, summary)
         console.print(summary)
         console.print(f"picture: {png}\npage:    {page}", soft_wrap=True)
-
-
-async def _until_routed(cluster: Cluster, brokers: int) -> None:
-    """Returns when that many brokers have told the name server of the topic."""
-    while True:
-        route = await cluster.find_route(TOPIC)
-        if route is not None and len(route.queues) == brokers:
-            return
-        await asyncio.sleep(0.05)
 
 
 async def run(options: argparse.Namespace) -> int:

@@ -14,6 +14,10 @@ from pathlib import Path
 import uvloop
 
 from ..client import Producer, RocketletError
+from ..client.cluster import Cluster
+from ..protocol.bodies import BrokerData, decode_cluster
+from ..protocol.codes import RequestCode
+from ..protocol.headers import CreateTopic, write
 from .flights import TOTAL, Flight, read_flights
 
 TOPIC = "flights"
@@ -46,6 +50,29 @@ async def replay(name_server: str, limit: int, rate: float, status: Path | None)
     return sent
 
 
+async def create_topic(name_server: str, queues: int, brokers: int = 1) -> None:
+    """Makes the topic on every broker of the cluster, once there are at least so many. Returns when it has a route."""
+    cluster = Cluster(name_server)
+    try:
+        while len(found := await _brokers(cluster)) < brokers:  # noqa: ASYNC110 (a name server tells nobody)
+            await asyncio.sleep(0.05)
+        for broker in found:
+            connection = await cluster.connection(broker.addresses[0])
+            ext = write(CreateTopic(TOPIC, queues, queues, 6))
+            await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+        while True:
+            route = await cluster.find_route(TOPIC)
+            if route is not None and len(route.queues) >= len(found):
+                return
+            await asyncio.sleep(0.05)
+    finally:
+        await cluster.close()
+
+
+async def _brokers(cluster: Cluster) -> list[BrokerData]:
+    return decode_cluster((await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
+
+
 async def _first(producer: Producer, flights: Iterator[Flight]) -> None:
     await _send(producer, next(flights))
 
@@ -66,9 +93,13 @@ def main() -> int:
     parser.add_argument("--flights", type=int, default=TOTAL)
     parser.add_argument("--rate", type=float, default=0.0, help="flights a second; 0: as fast as they go")
     parser.add_argument("--status", type=Path)
+    parser.add_argument("--queues", type=int, default=0, help="make the topic with so many queues on each broker first")
+    parser.add_argument("--brokers", type=int, default=1, help="wait for so many brokers before that")
     options = parser.parse_args()
     began_s = time.monotonic()
     try:
+        if options.queues:
+            uvloop.run(create_topic(options.nameserver, options.queues, options.brokers))
         sent = uvloop.run(replay(options.nameserver, options.flights, options.rate, options.status))
     except RocketletError as error:
         print(f"replay: {error}", file=sys.stderr)

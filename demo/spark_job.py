@@ -62,6 +62,7 @@ def start_delays(spark: SparkSession, name_server: str, output: Path) -> Streami
     def write(table: DataFrame, batch: int) -> None:
         rows = [row.asDict() for row in table.collect()]
         _replace(output / "delays.json", orjson.dumps({"batch": batch, "rows": rows}))
+        print(f"batch {batch}: {sum(row['flights'] for row in rows):,} flights so far", flush=True)
 
     table = (
         flights(spark, name_server, "delays")

@@ -151,6 +151,7 @@ class RegisterBroker(NamedTuple):
     broker_id: int
     compressed: bool = False
     body_crc32: int = 0
+    external_addr: str | None = None  # ours: the address for clients outside the brokers' network
 
 
 class BrokerName(NamedTuple):

@@ -12,12 +12,12 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import structlog
 import uvloop
 
 from ..client.cluster import Cluster
 from ..client.config import OFFSET_TIMEOUT_S
 from ..client.errors import ConnectionFailed, RequestTimeout
+from ..client.log import get_logger
 from ..client.membership import Membership
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
@@ -25,7 +25,7 @@ from ..protocol.headers import Offset, TopicQueue, read, write
 from .options import SourceOptions
 from .ranges import Range, Ranges, shared_out
 
-log = structlog.get_logger("rocketlet.spark")
+log = get_logger("rocketlet.spark")
 T = TypeVar("T")
 
 SETTLE_TIMEOUT_S = 15.0

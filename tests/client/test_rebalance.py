@@ -209,6 +209,7 @@ async def test_a_broker_that_restarts_gets_its_members_back(nodes: Nodes, connec
                 await asyncio.sleep(0.01)
         async with Consumer(home.address, "g", "t", watch.handler("a"), start="first") as consumer:
             await eventually(lambda: b"0" in watch.seen)
+            await consumer.commit()
             address = guest.address
             await guest.stop()
             await eventually(lambda: not [queue for queue in consumer.assignment() if queue.broker_name == "guest"])

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Builds and starts the compose file, waits until rows arrive in Spark's output and until a client on this host is
+# served through the published ports, scales the consumers, and takes everything down. Needs a Docker engine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+compose() { if docker compose version >/dev/null 2>&1; then docker compose "$@"; else docker-compose "$@"; fi; }
+python=${PYTHON:-.venv/bin/python}
+trap 'compose logs --tail=20 || true; compose down --volumes || true' EXIT
+
+compose build
+compose up -d
+flights() { compose exec -T spark python3 -c '
+import json, pathlib
+rows = json.loads(pathlib.Path("/data/delays/delays.json").read_text())["rows"]
+print(sum(row["flights"] for row in rows))' 2>/dev/null || echo 0; }
+
+before=0
+for _ in $(seq 90); do
+  now=$(flights)
+  if [ "$before" -gt 0 ] && [ "$now" -gt "$before" ]; then break; fi
+  before=$now
+  sleep 2
+done
+[ "$now" -gt "$before" ] || { echo "FAULT: no rows arrive in Spark's output ($now)"; exit 1; }
+echo "Spark has $now flights, and more are coming"
+
+"$python" - <<'PY'
+import asyncio
+from rocketlet.client import Consumer, Producer
+
+async def main():
+    async with Producer("localhost:9876") as producer:
+        sent = [await producer.send("hosts", b"from the host") for _ in range(8)]
+    done, seen = asyncio.Event(), []
+    async def handle(message):
+        seen.append(message)
+        if len(seen) == len(sent):
+            done.set()
+    async with Consumer("localhost:9876", "hosts", "hosts", handle, start="first"):
+        await asyncio.wait_for(done.wait(), 30)
+    print(f"a client on the host sent and consumed {len(seen)} messages")
+
+asyncio.run(main())
+PY
+
+compose up -d --scale consumer=4 --no-recreate
+for _ in $(seq 30); do
+  members=$("$python" -m rocketlet.broker.cli groups departures --nameserver localhost:9876 | sed -n 's/^group departures: \([0-9]*\) members.*/\1/p')
+  [ "${members:-0}" -eq 4 ] && break
+  sleep 1
+done
+[ "$members" -eq 4 ] || { echo "FAULT: ${members:-0} members of departures instead of 4"; exit 1; }
+"$python" -m rocketlet.broker.cli groups departures --nameserver localhost:9876
+echo "compose works"
