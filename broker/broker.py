@@ -48,11 +48,14 @@ class Broker:
         self.offsets = Offsets(folder / "offsets.json")
         self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
         self.groups = ConsumerGroups(self.history)
-        self.locks = Locks(self.history)
+        self.locks = Locks(self.history, folder / "locks.json")
         self.held_pulls = HeldPulls()
         self.delays = Delays(self)
         self.groups.on_change = self.notify_later
         self.locks.on_free = self._notify_waiter
+        self.locks.on_change = self._save_locks_later
+        self._saving_locks: asyncio.TimerHandle | None = None
+        self._is_stopping = False
         self.wake_readers: Callable[[list[ConsumeQueue]], None] = self.held_pulls.wake
         self.producers: dict[str, dict[Any, str]] = {}
         self.started_s = time.monotonic()
@@ -74,7 +77,11 @@ class Broker:
         self.delays.start()
 
     async def stop(self) -> None:
-        """Stops the timers, answers what is held, keeps everything, and unlocks the folder."""
+        """Stops the timers, answers what is held, keeps everything, and unlocks the folder. Connections that close after
+        this free nothing: their members may come back to the next run."""
+        self._is_stopping = True
+        if self._saving_locks is not None:
+            self._saving_locks.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -94,7 +101,7 @@ class Broker:
     def persist(self, sync: bool = False) -> None:
         """Offsets, delay progress and the indexes; what a full disk refuses is tried again the next time."""
         sync = sync or self.config.flush == "sync"
-        for save in (self.offsets.save, self.delays.save, self.store.checkpoint):
+        for save in (self.offsets.save, self.delays.save, self.locks.save, self.store.checkpoint):
             try:
                 save(sync)
             except StoreFull as error:
@@ -115,11 +122,26 @@ class Broker:
 
     def dropped(self, connection: Any) -> None:
         """A connection is gone: its memberships, leases, held pulls and producers go with it."""
+        if self._is_stopping:
+            return
         self.groups.drop(connection)
         self.locks.drop(connection)
         self.held_pulls.drop(connection)
         for name in [name for name, members in self.producers.items() if connection in members]:
             self.forget_producer(name, connection)
+
+    def _save_locks_later(self) -> None:
+        """Soon, so that a broker that is killed remembers; not at each of the many that a rebalance moves."""
+        if self._saving_locks is None:
+            loop = asyncio.get_running_loop()
+            self._saving_locks = loop.call_later(limits.SAVE_LOCKS_DELAY_S, self._save_locks)
+
+    def _save_locks(self) -> None:
+        self._saving_locks = None
+        try:
+            self.locks.save()
+        except StoreFull as error:
+            log.error("cannot save; will try again", reason=str(error))
 
     def forget_producer(self, group: str, connection: Any) -> None:
         members = self.producers.get(group, {})

@@ -4,6 +4,9 @@ Apache's clients lock queues only to consume in order; such locks last 60 s and 
 A Rocketlet consumer locks every queue that it reads (`handover`). Its lock is a lease with an epoch: freed when the
 socket closes, ended when it is not renewed in time, and checked at every commit, so that a late one changes nothing.
 A refused member is remembered and told as soon as the queue is free.
+
+Leases are kept in a file: after a restart of the broker a member that comes back in time gets the same epoch, and goes on
+where it was as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -11,17 +14,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..protocol.bodies import LockRequest, Queue
-from .config import HANDOVER_LEASE_S, LOCK_LEASE_S
+from .config import HANDOVER_LEASE_S, LOCK_LEASE_S, RECLAIM_S
 from .history import History
+from .store.files import read_state, write_state
 
 _Key = tuple[str, str, int]  # group, topic, queue id
 
 
 @dataclass(slots=True)
 class Lock:
+    """`connection` is None after a restart, until the client has come back."""
+
     client_id: str
     connection: Any
     epoch: int
@@ -34,13 +41,27 @@ class Lock:
 
 
 class Locks:
-    """`on_free(group, connection)` is called for each member that waited for a queue that is free now."""
+    """`on_free(group, connection)` is called for each member that waited for a queue that is free now, `on_change` when
+    there is something to save."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, path: Path) -> None:
+        self._path = path
         self._locks: dict[_Key, Lock] = {}
+        self.on_change: Callable[[], None] = lambda: None
         self._history = history
         self._epoch = int(time.time() * 1000) << 16  # beyond every epoch of an earlier run
         self.on_free: Callable[[str, Any], None] = lambda group, connection: None
+        self._dirty = False
+        since_s = time.monotonic() - HANDOVER_LEASE_S + RECLAIM_S
+        for group, topic, queue_id, client_id, epoch in read_state(path) or ():
+            self._locks[group, topic, queue_id] = Lock(client_id, None, epoch, True, since_s)
+
+    def save(self, sync: bool = False) -> None:
+        """Keeps the leases. Raises StoreFull; they are then saved the next time."""
+        if self._dirty:
+            leases = [[*key, lock.client_id, lock.epoch] for key, lock in self._locks.items() if lock.handover]
+            write_state(self._path, leases, sync=sync)
+            self._dirty = False
 
     def lock(self, request: LockRequest, connection: Any) -> dict[Queue, int]:
         """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
@@ -55,7 +76,8 @@ class Locks:
         key = (request.group, queue.topic, queue.queue_id)
         lock = self._locks.get(key)
         if lock is not None and not lock.is_over(now_s):
-            if lock.client_id == request.client_id and (lock.connection is connection or not lock.handover):
+            its_own = lock.connection is None or lock.connection is connection or not lock.handover
+            if lock.client_id == request.client_id and its_own:
                 lock.renewed_s = now_s
                 lock.connection = connection
                 return lock.epoch
@@ -117,4 +139,6 @@ class Locks:
 
     def _note(self, event: str, key: _Key, lock: Lock) -> None:
         if lock.handover:
+            self._dirty = True
+            self.on_change()
             self._history.add(key[0], event, lock.client_id, topic=key[1], queue=key[2], epoch=lock.epoch)

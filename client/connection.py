@@ -164,10 +164,10 @@ class Connection(asyncio.Protocol):
         self._writable.set()
         if self._sweep is not None:
             self._sweep.cancel()
+        self._on_lost(self)  # first, so that whoever waits for an answer finds things as they are
         pending, self._pending = self._pending, {}
         for answered, _, code in pending.values():
             answered(ConnectionFailed(f"{self.address} closed the connection before it answered {request_name(code)}"))
-        self._on_lost(self)
 
     def close(self) -> None:
         """Closes after what was written has left."""

@@ -240,6 +240,21 @@ class Consumer:
                 self._tell(self._on_revoked, queue)
             item.drop()
 
+    def suspend_queue(self, queue: Queue) -> None:
+        item = self._queues.get(queue)
+        if item is not None:
+            item.suspended = True
+
+    def resume_queue(self, queue: Queue) -> None:
+        item = self._queues.get(queue)
+        if item is None:
+            return
+        item.suspended = False
+        if self._workers is not None:
+            self._workers.resume(item)
+        self._arrived.set()
+        self._pull(item)
+
     def _tell(self, listener: Listener | None, queue: Queue) -> None:
         if listener is None:
             return
@@ -324,7 +339,7 @@ class Consumer:
         while not self._is_closing:
             self._arrived.clear()
             for item in list(self._queues.values()):
-                while item.runs and not item.stopped and not item.consuming:
+                while item.runs and not item.stopped and not item.suspended and not item.consuming:
                     item.consuming = True
                     item.enter()
                     try:
@@ -333,7 +348,7 @@ class Consumer:
                         item.consuming = False
                         item.leave()
                     self._acknowledged(item)
-            if not any(item.runs and not item.stopped for item in self._queues.values()):
+            if not any(item.runs and not item.stopped and not item.suspended for item in self._queues.values()):
                 await self._arrived.wait()
 
 

@@ -104,9 +104,17 @@ class Workers:
             self._ready.extend(runs)
             self._wake(len(runs))
 
+    def resume(self, item: ProcessQueue) -> None:
+        """A queue is no longer suspended: its runs that were put aside are handed out again."""
+        parked, item.parked = item.parked, []
+        if self._orderly:
+            self._offer(item)
+        else:
+            self.put(parked)
+
     def _offer(self, item: ProcessQueue) -> None:
         """Orderly: the queue waits for a worker, unless one has it."""
-        if not item.consuming and not item.stopped and item.runs:
+        if not item.consuming and not item.stopped and not item.suspended and item.runs:
             item.consuming = True
             self._ready.append(item)
             self._wake(1)
@@ -138,6 +146,9 @@ class Workers:
     async def _concurrently(self, run: Run) -> None:
         item = run.process_queue
         if item.stopped:
+            return
+        if item.suspended:
+            item.parked.append(run)
             return
         item.enter()
         try:
@@ -186,7 +197,7 @@ class Workers:
 
     async def _one_in_order(self, item: ProcessQueue) -> None:
         """Handles the first run of a queue, and offers the queue again, later if the run has to wait."""
-        if item.stopped or not item.runs:
+        if item.stopped or item.suspended or not item.runs:
             item.consuming = False
             return
         run = item.runs[0]

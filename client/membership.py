@@ -72,6 +72,12 @@ class QueueUser(Protocol):
     def lose_queue(self, queue: Queue) -> None:
         """The queue is another's already: nothing of it may be committed."""
 
+    def suspend_queue(self, queue: Queue) -> None:
+        """The queue's broker is away: nothing new of it may begin."""
+
+    def resume_queue(self, queue: Queue) -> None:
+        """The broker is back and the queue still ours: goes on where it was."""
+
 
 class Membership:
     """One client in one consumer group. `join` and `leave` frame its life; between them `user` is told of queues."""
@@ -96,6 +102,7 @@ class Membership:
         self._start = start
         self._strategy = strategy
         self._consume_type = consume_type
+        self._suspended: set[Queue] = set()
         self._releasing: dict[Queue, asyncio.Task[None]] = {}
         self._first_seen: dict[str, frozenset[Queue]] = {}
         self._registered: set[str] = set()
@@ -206,11 +213,31 @@ class Membership:
             connection.respond(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
     def _on_lost(self, address: str) -> None:
-        """A broker's socket closed: its locks are gone, so its queues are not ours any more."""
+        """A broker's socket closed. Whether its queues are still ours is known when it has answered again."""
         self._registered.discard(address)
-        for queue in [queue for queue in self.owned if self.cluster.master(queue.broker_name) == address]:
-            self._lose(queue, "the connection to its broker closed")
-        self._wake.set()
+        for queue in self.owned:
+            if self.cluster.master(queue.broker_name) == address and queue not in self._suspended:
+                self._suspended.add(queue)
+                self._user.suspend_queue(queue)
+        if not self._has_left:
+            self._wake.set()
+
+    async def _reclaim(self) -> None:
+        """Asks brokers that are back for the locks that were ours: the same epoch means that nobody had them since."""
+        for broker_name, queues in by_broker(self._suspended).items():
+            if self.cluster.master(broker_name) not in self._registered:
+                continue
+            try:
+                epochs = await self._lock(broker_name, queues)
+            except RocketletError as error:
+                log.info("locks not reclaimed; trying again", broker=broker_name, reason=str(error))
+                continue
+            for queue in queues:
+                self._suspended.discard(queue)
+                if queue in self.owned and epochs.get(queue) == self.owned[queue]:
+                    self._user.resume_queue(queue)
+                elif queue in self.owned:
+                    self._lose(queue, "its broker gave it to another member")
 
     async def _rebalance_forever(self) -> None:
         while True:
@@ -231,8 +258,9 @@ class Membership:
             await self._heartbeat()
             if self._failing:
                 self._wants_retry_s = RECONNECT_S
+        await self._reclaim()
         mine: set[Queue] = set()
-        complete = True
+        complete = not self._suspended
         for topic in self._subscriptions:
             share = await self._share(topic)
             if share is None:
@@ -344,6 +372,7 @@ class Membership:
     def _release(self, queue: Queue) -> None:
         """Starts to hand a queue over; it is not ours for the next allocation, but stays locked until it is handed over."""
         epoch = self.owned.pop(queue)
+        self._suspended.discard(queue)
         self._releasing[queue] = asyncio.create_task(self._hand_over(queue, epoch), name=f"hand over {queue}")
 
     async def _hand_over(self, queue: Queue, epoch: int) -> None:
@@ -369,6 +398,7 @@ class Membership:
             log.info("not unlocked; the broker will end the lease", queue=str(queue), reason=str(error))
 
     def _lose(self, queue: Queue, reason: str) -> None:
+        self._suspended.discard(queue)
         if self.owned.pop(queue, None) is not None:
             log.warning("queue lost", queue=str(queue), reason=reason)
             self._settled.clear()
@@ -379,7 +409,7 @@ class Membership:
     async def _renew_forever(self) -> None:
         while True:
             await asyncio.sleep(LOCK_INTERVAL_S)
-            held = [*self.owned, *self._releasing]
+            held = (self.owned.keys() | self._releasing.keys()) - self._suspended
             await asyncio.gather(*(self._renew(name, queues) for name, queues in by_broker(held).items()))
 
     async def _renew(self, broker_name: str, queues: list[Queue]) -> None:
@@ -395,14 +425,14 @@ class Membership:
                 self._wake.set()
 
     async def commit(self, offsets: Mapping[Queue, int], epochs: Mapping[Queue, int] | None = None) -> set[Queue]:
-        """Stores the group's offsets; returns the queues for which that was done. A fenced queue is lost.
+        """Stores the group's offsets; returns the queues for which that was done. A fenced queue is lost, a suspended one
+        is left for later.
 
         Raises nothing for a broker that cannot be reached: the next commit says the same or more.
         """
         epochs = self.owned if epochs is None else epochs
-        done = await asyncio.gather(
-            *(self._commit_one(queue, offset, epochs[queue]) for queue, offset in offsets.items() if queue in epochs)
-        )
+        ready = (offsets.keys() & epochs.keys()) - self._suspended
+        done = await asyncio.gather(*(self._commit_one(queue, offsets[queue], epochs[queue]) for queue in ready))
         return {queue for queue in done if queue is not None}
 
     async def _commit_one(self, queue: Queue, offset: int, epoch: int) -> Queue | None:

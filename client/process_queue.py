@@ -35,6 +35,7 @@ class ProcessQueue:
     """One assignment of one queue. After a revocation and a new assignment there is another one.
 
     `stopped`: nothing more is pulled or handed out. `dropped`: the queue is not ours; nothing may be committed.
+    `suspended`: as stopped, until the broker is back; runs that workers met meanwhile wait in `parked`.
     """
 
     def __init__(self, queue: Queue, offset: int, epoch: int) -> None:
@@ -44,6 +45,8 @@ class ProcessQueue:
         self.committed: int | None = None
         self.stopped = False
         self.dropped = False
+        self.suspended = False
+        self.parked: list[Run] = []
         self.paused = False
         self.pulling = False
         self.throttled = False

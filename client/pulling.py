@@ -51,7 +51,7 @@ class Puller:
 
     def pull(self, item: ProcessQueue) -> None:
         """Pulls now, or later where flow control, a pause or a lost connection says so."""
-        if item.pulling or item.stopped:
+        if item.pulling or item.stopped or item.suspended:
             return
         if item.paused:
             self._later(item, PAUSED_DELAY_S)
@@ -97,7 +97,7 @@ class Puller:
 
     def _answered(self, item: ProcessQueue, offset: int, answer: Frame | Exception) -> None:
         item.pulling = False
-        if item.stopped:
+        if item.stopped or item.suspended:
             return
         if item.next_offset != offset:  # a seek came between
             self.pull(item)

@@ -34,12 +34,14 @@ CALL_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class _Reading:
-    """One owned queue. `position`: the next offset to plan. `done`: what the group may commit."""
+    """One owned queue. `position`: the next offset to plan. `done`: what the group may commit; `committed`: what it has."""
 
     position: int
     done: int
+    committed: int
     planned: Range | None = None
     leaving: bool = False
+    suspended: bool = False
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -144,18 +146,21 @@ class Member:
                 reading.position = reading.planned[0]  # Spark did not run what was planned
             elif span is not None and fresh and span[0] <= reading.position <= span[1]:
                 reading.position = span[1]
-                if reading.done < span[1]:
-                    reading.done = commits[queue] = span[1]
+                reading.done = max(reading.done, span[1])
             reading.planned = None
             reading.finished.set()
-        if commits:
-            await self._membership.commit(commits)
+            if reading.done > reading.committed:
+                commits[queue] = reading.done
+        for queue in await self._membership.commit(commits):
+            if queue in self._readings:
+                self._readings[queue].committed = commits[queue]
 
     async def _plan(self, max_rows: int | None) -> dict[Queue, Range]:
         ends = await self._ends() if self._targets is None else self._targets
         available: dict[Queue, Range] = {}
         for queue, reading in self._readings.items():
-            if not reading.leaving and reading.planned is None and queue in ends:
+            free = not reading.leaving and not reading.suspended and reading.planned is None
+            if free and queue in ends:
                 available[queue] = (reading.position, max(ends[queue], reading.position))
         planned = shared_out(available, max_rows)
         for queue, span in planned.items():
@@ -185,7 +190,7 @@ class Member:
         span = self._last_finished.get(queue)
         if span is not None and span[0] <= offset <= span[1]:
             position = span[1]  # the group's offset is older than what this query has finished
-        self._readings[queue] = _Reading(position, offset)
+        self._readings[queue] = _Reading(position, offset, offset)
 
     async def give_queue(self, queue: Queue) -> int | None:
         reading = self._readings[queue]
@@ -200,3 +205,9 @@ class Member:
 
     def lose_queue(self, queue: Queue) -> None:
         self._readings.pop(queue, None)
+
+    def suspend_queue(self, queue: Queue) -> None:
+        self._readings[queue].suspended = True
+
+    def resume_queue(self, queue: Queue) -> None:
+        self._readings[queue].suspended = False

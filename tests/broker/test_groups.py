@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from rocketlet.broker.locks import Locks
 from rocketlet.protocol import bodies
@@ -185,12 +187,12 @@ async def test_a_late_commit_is_refused_and_moves_nothing(node: Node, connect: C
     assert await commit(two, 9, new) == 0
 
 
-def test_a_lease_that_is_not_renewed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rocketlet.broker.history import History
 
     now = 1000.0
     monkeypatch.setattr("rocketlet.broker.locks.time.monotonic", lambda: now)
-    locks, told = Locks(History()), []
+    locks, told = Locks(History(), tmp_path / "locks.json"), []
     locks.on_free = lambda group, connection: told.append(connection)
     request = LockRequest("c1", "g", (QUEUE,), True)
     other = LockRequest("c2", "g", (QUEUE,), True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.bodies import LockRequest, Queue
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import RETRY_PREFIX
 
@@ -195,31 +195,50 @@ async def test_a_topic_that_grows_is_read_from_the_start_of_its_new_queues(node:
         await eventually(lambda: watch.seen[b"grown"] == 1)
 
 
-async def test_a_broker_that_restarts_gets_its_members_back(nodes: Nodes, connect: Connect) -> None:
+async def test_a_broker_that_restarts_keeps_its_members_and_nothing_comes_twice(nodes: Nodes, connect: Connect) -> None:
     home = await nodes.start(name="home")
     guest = await nodes.start(name="guest", name_servers=(home.address,))
     await create_topic(await connect(guest.address), "t", QUEUES)
     watch = Watch(0)
     async with Producer(home.address, retries=5) as producer:
-        while True:
-            try:
-                await producer.send("t", b"0")
-                break
-            except Exception:
-                await asyncio.sleep(0.01)
-        async with Consumer(home.address, "g", "t", watch.handler("a"), start="first") as consumer:
-            await eventually(lambda: b"0" in watch.seen)
-            await consumer.commit()
-            address = guest.address
-            await guest.stop()
-            await eventually(lambda: not [queue for queue in consumer.assignment() if queue.broker_name == "guest"])
-            again = await restart(nodes, guest)
-            assert again.address == address
-            await eventually(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES)
-            await eventually(lambda: producer._cluster.route("t") is not None)
-            await producer.send("t", b"1")
-            await eventually(lambda: b"1" in watch.seen)
-    assert watch.seen == {b"0": 1, b"1": 1}
+        while await producer._cluster.find_route("t") is None:
+            pass
+        async with (
+            Consumer(home.address, "g", "t", watch.handler("a"), start="first") as one,
+            Consumer(home.address, "g", "t", watch.handler("b"), start="first") as two,
+        ):
+            await settled(one, two)
+            before = one.assignment()
+            for number in range(3):
+                for part in range(20):
+                    await producer.send("t", b"%d-%d" % (number, part))
+                await eventually(lambda number=number: len(watch.seen) == 20 * (number + 1))  # type: ignore[misc]
+                await guest.stop()  # with nothing of the last 20 committed
+                await eventually(lambda: all(item.suspended for item in one._queues.values()))
+                guest = await restart(nodes, guest)
+                await eventually(
+                    lambda: not any(item.suspended for item in [*one._queues.values(), *two._queues.values()])
+                )
+                while await producer._cluster.find_route("t") is None:
+                    pass
+            assert one.assignment() == before
+    assert set(watch.seen.values()) == {1}
+    assert len(watch.seen) == 60
+
+
+async def test_a_lease_that_is_not_reclaimed_after_a_restart_ends(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.locks.RECLAIM_S", 0.05)
+    monkeypatch.setattr("rocketlet.broker.config.LEASE_SWEEP_S", 0.02)
+    home = await nodes.start(name="home")
+    guest = await nodes.start(name="guest", name_servers=(home.address,))
+    request = LockRequest("gone", "g", (Queue("t", "guest", 0),), True)
+    guest.broker.locks.lock(request, object())
+    await guest.stop()
+    again = await restart(nodes, guest)
+    assert again.broker.locks.owners("g") == {("t", 0): "gone"}
+    await eventually(lambda: again.broker.locks.owners("g") == {})
 
 
 async def restart(nodes: Nodes, node: Node) -> Node:
