@@ -24,11 +24,24 @@ _SMALL_BYTES = 65_536
 class Connection(asyncio.Protocol):
     """`active_s` is when it was last read from or written to, in the loop's time."""
 
-    __slots__ = ("_lost", "_reader", "_server", "_transport", "active_s", "born_host", "is_external", "peer")
+    __slots__ = (
+        "_lost",
+        "_reader",
+        "_server",
+        "_transport",
+        "active_s",
+        "born_host",
+        "is_external",
+        "is_paused",
+        "kept",
+        "peer",
+    )
 
     def __init__(self, server: Server, *, is_external: bool = False) -> None:
         self._server = server
         self.is_external = is_external
+        self.is_paused = False
+        self.kept: list[Frame] = []
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._lost: list[Callable[[Connection], None]] = []
@@ -54,7 +67,9 @@ class Connection(asyncio.Protocol):
             log.warning("connection closed: no frame", peer=self.peer, reason=str(error))
             self.close()
             return
-        if frames:
+        if frames and self.is_paused:
+            self.keep(frames)
+        elif frames:
             self._server.dispatch.serve(self, frames)
 
     def write(self, buffers: Buffers) -> None:
@@ -73,13 +88,22 @@ class Connection(asyncio.Protocol):
     def answered(self, frame: Frame) -> None:
         """A client's answer to a request of ours; we send only one-way requests."""
 
+    def keep(self, frames: list[Frame]) -> None:
+        """Requests that wait until the client has read what is written."""
+        self.kept += frames
+
     def pause_writing(self) -> None:
-        """The client reads slower than it asks: its requests wait."""
+        """The client reads slower than it asks: its requests wait, and no more are read."""
+        self.is_paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._transport is not None:
+        self.is_paused = False
+        kept, self.kept = self.kept, []
+        if kept:
+            self._server.dispatch.serve(self, kept)
+        if self._transport is not None and not self.is_paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def on_lost(self, action: Callable[[Connection], None]) -> None:

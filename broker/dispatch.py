@@ -64,6 +64,8 @@ NAME_SERVER_HANDLERS: Mapping[int, Callable[..., Buffers | None]] = {
 }
 SEND_CODES = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
 
+LARGE_REPLY_BYTES = 4096
+
 # what a client's request may cause; struct.error is a number too large for its field
 _CLIENT_FAULTS = (HeaderError, BodyError, StoreError, TopicLimit, OverflowError, UnicodeError, struct.error)
 
@@ -82,21 +84,28 @@ class Dispatch:
             self._handlers |= {code: partial(handler, broker) for code, handler in BROKER_HANDLERS.items()}
 
     def serve(self, connection: Connection, frames: list[Frame]) -> None:
-        """Answers the requests of one socket read."""
+        """Answers the requests of one socket read. What a client asks while it does not read waits in its connection."""
         out: Buffers = []
         sends = self._sends
-        for frame in frames:
+        for index, frame in enumerate(frames):
+            if sends is not None and frame.code in SEND_CODES and not frame.flag & 1:
+                self._stage(sends, connection, frame, out)
+                continue
+            if sends is not None and sends.staged:
+                self._settle(sends, connection, out)
+                out = []
             if frame.flag & 1:
                 connection.answered(frame)
-            elif sends is not None and frame.code in SEND_CODES:
-                self._stage(sends, connection, frame, out)
-            else:
-                if sends is not None and sends.staged:
-                    self._settle(sends, connection, out)
+                continue
+            reply = self._handle(connection, frame)
+            if reply is not None and not frame.flag & 2:
+                out += reply
+                if len(reply[-1]) > LARGE_REPLY_BYTES:  # a pull's: written at once, so that the client's pace is felt
+                    connection.write(out)
                     out = []
-                reply = self._handle(connection, frame)
-                if reply is not None and not frame.flag & 2:
-                    out += reply
+                    if connection.is_paused:
+                        connection.keep(frames[index + 1 :])
+                        break
         if sends is not None and sends.staged:
             self._settle(sends, connection, out)
         elif out:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from rocketlet.broker.locks import Locks
+from rocketlet.broker.routes import Routes
+from rocketlet.broker.server import Server
 from rocketlet.protocol import bodies
-from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, LockRequest, Queue
+from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, LockRequest, Queue, TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
 from rocketlet.protocol.subscription import parse_subscription
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, free_port
 from .test_pulls import pull, send
 
 QUEUE = Queue("t", "broker-a", 0)
@@ -294,3 +297,59 @@ async def test_a_registration_with_a_wrong_checksum_is_refused(wire: Wire) -> No
 async def test_a_clients_expression_type_is_checked(wire: Wire, kind: str, code: int) -> None:
     body = b'{"clientId":"c","group":"g","subscriptionData":{"topic":"t","subString":"a","expressionType":"%s"}}'
     assert (await wire.call(RequestCode.CHECK_CLIENT_CONFIG, body=body % kind.encode())).code == code
+
+
+async def test_a_member_that_is_silent_for_two_minutes_is_dropped_and_closed(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, alive = await connect(node.address), await connect(node.address)
+    await beat(silent, "c1")
+    await beat(alive, "c2")
+    group = node.broker.groups.get("g")
+    assert group is not None
+    next(member for member in group.members.values() if member.client_id == "c1").seen_s -= 121
+    node.broker._expire_members()
+    assert await silent.closed()
+    assert await members(alive) == ["c2"]
+
+
+async def test_idle_connections_are_closed(node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = await connect(node.address)
+    await members(idle)
+    monkeypatch.setattr("rocketlet.broker.server.SWEEP_INTERVAL_S", 0.01)
+    monkeypatch.setattr("rocketlet.broker.server.IDLE_LIMIT_S", 0.0)
+    sweep = asyncio.create_task(node.server._sweep())
+    assert await idle.closed()
+    sweep.cancel()
+
+
+async def test_a_name_server_says_whether_a_brokers_topics_have_changed(wire: Wire) -> None:
+    broker = {"brokerName": "b", "brokerAddr": "10.0.0.1:1", "clusterName": "c", "haServerAddr": "h:2", "brokerId": "0"}
+    version = DataVersion(1, 2)
+    body = bodies.encode_data_version(version)
+    assert (await wire.call(RequestCode.QUERY_DATA_VERSION, broker, body)).ext["changed"] == "true"
+    registration = bodies.encode_registration(version, [TopicConfig("t")])
+    assert (await wire.call(RequestCode.REGISTER_BROKER, broker, registration)).code == 0
+    answer = await wire.call(RequestCode.QUERY_DATA_VERSION, broker, body)
+    assert (answer.ext["changed"], bodies.decode_data_version(answer.body)) == ("false", version)
+    newer = bodies.encode_data_version(DataVersion(1, 3))
+    assert (await wire.call(RequestCode.QUERY_DATA_VERSION, broker, newer)).ext["changed"] == "true"
+    await wire.call(RequestCode.UNREGISTER_BROKER, broker)
+    assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).code == 17
+
+
+async def test_an_external_port_tells_the_external_addresses(tmp_path: Path, connect: Connect) -> None:
+    routes = Routes()
+    external = free_port()
+    async with Server("127.0.0.1", free_port(), broker=None, routes=routes, external_port=external) as server:
+        inside, outside = await connect(f"127.0.0.1:{server.port}"), await connect(f"127.0.0.1:{external}")
+        broker = {"brokerName": "b", "brokerAddr": "b:1", "clusterName": "c", "haServerAddr": "h:2", "brokerId": "0"}
+        registration = bodies.encode_registration(DataVersion(1), [TopicConfig("t")])
+        await inside.call(RequestCode.REGISTER_BROKER, {**broker, "externalAddr": "localhost:9"}, registration)
+        for wire, address in ((inside, "b:1"), (outside, "localhost:9")):
+            route = bodies.decode_route((await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).body)
+            assert route.brokers[0].addresses == {0: address}
+            cluster = await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)
+            assert bodies.decode_cluster(cluster.body)[0].addresses == {0: address}
+        await inside.close()
+        await outside.close()

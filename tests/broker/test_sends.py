@@ -228,3 +228,22 @@ async def test_half_a_frame_disturbs_nobody(node: Node, connect: Connect, wire: 
     assert (await send(wire, topic="new")).code == 0
     await half.close()
     assert (await send(wire, topic="new")).code == 0
+
+
+async def test_a_client_that_asks_and_does_not_read_costs_bounded_memory(
+    node: Node, connect: Connect, wire: Wire
+) -> None:
+    await create_topic(wire, "t")
+    for _ in range(2):
+        await send(wire, b"x" * 200_000)
+    greedy = await connect(node.address)
+    greedy._writer.transport.pause_reading()  # type: ignore[attr-defined]
+    asked = [greedy.send(RequestCode.PULL_MESSAGE, pull("t", max_msg_nums=1)) for _ in range(500)]  # 100 MB of answers
+    await eventually(lambda: any(connection.is_paused for connection in node.server._connections))
+    (slow,) = [connection for connection in node.server._connections if connection.is_paused]
+    assert slow._transport is not None
+    assert slow._transport.get_write_buffer_size() < 10_000_000
+    assert (await send(wire)).code == 0, "others are served meanwhile"
+    greedy._writer.transport.resume_reading()  # type: ignore[attr-defined]
+    for opaque in asked:
+        assert len((await greedy.answer(opaque)).body) > 200_000
