@@ -46,6 +46,8 @@ MOST_PER_S = 6000.0
 LEAST_S = 24.0
 STALL_S = 45.0
 GROUP = "departures"
+KILLED = "cem"
+SPARK_JOINS = "Spark joins"
 
 
 class Job:
@@ -182,7 +184,7 @@ class Job:
 
     def _check_children(self) -> None:
         for child in self.children:
-            if child.exit_status not in (None, 0) and child.name != "cem":
+            if child.exit_status not in (None, 0) and child.name != KILLED:
                 raise RuntimeError(f"{child.name} ended with status {child.exit_status}: {child.last_words()}")
 
     async def _join(self, screen: Screen) -> None:
@@ -196,15 +198,15 @@ class Job:
         screen.event("ben left gracefully")
 
     async def _kill(self, screen: Screen) -> None:
-        self.mark("cem is killed")
-        self.members["cem"].kill()
-        screen.event("cem was killed with SIGKILL")
+        self.mark(f"{KILLED} is killed")
+        self.members[KILLED].kill()
+        screen.event(f"{KILLED} was killed with SIGKILL")
 
     async def _spark_joins(self, screen: Screen) -> None:
         if self.spark is not None:
             await self.spark.tell("join")
             await self.spark.wait_for("done join", 60)
-            self.mark("Spark joins")
+            self.mark(SPARK_JOINS)
             screen.event("a Spark query joined departures")
 
     async def _spark_leaves(self, screen: Screen) -> None:
@@ -227,7 +229,7 @@ class Job:
 
     def result(self, console: Console, sent: int) -> int:
         """Prints the tables, draws the picture; the exit status."""
-        departures = account(GROUP, sent, self.folder)
+        departures = account(GROUP, sent, self.folder, KILLED)
         accounts = [departures]
         faults: list[str] = []
         if departures.missing:
@@ -246,20 +248,25 @@ class Job:
         else:
             console.print(accounts_table(accounts))
         spans = ownerships(sorted(self.events, key=lambda event: event["ms"]), TOPIC, int(time.time() * 1000))
-        self._draw(console, spans, departures.duplicates, sent)
+        self._draw(console, spans, departures, sent)
         for fault in faults:
             console.print(f"FAULT: {fault}", style="bold red")
         return 1 if faults else 0
 
-    def _draw(self, console: Console, spans: list[Ownership], duplicates: int, sent: int) -> None:
+    def _draw(self, console: Console, spans: list[Ownership], departures: Account, sent: int) -> None:
         names = {span.owner: self.names.get(span.owner, "spark") for span in spans}
         overlap = double_owned_ms(spans)
         summary = (
-            f"{sent:,} flights; {duplicates} delivered twice; {len(spans)} assignments of {2 * QUEUES} queues; "
+            f"{sent:,} flights; {departures.duplicates} delivered twice, {departures.after_kill} of them because {KILLED} "
+            f"was killed before it had committed them;\n{len(spans)} assignments of {2 * QUEUES} queues; "
             f"queues with two owners: {overlap} ms"
         )
+        for event in self.events:
+            if event["event"] == "joined" and event["client"] not in self.names:
+                self.marks = [mark for mark in self.marks if mark.text != SPARK_JOINS]
+                self.marks.append(Mark(int(event["ms"]), SPARK_JOINS))
         png, page = draw(spans, self.marks, names, self.output, summary)
-        console.print(summary)
+        console.print(summary, highlight=False, soft_wrap=True)
         console.print(f"picture: {png}\npage:    {page}", soft_wrap=True)
 
 

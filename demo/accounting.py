@@ -32,13 +32,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One group's: `received` counts distinct flights."""
+    """One group's: `received` counts distinct flights; `after_kill` the duplicates that the killed member had received."""
 
     group: str
     sent: int
     received: int
     duplicates: int
     missing: int
+    after_kill: int = 0
 
 
 def figures_of(flights: Iterable[Flight]) -> dict[Key, Figures]:
@@ -67,16 +68,23 @@ def received_count(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("received-*.ids")) // 4
 
 
-def account(group: str, sent: int, folder: Path) -> Account:
+def account(group: str, sent: int, folder: Path, killed: str = "") -> Account:
     """Counts what the members of `departures` have written down."""
     counts: Counter[int] = Counter()
     for path in sorted(folder.glob("received-*.ids")):
-        data = path.read_bytes()
-        numbers = array("I")
-        numbers.frombytes(data[: len(data) // 4 * 4])
-        counts.update(numbers)
+        counts.update(_numbers(path))
+    twice = {number for number, times in counts.items() if times > 1}
+    of_killed = twice.intersection(_numbers(folder / f"received-{killed}.ids")) if killed else set[int]()
     duplicates = sum(counts.values()) - len(counts)
-    return Account(group, sent, len(counts), duplicates, sent - len(counts.keys() & set(range(sent))))
+    missing = sent - len(counts.keys() & set(range(sent)))
+    return Account(group, sent, len(counts), duplicates, missing, len(of_killed))
+
+
+def _numbers(path: Path) -> array[int]:
+    data = path.read_bytes() if path.exists() else b""
+    numbers = array("I")
+    numbers.frombytes(data[: len(data) // 4 * 4])
+    return numbers
 
 
 def accounts_table(accounts: Iterable[Account]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +15,14 @@ from rich.text import Text
 from .timeline import COLOURS
 
 PLAIN_EVERY_S = 5.0
+PLAIN_WIDTH = 110
 
 
 class Screen:
     """`with Screen(...)`: live on a terminal; otherwise a line every 5 s, and one per event."""
 
     def __init__(self, total: int, *, with_spark: bool) -> None:
-        self.console = Console()
+        self.console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
         self._progress = Progress(
             TextColumn("{task.description:<22}"), BarColumn(46), MofNCompleteColumn(), TimeElapsedColumn()
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 from array import array
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from .replay import TOPIC
 
 FLIGHT = "id INT, carrier STRING, month INT, dep_delay INT"
 MAX_ROWS_PER_TRIGGER = 40_000
+BATCH_TIMEOUT_S = 20.0
 
 
 def session() -> SparkSession:
@@ -77,15 +79,28 @@ def start_delays(spark: SparkSession, name_server: str, output: Path) -> Streami
     return writer.option("checkpointLocation", str(output / "checkpoint-delays")).start()
 
 
-def start_departures(spark: SparkSession, name_server: str, output: Path) -> StreamingQuery:
+class Departures:
     """Writes the numbers of each batch's flights to a file named by the batch, so that a replay replaces it."""
 
-    def write(table: DataFrame, batch: int) -> None:
-        numbers = array("I", [row.id for row in table.select("id").collect()])
-        _replace(output / f"received-spark-{batch:06d}.ids", numbers.tobytes())
+    def __init__(self, spark: SparkSession, name_server: str, output: Path) -> None:
+        self._output = output
+        self._is_leaving = threading.Event()
+        self._is_between = threading.Event()
+        writer = flights(spark, name_server, "departures").writeStream.foreachBatch(self._write)
+        self._query = writer.option("checkpointLocation", str(output / "checkpoint-departures")).start()
 
-    writer = flights(spark, name_server, "departures").writeStream.foreachBatch(write)
-    return writer.option("checkpointLocation", str(output / "checkpoint-departures")).start()
+    def _write(self, table: DataFrame, batch: int) -> None:
+        if self._is_leaving.is_set():
+            self._is_between.set()
+            raise RuntimeError("the query leaves: this batch is not written")
+        numbers = array("I", [row.id for row in table.select("id").collect()])
+        _replace(self._output / f"received-spark-{batch:06d}.ids", numbers.tobytes())
+
+    def leave(self) -> None:
+        """Ends between two batches, where all that was written is committed; in the midst of one it would come twice."""
+        self._is_leaving.set()
+        self._is_between.wait(BATCH_TIMEOUT_S)
+        self._query.stop()
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -108,13 +123,13 @@ def main() -> int:
     if options.forever:
         delays.awaitTermination()
         return 0
-    departures: StreamingQuery | None = None
+    departures: Departures | None = None
     for line in sys.stdin:
         command = line.strip()
         if command == "join" and departures is None:
-            departures = start_departures(spark, options.nameserver, options.output)
+            departures = Departures(spark, options.nameserver, options.output)
         elif command == "leave" and departures is not None:
-            departures.stop()
+            departures.leave()
         elif command == "stop":
             break
         print(f"done {command}", flush=True)

@@ -93,7 +93,13 @@ def draw(
         at = (mark.ms - begin_ms) / 1000
         axes.axvline(at, color="#222222", linewidth=0.9, linestyle="--")
         axes.annotate(
-            mark.text, (at, -0.8 - 0.75 * (index % 2)), fontsize=8, ha="center", va="bottom", annotation_clip=False
+            mark.text,
+            (at, -0.8 - 0.75 * (index % 2)),
+            fontsize=8,
+            ha="center",
+            va="bottom",
+            annotation_clip=False,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
         )
     axes.set_yticks(range(len(queues)), queues, fontsize=8)
     axes.set_ylim(len(queues) - 0.5, -2.4)
