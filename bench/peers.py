@@ -13,6 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.bodies import decode_cluster
+from rocketlet.protocol.codes import RequestCode
+
 APACHE_VERSION = "4.9.7"  # the newest 4.9 whose broker and name server are on Maven Central
 APACHE_HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=2g")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rocketlet" / f"apache-{APACHE_VERSION}"
@@ -141,7 +145,22 @@ async def apache(folder: Path) -> AsyncIterator[Peer]:
         broker = java("broker.BrokerStartup", "broker.properties", *APACHE_HEAP)
         async with process(broker, log, ROCKETMQ_HOME=str(home)) as pid:
             await listening(broker_port)
+            await _registered(f"127.0.0.1:{name_port}")
             yield Peer("apache", f"127.0.0.1:{name_port}", pid)
+
+
+async def _registered(name_server: str) -> None:
+    """Returns when the name server knows a broker."""
+    cluster = Cluster(name_server)
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                answer = await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+                if decode_cluster(answer.body):
+                    return
+                await asyncio.sleep(0.02)
+    finally:
+        await cluster.close()
 
 
 def jetstream_fault() -> str | None:

@@ -95,7 +95,7 @@ async def run() -> None:
     }
     columns = ("", "ready, s", "first message, s", "idle, MiB", f"after {options.messages:,} messages, MiB")
     common.show("Start and memory", columns, [[name, *values.values()] for name, values in medians.items()])
-    common.console.print("ready: the port answers, for Apache name server and broker; MiB: resident memory (VmRSS)")
+    common.console.print("ready: the port answers, and the name server knows the broker; MiB: resident memory (VmRSS)")
     common.finish(options, "start", medians)
 
 

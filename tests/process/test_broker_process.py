@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -151,6 +152,37 @@ async def test_offsets_survive_a_clean_end(start: Start) -> None:
     async with Producer(again.address) as producer:
         await producer.send("t", b"two")
     assert await consume_all(again.address, "t", 1) == {b"two"}
+
+
+async def test_a_killed_broker_that_restarts_gives_its_members_their_queues_back(start: Start) -> None:
+    port = free_port()
+    broker = await start(port=port)
+    seen: Counter[bytes] = Counter()
+
+    async def handle(message: Message) -> None:
+        seen[message.body] += 1
+
+    async with Producer(broker.address) as producer:
+        await producer.send("t", b"first")
+        async with Consumer(broker.address, "g", "t", handle, start="first", commit_interval_s=3600) as consumer:
+            owned = await consumer.assigned()
+            for number in range(100):
+                await producer.send("t", b"%d" % number)
+            async with asyncio.timeout(20):
+                while len(seen) < 101:
+                    await asyncio.sleep(0.005)
+                await asyncio.sleep(0.1)  # leases are saved 50 ms after they change
+            await broker.kill()
+            await start(port=port)
+            async with asyncio.timeout(20):
+                while not all(item.suspended is False for item in consumer._queues.values()):
+                    await asyncio.sleep(0.005)
+            assert consumer.assignment() == owned
+            await producer.send("t", b"last")
+            async with asyncio.timeout(20):
+                while not seen[b"last"]:
+                    await asyncio.sleep(0.005)
+    assert set(seen.values()) == {1}, "though nothing was committed before the kill"
 
 
 async def test_a_full_disk_refuses_sends_and_serves_pulls(start: Start) -> None:
