@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 REGION_EXT: Final[Ext] = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
 _DELAY_MARK: Final = props.DELAY + props.NAME_END
+_TAGS_MARK: Final = props.TAGS + props.NAME_END
 _WAIT_MARK: Final = props.WAIT + props.NAME_END
 _TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
 FULL_REMARK: Final = "service not available now, the broker's disk may be full; free space or send to another broker: "
@@ -55,6 +56,8 @@ class Sends:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._topics = broker.topics
+        self._store = broker.store
         self._cluster = broker.config.cluster
         self._cluster_text = f"{props.CLUSTER}{props.NAME_END}{self._cluster}"
         self._cluster_end = props.PAIR_END + self._cluster_text
@@ -108,8 +111,10 @@ class Sends:
         return answer(frame, 0, {**ext, **REGION_EXT})
 
     def _place(self, connection: Connection, frame: Frame, header: SendMessage) -> Staged:
-        topic = self._topic(header)
-        name = topic.name
+        name = header.topic
+        topic = self._topics.get(name)
+        if topic is None or name in names.UNSENDABLE_TOPICS:
+            topic = self._topic(header)
         queue_id = header.queue_id
         if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
             raise Refused(
@@ -136,9 +141,9 @@ class Sends:
         level = 0
         if _DELAY_MARK in text:
             level = _delay_level(text, self._broker.delays)
-        tag = props.find(text, props.TAGS)
+        tag = props.find(text, props.TAGS) if _TAGS_MARK in text else None
         tag_code = java_hash(tag) if tag else 0
-        store = self._broker.store
+        store = self._store
         queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
         if level:
             queue, text, tag_code = self._delayed(level, name, queue_id, text)
@@ -147,20 +152,17 @@ class Sends:
             frame.body,
             _property_bytes(text),
             tag_code,
-            flag=header.flag,
-            sys_flag=header.sys_flag,
-            born_ms=header.born_timestamp,
-            born_host=connection.born_host,
-            reconsume_times=header.reconsume_times,
+            header.flag,
+            header.sys_flag,
+            header.born_timestamp,
+            connection.born_host,
+            header.reconsume_times,
         )
         return Staged(frame, position, queue_id, offset, None, level)
 
     def _topic(self, header: SendMessage) -> TopicConfig:
-        """The topic, made if it may be. Raises Refused."""
+        """A topic that is not there, made if it may be. Raises Refused."""
         name = header.topic
-        topic = self._broker.topics.get(name)
-        if topic is not None and name not in names.UNSENDABLE_TOPICS:
-            return topic
         fault = names.topic_fault(name)
         if fault:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the specified topic is illegal: {fault}")

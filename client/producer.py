@@ -6,8 +6,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Literal, NamedTuple, Self
 
 from ..protocol import bodies, names
 from ..protocol import properties as props
@@ -54,8 +53,7 @@ _WORTH_ANOTHER: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(NamedTuple):
     """Where a message is. `message_id` is the sender's key, `offset_id` the broker's; a batch has several of both."""
 
     message_id: str
@@ -223,7 +221,8 @@ class Producer:
             fault = names.topic_fault(topic)
             if fault:
                 raise MessageIllegal(fault)
-        _checked(body)
+        if type(body) is not bytes or not 0 < len(body) <= MAX_BODY_BYTES:
+            _checked(body)
         now_ms = int(time.time() * 1000)
         key = self._keys.next(now_ms)
         text = _properties(tag, keys, properties, key, delay_level)
@@ -259,7 +258,7 @@ class Producer:
         queue_key: str | None,
         queue: Queue | None,
     ) -> tuple[Frame, Queue]:
-        deadline_s = time.monotonic() + self._timeout_s
+        began_s, timeout_s = time.monotonic(), self._timeout_s
         failed: Queue | None = None
         for attempt in range(self._retries + 1):
             queues = self._queues.get(topic) or await self._find_queues(topic)
@@ -269,11 +268,12 @@ class Producer:
                 connection = self._cluster.connected(target.broker_name) or await self._connect(target)
                 if not connection.is_writable:
                     await connection.writable()
-                answer = await connection.ask(code, ext, body, max(deadline_s - time.monotonic(), 0.001))
+                answer = await connection.ask(code, ext, body, timeout_s)
                 if answer.code and answer.code not in _STORED:
                     raise BrokerRefused(code, answer.code, answer.remark, connection.address)
             except (ConnectionFailed, RequestTimeout, BrokerRefused) as error:
-                last = attempt == self._retries or time.monotonic() >= deadline_s
+                timeout_s = began_s + self._timeout_s - time.monotonic()
+                last = attempt == self._retries or timeout_s <= 0
                 if last or (isinstance(error, BrokerRefused) and error.code not in _WORTH_ANOTHER):
                     raise
                 log.info("send failed; trying again", queue=str(target), reason=str(error))

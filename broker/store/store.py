@@ -167,7 +167,6 @@ class Store:
         body: bytes,
         properties: bytes,
         tag_code: int,
-        *,
         flag: int,
         sys_flag: int,
         born_ms: int,
