@@ -92,6 +92,7 @@ class Producer:
         self._cluster = Cluster(name_server)
         self._cluster.on_change = self._forget_queues
         self._queues: dict[str, list[Queue]] = {}
+        self._greeted: dict[str, Connection] = {}
         self._turn = time.time_ns() & 0xFFFF
         self._keys = UniqueKeys()
         self._heartbeats: asyncio.Task[None] | None = None
@@ -278,7 +279,7 @@ class Producer:
                     raise
                 log.info("send failed; trying again", queue=str(target), reason=str(error))
                 failed = target
-                self._queues.pop(topic, None)
+                await self._look_again(topic)
                 continue
             return answer, target
         raise AssertionError("the last attempt returns or raises")
@@ -291,10 +292,19 @@ class Producer:
                 self._queues[topic] = queues
         return queues
 
+    async def _look_again(self, topic: str) -> None:
+        """A send failed: asks for the route, which may have changed."""
+        self._queues.pop(topic, None)
+        try:
+            await self._cluster.find_route(topic)
+        except RocketletError as error:
+            log.info("route not refreshed", topic=topic, reason=str(error))
+
     async def _connect(self, queue: Queue) -> Connection:
-        connection = self._cluster.connected(queue.broker_name)
-        if connection is None:
-            connection = await self._cluster.broker(queue.broker_name)
+        """The connection to a queue's broker, which the broker knows by a heartbeat as this producer's."""
+        connection = await self._cluster.broker(queue.broker_name)
+        if self._greeted.get(queue.broker_name) is not connection:
+            self._greeted[queue.broker_name] = connection
             body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
             await connection.request(RequestCode.HEART_BEAT, {}, body)
         return connection

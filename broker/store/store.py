@@ -72,6 +72,7 @@ class Store:
         self._staged_queues: list[ConsumeQueue] = []
         self._next = self._log.end
         self._now_ms = 0
+        self._checkpointed = (-1, -1)
 
     # Opening and closing
 
@@ -113,6 +114,8 @@ class Store:
     def checkpoint(self, sync: bool = False) -> None:
         """Everything committed so far is in its index file, and said so. Raises StoreFull."""
         position = self._log.end
+        if self._checkpointed == (position, len(self.queues)) and not sync:
+            return
         for queue in self.queues.values():
             queue.flush()
         if sync:
@@ -121,6 +124,7 @@ class Store:
                 queue.sync()
         lengths = {f"{topic}@{number}": queue.next for (topic, number), queue in self.queues.items()}
         write_state(self.folder.path / "checkpoint.json", {"position": position, "queues": lengths}, sync=sync)
+        self._checkpointed = (position, len(self.queues))
 
     def close(self) -> None:
         self._open_files.close()

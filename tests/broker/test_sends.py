@@ -247,3 +247,17 @@ async def test_a_client_that_asks_and_does_not_read_costs_bounded_memory(
     greedy._writer.transport.resume_reading()  # type: ignore[attr-defined]
     for opaque in asked:
         assert len((await greedy.answer(opaque)).body) > 200_000
+
+
+async def test_a_delayed_message_survives_a_restart_and_comes_once(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(delay_levels_ms=(30, 150))
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    await send(wire, b"soon", properties="DELAY\x011")
+    await eventually(lambda: node.broker.store.queue("t", 0).next == 1)
+    await send(wire, b"late", properties="DELAY\x012")
+    await node.stop()
+    again = await nodes.start(delay_levels_ms=(30, 150))
+    await eventually(lambda: again.broker.store.queue("t", 0).next == 2)
+    found = await records(await connect(again.address))
+    assert [record.body for record in found] == [b"soon", b"late"]

@@ -77,7 +77,8 @@ def java(classpath: str, tmp_path: Path) -> Run:
     @asynccontextmanager
     async def run(*arguments: str) -> AsyncIterator[Java]:
         process = await asyncio.create_subprocess_exec(
-            "java", "-Xmx256m", "-Drocketmq.client.logUseSlf4j=true", f"-Duser.home={tmp_path}", "-cp", classpath, "Peer", *arguments,
+            "java", "-Xmx256m", "-Drocketmq.client.logUseSlf4j=true", f"-Duser.home={tmp_path}",
+            "-cp", classpath, "Peer", *arguments,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         peer = Java(process)

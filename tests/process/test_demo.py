@@ -1,0 +1,44 @@
+"""The main job itself, short: every flight accounted for, Spark's table equal, the picture drawn."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(tmp_path: Path, *options: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({"PATH": path, "JAVA_HOME": ""} if path is not None else {})}
+    return subprocess.run(
+        [sys.executable, "-m", "rocketlet.demo", "--flights", "2000", "--output", tmp_path / "out", *options],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+        env=environment,
+    )
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.spark
+@pytest.mark.skipif(shutil.which("java") is None, reason="Java is missing, which Spark needs")
+def test_every_flight_is_accounted_for_and_sparks_table_is_the_files(tmp_path: Path) -> None:
+    found = run(tmp_path)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "Spark's table equals the file's" in found.stdout
+    assert "queues with two owners: 0 ms" in found.stdout
+    assert (tmp_path / "out" / "rebalance.png").stat().st_size > 10_000
+    assert "<svg" in (tmp_path / "out" / "rebalance.html").read_text()
+
+
+@pytest.mark.timeout(180)
+def test_without_java_it_says_how_to_get_it_and_runs_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    found = run(tmp_path, path=str(tmp_path / "bin"))
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "no Java was found; install Java 17 or later" in found.stdout.replace("\n", " ")
+    assert "departures" in found.stdout
