@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..protocol import names
 from ..protocol import properties as props
-from ..protocol.bodies import TopicConfig
+from ..protocol.bodies import GroupConfig, TopicConfig
 from ..protocol.codes import RESPONSE_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
 from ..protocol.frame import MSGPACK, Ext, ExtValue, Frame, encode_msgpack
 from ..protocol.headers import SendBack, SendMessage, read, read_send_v2
-from ..protocol.message import MAX_BODY_BYTES, MessageError, decode_batch, offset_id
+from ..protocol.message import MAX_BODY_BYTES, MessageError, Record, decode_batch
 from ..protocol.subscription import java_hash
 from .answers import JAVA, Buffers, answer
 from .config import REGION
@@ -146,7 +146,7 @@ class Sends:
         store = self._store
         queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
         if level:
-            queue, text, tag_code = self._delayed(level, name, queue_id, text)
+            queue, text, tag_code = delayed(self._broker, level, name, queue_id, text)
         position, offset = store.stage(
             queue,
             frame.body,
@@ -190,14 +190,6 @@ class Sends:
             return name, queue_id, text
         dead = self._broker.ensure_topic(TopicConfig(names.dlq_topic(group), 1, 1))
         return dead.name, 0, props.without(text, props.DELAY)
-
-    def _delayed(self, level: int, name: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
-        """Where a delayed message waits, its properties there, and when it is due, for the index."""
-        text = props.without(props.without(text, props.REAL_TOPIC), props.REAL_QUEUE_ID)
-        text = props.appended(text, props.REAL_TOPIC, name)
-        text = props.appended(text, props.REAL_QUEUE_ID, str(queue_id))
-        broker = self._broker
-        return broker.schedule_queue(level), text, broker.delays.due_ms(level, broker.store.begin_batch())
 
     def _place_batch(
         self, connection: Connection, frame: Frame, header: SendMessage, name: str, queue_id: int
@@ -264,6 +256,14 @@ def _delay_level(text: str, delays: Delays) -> int:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the delay level {value[:40]!r} is no number") from None
 
 
+def delayed(broker: Broker, level: int, name: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
+    """Where a delayed message waits, its properties there, and when it is due (ms), for the index."""
+    text = props.without(props.without(text, props.REAL_TOPIC), props.REAL_QUEUE_ID)
+    text = props.appended(text, props.REAL_TOPIC, name)
+    text = props.appended(text, props.REAL_QUEUE_ID, str(queue_id))
+    return broker.schedule_queue(level), text, broker.delays.due_ms(level, broker.store.begin_batch())
+
+
 def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """CONSUMER_SEND_MSG_BACK: a message that a consumer could not handle, to be tried again later or given up."""
     header = read(SendBack, frame.ext)
@@ -277,52 +277,53 @@ def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     if record is None:
         remark = f"look message by offset failed, {header.offset}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    text = record.properties
-    if props.find(text, props.RETRY_TOPIC) is None:
-        text = props.appended(text, props.RETRY_TOPIC, record.topic)
-    text = props.appended(props.without(text, props.WAIT), props.WAIT, "false")
-    if props.find(text, props.ORIGIN_MESSAGE_ID) is None:
-        origin = header.origin_msg_id or offset_id(record.store_host, record.physical_offset)
-        text = props.appended(text, props.ORIGIN_MESSAGE_ID, origin)
     limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
-    store = broker.store
-    now_ms = store.begin_batch()
-    text = props.without(text, props.DELAY)
-    tag = props.find(text, props.TAGS)
-    if record.reconsume_times >= limit or header.delay_level < 0:
-        topic = broker.ensure_topic(TopicConfig(names.dlq_topic(header.group), 1, 1))
-        queue, level = store.queue(topic.name, 0), 0
-        tag_code = java_hash(tag) if tag else 0
-    else:
-        retry = TopicConfig(names.retry_topic(header.group), settings.retry_queues, settings.retry_queues)
-        topic = broker.ensure_topic(retry)
-        level = broker.delays.level(header.delay_level or 3 + record.reconsume_times)
-        queue_id = random.randrange(topic.write_queues or 1)
-        text = props.without(props.without(text, props.REAL_TOPIC), props.REAL_QUEUE_ID)
-        text = props.appended(text, props.DELAY, str(level))
-        text = props.appended(text, props.REAL_TOPIC, topic.name)
-        text = props.appended(text, props.REAL_QUEUE_ID, str(queue_id))
-        queue = broker.schedule_queue(level)
-        tag_code = broker.delays.due_ms(level, now_ms)
-    properties = text.encode()
-    if len(properties) > props.MAX_BYTES:
-        remark = f"the properties would have {len(properties)} bytes; {props.MAX_BYTES} are allowed"
-        return answer(frame, ResponseCode.MESSAGE_ILLEGAL, remark=remark)
-    store.stage(
-        queue,
-        record.body,
-        properties,
-        tag_code,
-        flag=record.flag,
-        sys_flag=record.sys_flag,
-        born_ms=record.born_ms,
-        born_host=record.born_host,
-        reconsume_times=record.reconsume_times + 1,
-    )
+    given_up = record.reconsume_times >= limit or header.delay_level < 0
+    level = 0 if given_up else broker.delays.level(header.delay_level or 3 + record.reconsume_times)
+    broker.store.begin_batch()
     try:
-        broker.wake_readers(store.commit())
+        _stage_again(broker, header, record, settings, level)
+        broker.wake_readers(broker.store.commit())
+    except Refused as refusal:
+        return answer(frame, refusal.code, remark=str(refusal))
     except StoreFull as error:
         return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=FULL_REMARK + str(error))
     if level:
         broker.delays.expect(level)
     return answer(frame)
+
+
+def _stage_again(broker: Broker, header: SendBack, record: Record, settings: GroupConfig, level: int) -> None:
+    """A record once more, one try older: delayed for the retry topic, or at level 0 among the dead letters."""
+    text = _sent_back(record, header)
+    if level:
+        queues = settings.retry_queues
+        topic = broker.ensure_topic(TopicConfig(names.retry_topic(header.group), queues, queues))
+        text = props.appended(text, props.DELAY, str(level))
+        queue_id = random.randrange(topic.write_queues or 1)
+        queue, text, tag_code = delayed(broker, level, topic.name, queue_id, text)
+    else:
+        topic = broker.ensure_topic(TopicConfig(names.dlq_topic(header.group), 1, 1))
+        tag = props.find(text, props.TAGS)
+        queue, tag_code = broker.store.queue(topic.name, 0), java_hash(tag) if tag else 0
+    broker.store.stage(
+        queue,
+        record.body,
+        _property_bytes(text),
+        tag_code,
+        record.flag,
+        record.sys_flag,
+        record.born_ms,
+        record.born_host,
+        record.reconsume_times + 1,
+    )
+
+
+def _sent_back(record: Record, header: SendBack) -> str:
+    """The properties of a message that was sent back: where it comes from, and no delay of its own."""
+    text = props.without(props.without(record.properties, props.DELAY), props.WAIT)
+    if props.find(text, props.RETRY_TOPIC) is None:
+        text = props.appended(text, props.RETRY_TOPIC, record.topic)
+    if props.find(text, props.ORIGIN_MESSAGE_ID) is None:
+        text = props.appended(text, props.ORIGIN_MESSAGE_ID, record.offset_id)
+    return props.appended(text, props.WAIT, "false")

@@ -137,47 +137,16 @@ def decode_record(data: bytes, position: int = 0) -> Record:
         head = _HEAD_V4
         if data[position + 39] & 0x30:
             head = _head_of(data, position)
-        (
-            size,
-            magic,
-            crc,
-            queue_id,
-            flag,
-            queue_offset,
-            physical_offset,
-            sys_flag,
-            born_ms,
-            born_host,
-            store_ms,
-            store_host,
-            reconsume_times,
-            prepared_offset,
-            body_size,
-        ) = head.unpack_from(data, position)
+        fields = head.unpack_from(data, position)
+        size, magic, body_size = fields[0], fields[1], fields[14]
         body_at = position + head.size
         topic_at = body_at + body_size + 1
         properties_at = topic_at + data[topic_at - 1] + 2
         end = properties_at + (data[properties_at - 2] << 8 | data[properties_at - 1])
         if magic != MAGIC or end - position != size or end > len(data) or body_size < 0:
             raise MessageError(f"no message record at byte {position}")
-        return Record(
-            size,
-            crc,
-            queue_id,
-            flag,
-            queue_offset,
-            physical_offset,
-            sys_flag,
-            born_ms,
-            born_host,
-            store_ms,
-            store_host,
-            reconsume_times,
-            prepared_offset,
-            data[body_at : topic_at - 1],
-            data[topic_at : properties_at - 2].decode(),
-            data[properties_at:end].decode(),
-        )
+        topic, properties = data[topic_at : properties_at - 2].decode(), data[properties_at:end].decode()
+        return Record._make((size, *fields[2:14], data[body_at : topic_at - 1], topic, properties))
     except (StructError, IndexError, UnicodeDecodeError):
         raise MessageError(f"the message record at byte {position} is cut off or garbled") from None
 
