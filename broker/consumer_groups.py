@@ -8,6 +8,7 @@ A member is a connection: a client that reconnects is a new one until the old co
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,9 +108,9 @@ def _differing_settings(members: list[Member]) -> Iterator[str]:
 
 
 def _doubled_ids(members: list[Member]) -> Iterator[str]:
-    ids = [member.client_id for member in members]
-    for client_id in {item for item in ids if ids.count(item) > 1}:
-        yield f"{ids.count(client_id)} live connections with the client id {client_id}"
+    for client_id, count in Counter(member.client_id for member in members).items():
+        if count > 1:
+            yield f"{count} live connections with the client id {client_id}"
 
 
 class ConsumerGroups:

@@ -43,6 +43,7 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
     header = read(UnregisterClient, frame.ext)
     if header.consumer_group:
         broker.groups.leave(connection, header.consumer_group)
+        broker.locks.leave(connection, header.consumer_group)
     if header.producer_group:
         broker.forget_producer(header.producer_group, connection)
     return answer(frame)

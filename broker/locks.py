@@ -111,6 +111,12 @@ class Locks:
             if lock.handover and lock.connection is connection:
                 self._free(key, "lock lost")
 
+    def leave(self, connection: Any, group: str) -> None:
+        """A member unregisters: what it has not unlocked is free."""
+        for key, lock in list(self._locks.items()):
+            if key[0] == group and lock.handover and lock.connection is connection:
+                self._free(key, "unlocked")
+
     def expire(self) -> None:
         """Ends the leases that were not renewed in time."""
         now_s = time.monotonic()

@@ -21,6 +21,7 @@ REBALANCE_INTERVAL_S: Final = 20.0
 LOCK_INTERVAL_S: Final = 5.0  # Rocketlet's leases last 20 s
 LOCK_RETRY_S: Final = 0.5  # a queue that another member still holds, where the broker does not tell us
 RECONNECT_S: Final = 0.2
+HAND_OVER_COMMITS: Final = 5  # attempts to commit to a broker that is away before its queue is given up
 COMMIT_INTERVAL_S: Final = 5.0
 MAX_HANDLER_CONCURRENCY: Final = 10_000
 

@@ -186,7 +186,9 @@ class Consumer:
 
     def seek(self, queue: Queue, offset: int) -> None:
         """Goes on from another offset. Raises ConfigError if the queue is not this member's."""
-        self._some((queue,))[0].seek(offset)
+        (item,) = self._some((queue,))
+        item.seek(offset)
+        self._pull(item)
 
     def _some(self, queues: Iterable[Queue] | None) -> list[ProcessQueue]:
         if queues is None:

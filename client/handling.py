@@ -145,7 +145,7 @@ class Workers:
 
     async def _concurrently(self, run: Run) -> None:
         item = run.process_queue
-        if item.stopped:
+        if item.stopped or run.is_done:
             return
         if item.suspended:
             item.parked.append(run)

@@ -40,6 +40,7 @@ from ..protocol.subscription import Subscription
 from .allocation import AVG, Strategy, sorted_ids
 from .cluster import Cluster, by_broker, subscribe_queues
 from .config import (
+    HAND_OVER_COMMITS,
     HEARTBEAT_INTERVAL_S,
     LOCK_INTERVAL_S,
     LOCK_RETRY_S,
@@ -103,6 +104,7 @@ class Membership:
         self._strategy = strategy
         self._consume_type = consume_type
         self._suspended: set[Queue] = set()
+        self._acquiring: set[Queue] = set()  # perhaps locked, not yet owned
         self._releasing: dict[Queue, asyncio.Task[None]] = {}
         self._first_seen: dict[str, frozenset[Queue]] = {}
         self._registered: set[str] = set()
@@ -138,6 +140,7 @@ class Membership:
         for queue in list(self.owned):
             self._release(queue)
         await asyncio.gather(*self._releasing.values(), return_exceptions=True)
+        await asyncio.gather(*map(self._unlock, self._acquiring))
         ext = write(UnregisterClient(self.client_id, consumer_group=self.group))
         await asyncio.gather(
             *(self._unregister(address, ext) for address in self.cluster.masters().values()),
@@ -269,9 +272,10 @@ class Membership:
             mine |= share
         for queue in self.owned.keys() - mine:
             self._release(queue)
-        wanted = mine - self.owned.keys() - self._releasing.keys()
-        if wanted:
-            await self._acquire(wanted)
+        self._acquiring = mine - self.owned.keys() - self._releasing.keys()
+        if self._acquiring:
+            await self._acquire(self._acquiring)
+            self._acquiring = set()
         if not complete or mine != self.owned.keys():
             self._settled.clear()
             self._wants_retry_s = min(self._wants_retry_s, LOCK_RETRY_S)
@@ -379,7 +383,7 @@ class Membership:
         try:
             offset = await self._user.give_queue(queue)
             if offset is not None:
-                await self.commit({queue: offset}, {queue: epoch})
+                await self._commit_at_last(queue, offset, epoch)
             await self._unlock(queue)
             log.info("queue handed over", queue=str(queue), offset=offset)
         except RocketletError as error:
@@ -388,6 +392,13 @@ class Membership:
             self._user.lose_queue(queue)
             self._releasing.pop(queue, None)
             self._wake.set()
+
+    async def _commit_at_last(self, queue: Queue, offset: int, epoch: int) -> None:
+        """The commit before the unlock: without it what was acknowledged would be delivered again."""
+        for _ in range(HAND_OVER_COMMITS):
+            if await self.commit({queue: offset}, {queue: epoch}) or self.cluster.connected(queue.broker_name):
+                return  # stored, or refused
+            await asyncio.sleep(RECONNECT_S)
 
     async def _unlock(self, queue: Queue) -> None:
         try:

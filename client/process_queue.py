@@ -48,6 +48,7 @@ class ProcessQueue:
         self.suspended = False
         self.parked: list[Run] = []
         self.paused = False
+        self.generation = 0
         self.pulling = False
         self.throttled = False
         self.consuming = False
@@ -118,12 +119,16 @@ class ProcessQueue:
         self.clear()
 
     def clear(self) -> None:
+        for run in self.runs:
+            run.done = len(run.messages)  # whoever still has it need not handle it, and its end counts for nothing
         self.runs.clear()
         self.messages = self.size_bytes = 0
 
     def seek(self, offset: int) -> None:
-        """Goes on from another offset; what is cached is forgotten."""
+        """Goes on from another offset; what is cached is forgotten, and so is the answer to a pull in flight."""
         self.clear()
+        self.generation += 1
+        self.pulling = self.throttled = False
         self.next_offset = offset
 
 

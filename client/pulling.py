@@ -78,7 +78,7 @@ class Puller:
             subscription.expression,
             subscription.kind,
         )
-        answered = partial(self._answered, item, item.next_offset)
+        answered = partial(self._answered, item, item.generation)
         connection.call(RequestCode.PULL_MESSAGE, write(header), b"", answered, PULL_TIMEOUT_S)
 
     def resume(self, item: ProcessQueue) -> None:
@@ -89,18 +89,18 @@ class Puller:
 
     def _later(self, item: ProcessQueue, delay_s: float) -> None:
         item.pulling = True
-        self._loop.call_later(delay_s, self._again, item)
+        self._loop.call_later(delay_s, self._again, item, item.generation)
 
-    def _again(self, item: ProcessQueue) -> None:
-        item.pulling = False
-        self.pull(item)
+    def _again(self, item: ProcessQueue, generation: int) -> None:
+        if item.generation == generation:
+            item.pulling = False
+            self.pull(item)
 
-    def _answered(self, item: ProcessQueue, offset: int, answer: Frame | Exception) -> None:
+    def _answered(self, item: ProcessQueue, generation: int, answer: Frame | Exception) -> None:
+        if item.generation != generation:  # a seek came between
+            return
         item.pulling = False
         if item.stopped or item.suspended:
-            return
-        if item.next_offset != offset:  # a seek came between
-            self.pull(item)
             return
         if isinstance(answer, Exception):
             log.info("pull failed; trying again", queue=str(item.queue), reason=str(answer))

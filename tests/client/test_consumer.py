@@ -283,6 +283,7 @@ async def test_seek_goes_back_and_forth(node: Node, wire: Wire) -> None:
     async with Consumer(node.address, "g", "t", inbox, start="first", concurrency=1) as consumer:
         await eventually(lambda: len(inbox.messages) == 5)
         consumer.seek(Queue("t", "broker-a", 0), 3)
+        await eventually(lambda: len(inbox.messages) == 7)
         await fill(node, 1)
         await eventually(lambda: len(inbox.messages) == 8)
         with pytest.raises(ConfigError, match="does not own"):
