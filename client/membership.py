@@ -394,11 +394,18 @@ class Membership:
             self._wake.set()
 
     async def _commit_at_last(self, queue: Queue, offset: int, epoch: int) -> None:
-        """The commit before the unlock: without it what was acknowledged would be delivered again."""
+        """The commit before the unlock: without it what was acknowledged would be delivered again. A broker that has
+        restarted takes it when the lock has been reclaimed."""
         for _ in range(HAND_OVER_COMMITS):
-            if await self.commit({queue: offset}, {queue: epoch}) or self.cluster.connected(queue.broker_name):
-                return  # stored, or refused
+            if await self.commit({queue: offset}, {queue: epoch}):
+                return
             await asyncio.sleep(RECONNECT_S)
+            try:
+                await self._heartbeat()
+                if (await self._lock(queue.broker_name, [queue])).get(queue) != epoch:
+                    return  # another's by now
+            except RocketletError as error:
+                log.info("lock not reclaimed; trying again", queue=str(queue), reason=str(error))
 
     async def _unlock(self, queue: Queue) -> None:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -239,6 +241,47 @@ async def test_a_lease_that_is_not_reclaimed_after_a_restart_ends(
     again = await restart(nodes, guest)
     assert again.broker.locks.owners("g") == {("t", 0): "gone"}
     await eventually(lambda: again.broker.locks.owners("g") == {})
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("REBALANCE_SEEDS", "4"))))
+async def test_members_and_brokers_that_come_and_go_at_random_lose_and_repeat_nothing(
+    nodes: Nodes, connect: Connect, seed: int
+) -> None:
+    chance = random.Random(seed)
+    home = await nodes.start(name="home")
+    guest = await nodes.start(name="guest", name_servers=(home.address,))
+    for node in (home, guest):
+        await create_topic(await connect(node.address), "t", 4)
+    watch = Watch(0.001)
+    members: list[Consumer] = []
+    orderly = bool(seed % 2)
+
+    async def join() -> None:
+        name = f"m{chance.random()}"
+        consumer = Consumer(home.address, "g", "t", watch.handler(name), start="first", orderly=orderly, concurrency=8)
+        members.append(await consumer.__aenter__())
+
+    async def leave() -> None:
+        if len(members) > 1:
+            await members.pop(chance.randrange(len(members))).__aexit__()
+
+    async def restart_guest() -> None:
+        nonlocal guest
+        await guest.stop()
+        guest = await restart(nodes, guest)
+
+    await join()
+    async with traffic(home, "t") as sent:
+        for _ in range(12):
+            actions = chance.choices([join, leave, restart_guest], weights=[4, 4, 2], k=chance.randint(1, 3))
+            actions = [action for index, action in enumerate(actions) if action is not restart_guest or index == 0]
+            await asyncio.gather(*(action() for action in actions))
+            count = len(sent)
+            await eventually(lambda count=count: len(sent) > count + chance.randint(0, 60))  # type: ignore[misc]
+    await eventually(lambda: watch.seen.keys() >= set(sent))
+    await asyncio.gather(*(member.__aexit__() for member in members))
+    assert [body for body, times in watch.seen.items() if times > 1] == []
+    assert watch.overlaps == [] or not orderly
 
 
 async def restart(nodes: Nodes, node: Node) -> Node:
