@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(uvloop.run(options.run(options)))
     except StoreError as error:
         print(f"rocketlet: {error}", file=sys.stderr)
+    except BrokenPipeError:  # whoever read our output has enough
+        sys.stderr.close()
     except OSError as error:
         print(f"rocketlet: cannot listen on {options.host}:{options.port}: {error.strerror}", file=sys.stderr)
     return 1

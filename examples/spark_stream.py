@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import rocketlet.spark
@@ -9,6 +10,7 @@ from pyspark.sql import SparkSession
 
 
 def main(name_server: str = "127.0.0.1:9876", topic: str = "greetings") -> None:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the workers run what this program runs
     spark = SparkSession.builder.master("local[2]").appName("counts").getOrCreate()
     rocketlet.spark.register(spark)
     rows = (

@@ -309,6 +309,17 @@ def test_a_wrong_option_stops_the_query_with_its_name(spark: SparkSession, addre
         run_once(stream(spark, address, "g", maxRowsPerTriger="5"), Sink(), tmp_path / "c")
 
 
+def test_workers_that_would_run_another_python_are_named_at_once(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/bin/sh")
+    with pytest.raises(RuntimeError, match="set PYSPARK_PYTHON="):
+        register(spark)
+    monkeypatch.setattr("pyspark.__version__", "4.1.0")
+    with pytest.raises(RuntimeError, match=r"install pyspark 4\.2"):
+        register(spark)
+
+
 def test_a_name_server_that_is_away_is_named(spark: SparkSession, tmp_path: Path) -> None:
     gone = f"127.0.0.1:{free_port()}"
     with pytest.raises(Exception, match=f"no name server can be reached.*{gone}"):
