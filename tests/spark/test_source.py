@@ -263,7 +263,7 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
 
 
 def test_a_queue_lost_and_won_back_goes_on_from_the_groups_offset(address: str) -> None:
-    fill(address, range(100))
+    fill(address, range(400))  # 100 in each queue
     member = Member(parse({"nameServer": address, "topic": "t", "group": "g"}))
     seen: set[int] = set()
     try:
@@ -275,15 +275,15 @@ def test_a_queue_lost_and_won_back_goes_on_from_the_groups_offset(address: str) 
                 seen.add(int(message.body))
 
             async with Consumer(address, "g", "t", handle, start="first") as consumer:
-                while sum(queue.topic == "t" for queue in consumer.assignment()) < QUEUES // 2 or len(seen) < 30:
+                while sum(queue.topic == "t" for queue in consumer.assignment()) < QUEUES // 2 or len(seen) < 180:
                     await asyncio.sleep(0.01)
 
         uvloop.run(asyncio.wait_for(consume_some(), 30))
         before = committed(address, "g")
-        assert before >= 70
+        assert before == 40 + 180
         wait_for(lambda: len(member._readings) == QUEUES)
         rest = member.plan(None)
-        assert sum(end - begin for begin, end in rest.values()) == 100 - before
+        assert sum(end - begin for begin, end in rest.values()) == 400 - before
     finally:
         member.leave()
 
