@@ -157,14 +157,17 @@ async def make_topic(address: str, queues: int) -> None:
 async def send_forever(producer: Producer, run: Run, rate: float) -> None:
     began_s = time.perf_counter()
     number = 0
+
+    async def send(number: int) -> None:
+        body = f"m{number}"
+        await producer.send(TOPIC, body.ljust(100).encode())
+        run.sent.add(body)
+
     while True:
         due = int((time.perf_counter() - began_s) * rate)
-        while number < due:
-            body = f"m{number}"
-            await producer.send(TOPIC, body.ljust(100).encode())
-            run.sent.add(body)
-            number += 1
-        await asyncio.sleep(0.002)
+        await asyncio.gather(*(send(index) for index in range(number, due)))
+        number = max(number, due)
+        await asyncio.sleep(0.005)
 
 
 async def churn(peer: Peer, options: Any) -> Run:

@@ -320,33 +320,38 @@ class Membership:
 
     async def _acquire_from(self, broker_name: str, queues: list[Queue]) -> None:
         try:
-            epochs = await self._lock(broker_name, queues)
+            connection = await self.cluster.broker(broker_name)
+            epochs = await self._lock_at(connection, queues)
         except RocketletError as error:
             log.info("lock failed; trying again", broker=broker_name, reason=str(error))
             return
-        await asyncio.gather(*(self._begin(queue, epoch) for queue, epoch in epochs.items()))
+        await asyncio.gather(*(self._begin(connection, queue, epoch) for queue, epoch in epochs.items()))
 
     async def _lock(self, broker_name: str, queues: list[Queue]) -> dict[Queue, int]:
-        connection = await self.cluster.broker(broker_name)
+        return await self._lock_at(await self.cluster.broker(broker_name), queues)
+
+    async def _lock_at(self, connection: Connection, queues: list[Queue]) -> dict[Queue, int]:
+        """Which of the queues are locked for us now, with their epochs."""
         body = bodies.encode_lock_request(LockRequest(self.client_id, self.group, tuple(queues), handover=True))
         answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
         return {queue: epoch for queue, epoch in bodies.decode_locked(answer.body).items() if queue in queues}
 
-    async def _begin(self, queue: Queue, epoch: int) -> None:
+    async def _begin(self, connection: Connection, queue: Queue, epoch: int) -> None:
         """A queue was locked: finds where to read from, or unlocks it again."""
         try:
-            offset = await self._start_offset(queue)
+            offset = await self._start_offset(connection, queue)
         except RocketletError as error:
             log.warning("no start offset; trying again", queue=str(queue), reason=str(error))
             await self._unlock(queue)
             return
+        if not connection.is_open:
+            return  # and the lock went with it
         self.owned[queue] = epoch
         self._user.take_queue(queue, offset, epoch)
         log.info("queue assigned", queue=str(queue), offset=offset, epoch=epoch)
 
-    async def _start_offset(self, queue: Queue) -> int:
+    async def _start_offset(self, connection: Connection, queue: Queue) -> int:
         """The group's committed offset, or where a new group begins. Raises RocketletError if it cannot be known."""
-        connection = await self.cluster.broker(queue.broker_name)
         is_retry = queue.topic.startswith(names.RETRY_PREFIX)
         grown = queue not in self._first_seen.get(queue.topic, ())
         from_end = self._start == "last" and not is_retry and not grown
