@@ -36,14 +36,14 @@ class Member:
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
 
     def update(self, data: ConsumerData, now_s: float) -> bool:
-        """Takes over a heartbeat. True if a topic came or went."""
+        """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""
         before = self.subscriptions.keys()
         fresh = {item.topic: item for item in data.subscriptions}
         for topic, old in self.subscriptions.items():
             new = fresh.get(topic)
             if new is not None and new.version <= old.version:
                 fresh[topic] = old
-        changed = before != fresh.keys()
+        changed = before != fresh.keys() or data.leaving != self.data.leaving
         self.subscriptions = fresh
         self.data = data
         self.seen_s = now_s
@@ -71,8 +71,9 @@ class ConsumerGroup:
         return max(found, key=lambda item: item.version, default=None)
 
     def client_ids(self, topic: str | None = None) -> list[str]:
-        """The members' ids, each once; with a topic only those that subscribe to it."""
-        ids = (member.client_id for member in self.members.values() if topic is None or topic in member.subscriptions)
+        """The ids of the members that stay, each once; with a topic only those that subscribe to it."""
+        staying = (member for member in self.members.values() if not member.data.leaving)
+        ids = (member.client_id for member in staying if topic is None or topic in member.subscriptions)
         return list(dict.fromkeys(ids))
 
     def faults(self) -> frozenset[str]:
@@ -134,7 +135,7 @@ class ConsumerGroups:
         now_s = time.monotonic()
         if member is not None:
             if member.update(data, now_s):
-                self._changed(group, "subscribed", member)
+                self._changed(group, "leaving" if data.leaving else "subscribed", member)
             return
         if len(group.members) >= MAX_MEMBERS:
             raise OverflowError(f"the group {data.group} has {MAX_MEMBERS} members; no more are taken")

@@ -137,6 +137,8 @@ class Membership:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.owned:
+            await self._heartbeat()  # says that we leave: the others prepare while our handlers end
         for queue in list(self.owned):
             self._release(queue)
         await asyncio.gather(*self._releasing.values(), return_exceptions=True)
@@ -174,6 +176,7 @@ class Membership:
                         _consume_from(self._start),
                         tuple(self._subscriptions.values()),
                         strategy=self._strategy.name,
+                        leaving=self._has_left,
                     ),
                 ),
                 (names.INNER_PRODUCER_GROUP,),

@@ -55,7 +55,8 @@ def _reads(name: str) -> Callable[[Callable[[Any], T]], Callable[[bytes], T]]:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerData:
-    """One consumer group in a heartbeat. `strategy` is Rocketlet's own field: how the member allocates queues."""
+    """One consumer group in a heartbeat. Rocketlet's own fields, which Apache's brokers ignore: `strategy`, how the member
+    allocates queues, and `leaving`, that it is giving its queues up and wants no share any more."""
 
     group: str
     consume_type: str = "CONSUME_PASSIVELY"
@@ -64,6 +65,7 @@ class ConsumerData:
     subscriptions: tuple[Subscription, ...] = ()
     unit_mode: bool = False
     strategy: str | None = None
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,8 @@ def _encode_consumer(consumer: ConsumerData) -> dict[str, Any]:
     }
     if consumer.strategy:
         data["allocateStrategy"] = consumer.strategy
+    if consumer.leaving:
+        data["leaving"] = True
     return data
 
 
@@ -148,6 +152,7 @@ def _read_consumer(data: Mapping[str, Any]) -> ConsumerData:
         subscriptions=tuple(read_subscription(item) for item in data.get("subscriptionDataSet") or ()),
         unit_mode=bool(data.get("unitMode")),
         strategy=data.get("allocateStrategy"),
+        leaving=bool(data.get("leaving")),
     )
 
 

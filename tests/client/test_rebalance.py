@@ -136,6 +136,38 @@ async def test_a_long_handler_is_waited_for_before_its_queue_moves(node: Node, w
     assert handled == {b"long": 1}
 
 
+async def test_the_others_prepare_while_a_leaving_members_handlers_end(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    started, release = asyncio.Event(), asyncio.Event()
+    seen: Counter[bytes] = Counter()
+
+    async def slow(message: Message) -> None:
+        started.set()
+        await release.wait()
+        seen[message.body] += 1
+
+    async def quick(message: Message) -> None:
+        seen[message.body] += 1
+
+    queue = Queue("t", "broker-a", 0)
+    leaver = await Consumer(node.address, "g", "t", slow, start="first").__aenter__()
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"long")
+        await started.wait()
+        async with Consumer(node.address, "g", "t", quick, start="first") as stays:
+            leaving = asyncio.create_task(leaver.__aexit__())
+            group = node.broker.groups.get("g")
+            assert group is not None
+            await eventually(lambda: group.client_ids() == [stays.client_id])
+            assert queue not in stays.assignment(), "the leaver still has it"
+            release.set()
+            await leaving
+            await eventually(lambda: queue in stays.assignment())
+            await producer.send("t", b"next")
+            await eventually(lambda: seen[b"next"] == 1)
+    assert seen == {b"long": 1, b"next": 1}
+
+
 async def settled_pair(second: Consumer) -> None:
     await eventually(lambda: sum(queue.topic == "t" for queue in second.assignment()) == QUEUES // 2)
 
