@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import platform
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rocketlet.broker import logs
+from rocketlet.client import Message
 
 from .peers import Peer, apache, apache_fault, jetstream, jetstream_fault, rocketlet
 
@@ -86,4 +88,15 @@ def ratio(ours: float, theirs: float | None) -> str:
     return f"{ours / theirs:.2f}" if theirs else "-"
 
 
-Measure = Callable[..., Any]
+class Arrivals:
+    """A batch handler that counts, and says when `count` messages have come."""
+
+    def __init__(self, count: int) -> None:
+        self.done = asyncio.Event()
+        self.seen = 0
+        self._count = count
+
+    async def __call__(self, messages: Sequence[Message]) -> None:
+        self.seen += len(messages)
+        if self.seen >= self._count:
+            self.done.set()

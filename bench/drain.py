@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import nats
 import uvloop
 from nats.js.api import ConsumerConfig
-from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client import Consumer, Producer
 from rocketlet.client.cluster import Cluster, subscribe_queues
 from rocketlet.client.config import PullLimits
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
@@ -73,19 +73,11 @@ async def raw_pulls(peer: Peer, count: int, run: int) -> None:
 
 async def consumer(peer: Peer, count: int, run: int) -> None:
     """Decoded, handed to a batch handler, acknowledged, committed."""
-    done = asyncio.Event()
-    seen = 0
-
-    async def handle(messages: Sequence[Message]) -> None:
-        nonlocal seen
-        seen += len(messages)
-        if seen >= count:
-            done.set()
-
+    arrivals = common.Arrivals(count)
     limits = PullLimits(batch_size=FETCH, messages=4000, span=8000)
-    async with Consumer(peer.address, f"drain{run}", "backlog", handle, batch_size=FETCH, start="first", pull=limits):
-        await done.wait()
-    assert seen == count, f"{seen} of {count} were handled"
+    async with Consumer(peer.address, f"drain{run}", "backlog", arrivals, batch_size=FETCH, start="first", pull=limits):
+        await arrivals.done.wait()
+    assert arrivals.seen == count, f"{arrivals.seen} of {count} were handled"
 
 
 async def fetch_and_acknowledge(peer: Peer, count: int, run: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -43,14 +42,7 @@ async def first_message(peer: Peer) -> None:
 
 async def load(peer: Peer, count: int) -> None:
     """Sends and consumes at the same time."""
-    done = asyncio.Event()
-    seen = 0
-
-    async def handle(messages: Sequence[Message]) -> None:
-        nonlocal seen
-        seen += len(messages)
-        if seen >= count:
-            done.set()
+    arrivals = common.Arrivals(count)
 
     async def send(producer: Producer) -> None:
         for _ in range(count // BATCH // 8):
@@ -59,9 +51,9 @@ async def load(peer: Peer, count: int) -> None:
     limits = PullLimits(messages=4000, span=8000)
     async with Producer(peer.address, "bench", timeout_s=20) as producer:
         await producer.send("load", BODY)
-        async with Consumer(peer.address, "load", "load", handle, batch_size=256, start="first", pull=limits):
+        async with Consumer(peer.address, "load", "load", arrivals, batch_size=256, start="first", pull=limits):
             await asyncio.gather(*(send(producer) for _ in range(8)))
-            await done.wait()
+            await arrivals.done.wait()
 
 
 async def measure(name: str, count: int) -> dict[str, float]:

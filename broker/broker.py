@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -12,7 +13,7 @@ import structlog
 from ..protocol.bodies import TopicConfig
 from ..protocol.codes import ONEWAY_FLAG, RequestCode
 from ..protocol.frame import Frame, encode
-from ..protocol.message import MessageError, Record, encode_host
+from ..protocol.message import MessageError, encode_host
 from ..protocol.names import SCHEDULE_TOPIC
 from . import config as limits
 from .config import BrokerConfig
@@ -41,7 +42,7 @@ class Broker:
             folder,
             segment_bytes=config.segment_bytes,
             store_host=_store_host(config.address),
-            tag_code_of=lambda record: self._tag_code(record),
+            tag_code_of=partial(tag_code_of, levels_ms=config.delay_levels_ms),
         )
         self.topics = Topics(config)
         self.recovered = self.store.recover(self.topics.since())
@@ -58,12 +59,8 @@ class Broker:
         self._is_stopping = False
         self.wake_readers: Callable[[list[ConsumeQueue]], None] = self.held_pulls.wake
         self.producers: dict[str, dict[Any, str]] = {}
-        self.started_s = time.monotonic()
         self._to_notify: dict[str, ConsumerGroup] = {}
         self._tasks: list[asyncio.Task[None]] = []
-
-    def _tag_code(self, record: Record) -> int:
-        return tag_code_of(record, self.config.delay_levels_ms)
 
     # Life
 

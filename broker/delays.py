@@ -15,7 +15,7 @@ import structlog
 from ..protocol import properties as props
 from ..protocol.message import Record
 from ..protocol.names import SCHEDULE_TOPIC
-from ..protocol.subscription import java_hash
+from ..protocol.subscription import tag_code
 from .config import DELAY_DELIVERIES_AT_ONCE
 from .store.consume_queue import ConsumeQueue
 from .store.files import read_state, write_state
@@ -33,8 +33,7 @@ def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
     """What a record's index entry holds in its third field: its tag's hash; of a delayed one, when it is due."""
     if record.topic == SCHEDULE_TOPIC:
         return record.store_ms + levels_ms[record.queue_id]
-    tag = props.find(record.properties, props.TAGS)
-    return java_hash(tag) if tag else 0
+    return tag_code(record.properties)
 
 
 class Delays:
@@ -108,12 +107,11 @@ class Delays:
             log.warning("delayed message without a topic dropped", topic=topic, id=record.offset_id)
             return
         target = self._real_queue(topic, record)
-        tag = props.find(record.properties, props.TAGS)
         self._broker.store.stage(
             target,
             record.body,
             record.properties.encode(),
-            java_hash(tag) if tag else 0,
+            tag_code(record.properties),
             flag=record.flag,
             sys_flag=record.sys_flag,
             born_ms=record.born_ms,

@@ -18,7 +18,6 @@ class GroupConfigs:
         for item in read_state(path) or ():
             group = read_group(item)
             self._groups[group.name] = group
-        self._kept = len(self._groups)
 
     def find(self, name: str) -> GroupConfig | None:
         """The group's settings, made with defaults if groups may be made so; None if not."""

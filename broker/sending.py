@@ -12,7 +12,7 @@ from ..protocol.codes import RESPONSE_FLAG, SYS_TRANSACTION_MASK, RequestCode, R
 from ..protocol.frame import MSGPACK, Ext, ExtValue, Frame, encode_msgpack
 from ..protocol.headers import SendBack, SendMessage, read, read_send_v2
 from ..protocol.message import MAX_BODY_BYTES, MessageError, Record, decode_batch
-from ..protocol.subscription import java_hash
+from ..protocol.subscription import tag_code
 from .answers import JAVA, Buffers, answer
 from .config import REGION
 from .delays import Delays
@@ -141,17 +141,16 @@ class Sends:
         level = 0
         if _DELAY_MARK in text:
             level = _delay_level(text, self._broker.delays)
-        tag = props.find(text, props.TAGS) if _TAGS_MARK in text else None
-        tag_code = java_hash(tag) if tag else 0
+        code = tag_code(text) if _TAGS_MARK in text else 0
         store = self._store
         queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
         if level:
-            queue, text, tag_code = delayed(self._broker, level, name, queue_id, text)
+            queue, text, code = delayed(self._broker, level, name, queue_id, text)
         position, offset = store.stage(
             queue,
             frame.body,
             _property_bytes(text),
-            tag_code,
+            code,
             header.flag,
             header.sys_flag,
             header.born_timestamp,
@@ -218,12 +217,11 @@ class Sends:
         positions: list[int] = []
         first_offset = queue.next
         for entry, text, properties in zip(entries, texts, encoded, strict=True):
-            tag = props.find(text, props.TAGS)
             position, _ = store.stage(
                 queue,
                 entry.body,
                 properties,
-                java_hash(tag) if tag else 0,
+                tag_code(text),
                 flag=entry.flag,
                 sys_flag=header.sys_flag,
                 born_ms=header.born_timestamp,
@@ -301,16 +299,15 @@ def _stage_again(broker: Broker, header: SendBack, record: Record, settings: Gro
         topic = broker.ensure_topic(TopicConfig(names.retry_topic(header.group), queues, queues))
         text = props.appended(text, props.DELAY, str(level))
         queue_id = random.randrange(topic.write_queues or 1)
-        queue, text, tag_code = delayed(broker, level, topic.name, queue_id, text)
+        queue, text, code = delayed(broker, level, topic.name, queue_id, text)
     else:
         topic = broker.ensure_topic(TopicConfig(names.dlq_topic(header.group), 1, 1))
-        tag = props.find(text, props.TAGS)
-        queue, tag_code = broker.store.queue(topic.name, 0), java_hash(tag) if tag else 0
+        queue, code = broker.store.queue(topic.name, 0), tag_code(text)
     broker.store.stage(
         queue,
         record.body,
         _property_bytes(text),
-        tag_code,
+        code,
         record.flag,
         record.sys_flag,
         record.born_ms,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -156,8 +156,3 @@ def _next(points: Sequence[int], point: int) -> int:
 
 
 AVG = Averagely()
-
-STRATEGIES: Mapping[str, Strategy] = {
-    strategy.name: strategy for strategy in (AVG, AveragelyByCircle(), ConsistentHash())
-}
-"""The strategies that need no settings, by name."""

@@ -30,7 +30,6 @@ PULL_TIMEOUT_S: Final = 30.0
 PULL_ERROR_DELAY_S: Final = 1.0
 PULL_BUSY_DELAY_S: Final = 0.02
 PAUSED_DELAY_S: Final = 1.0
-OFFSET_CORRECTION_DELAY_S: Final = 0.0  # Apache's client waits 10 s for handlers; ours are drained instead
 SEND_BACK_RETRY_S: Final = 5.0
 SUSPEND_QUEUE_S: Final = 1.0
 

@@ -207,10 +207,6 @@ class Membership:
 
     # Rebalance
 
-    def wake(self) -> None:
-        """Rebalances now."""
-        self._wake.set()
-
     def _on_request(self, connection: Connection, frame: Frame) -> None:
         if frame.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             self._wake.set()

@@ -429,10 +429,6 @@ def decode_topic_list(data: Any) -> list[str]:
     return [str(item) for item in data.get("topicList") or ()]
 
 
-def encode_table(table: Mapping[str, str]) -> bytes:
-    return orjson.dumps({"table": dict(table)})
-
-
 # Subscription groups
 
 

@@ -21,7 +21,6 @@ import orjson
 from .codes import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Language, SerializeType
 
 MAX_FRAME_BYTES: Final = 16_777_216  # with the length field itself, as Apache's decoder counts
-MAX_REMARK_BYTES: Final = 65_536
 
 JSON: Final = int(SerializeType.JSON)
 ROCKETMQ: Final = int(SerializeType.ROCKETMQ)

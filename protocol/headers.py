@@ -35,13 +35,6 @@ class SendMessage(NamedTuple):
     max_reconsume_times: int | None = None
 
 
-class SendMessageResult(NamedTuple):
-    msg_id: str
-    queue_id: int
-    queue_offset: int
-    transaction_id: str | None = None
-
-
 class PullMessage(NamedTuple):
     consumer_group: str
     topic: str
@@ -205,26 +198,6 @@ def read_send_v2(ext: Ext) -> SendMessage:
         )
     except (KeyError, ValueError, TypeError) as error:
         raise HeaderError(f"the header field {error} is missing or no number") from None
-
-
-def write_send_v2(header: SendMessage) -> dict[str, ExtValue]:
-    ext: dict[str, ExtValue] = {
-        "a": header.producer_group,
-        "b": header.topic,
-        "c": header.default_topic,
-        "d": header.default_topic_queue_nums,
-        "e": header.queue_id,
-        "f": header.sys_flag,
-        "g": header.born_timestamp,
-        "h": header.flag,
-        "i": header.properties,
-        "j": header.reconsume_times,
-        "k": False,
-        "m": header.batch,
-    }
-    if header.max_reconsume_times is not None:
-        ext["l"] = header.max_reconsume_times
-    return ext
 
 
 def _boolean(value: ExtValue) -> bool:

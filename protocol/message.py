@@ -24,14 +24,10 @@ from .codes import (
 )
 
 MAGIC: Final = 0xDAA320A7
-BLANK_MAGIC: Final = 0xCBD43194
 MAX_BODY_BYTES: Final = 4_194_304
 MAX_BATCH_ENTRIES: Final = 65_536
 FIXED_BYTES: Final = 91  # a record without body, topic and properties, both hosts IPv4
 MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + props.MAX_BYTES
-QUEUE_OFFSET_AT: Final = 20
-PHYSICAL_OFFSET_AT: Final = 28
-BORN_HOST_AT: Final = 48
 
 _HEADS: Final = {(born, store): Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)}
 _HEAD_V4: Final = _HEADS[8, 8]

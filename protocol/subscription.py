@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from . import properties as props
+
 ALL: Final = "*"
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
@@ -19,6 +21,12 @@ def java_hash(text: str) -> int:
     for position in range(0, len(units), 2):
         value = (31 * value + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
     return value - 0x1_0000_0000 if value & 0x8000_0000 else value
+
+
+def tag_code(properties: str) -> int:
+    """What a broker filters a message by: the hash of the tag in its properties' text, 0 without one."""
+    tag = props.find(properties, props.TAGS)
+    return java_hash(tag) if tag else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,10 +155,6 @@ class SegmentedFile:
         """When the oldest segment was last written, seconds since the epoch."""
         return os.path.getmtime(self._path(self._starts[0])) if self._starts else 0.0
 
-    def first_size_bytes(self) -> int:
-        ends = [*self._starts[1:2], self.end]
-        return ends[0] - self.begin
-
     def sync(self) -> None:
         """Returns when everything written so far is on the device."""
         if self._starts:
@@ -238,9 +234,6 @@ class Folder:
     def subfolders(self, name: str) -> list[Path]:
         parent = self.path / name
         return sorted(entry for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
-
-    def free_bytes(self) -> int:
-        return shutil.disk_usage(self.path).free
 
     def unlock(self) -> None:
         os.close(self._lock)

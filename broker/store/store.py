@@ -6,6 +6,7 @@ stages commits before anything else looks at the store; the broker does so once 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import struct
@@ -34,7 +35,6 @@ PULL_BYTES: Final = 262_144
 PULL_MESSAGES: Final = 1024
 SCAN_ENTRIES: Final = 800
 READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around
-STORE_TIME_AT: Final = 56
 DELETE_LIMIT: Final = 10  # segments that one call of `expire` removes
 
 Buffer = bytes | memoryview
@@ -63,7 +63,6 @@ class Store:
     ) -> None:
         self.folder = Folder(folder)
         self.store_host = store_host
-        self.rejected: str | None = None  # why the last commit failed; None when it did not
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._tag_code_of = tag_code_of
         self._open_files = OpenFiles()
@@ -218,23 +217,16 @@ class Store:
         self._staged_queues = []
         try:
             self._log.append(data)
-        except StoreFull as error:
+        except StoreFull:
             for queue in reversed(queues):
                 queue.take_back()
             self._next = self._log.end
-            self.rejected = str(error)
             raise
-        self.rejected = None
         for queue in queues:
             if queue.tail_is_long:
-                self._flush_tail(queue)
+                with contextlib.suppress(StoreFull):  # the index stays in memory, and the next flush tries again
+                    queue.flush()
         return queues
-
-    def _flush_tail(self, queue: ConsumeQueue) -> None:
-        try:
-            queue.flush()
-        except StoreFull as error:  # the messages are in the log; their index stays in memory and is tried again
-            self.rejected = str(error)
 
     # Reading
 

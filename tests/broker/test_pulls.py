@@ -9,8 +9,8 @@ import pytest
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame
-from rocketlet.protocol.headers import PullMessage, SendMessage, write, write_send_v2
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame
+from rocketlet.protocol.headers import PullMessage, SendMessage, write
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.subscription import parse_subscription
 
@@ -25,6 +25,26 @@ def pull(
 ) -> dict[str, Any]:
     header = PullMessage("g", topic, queue, offset, 32, flags, 0, 15_000, subscription="*")
     return write(header._replace(**fields))
+
+
+def write_send_v2(header: SendMessage) -> dict[str, ExtValue]:
+    ext: dict[str, ExtValue] = {
+        "a": header.producer_group,
+        "b": header.topic,
+        "c": header.default_topic,
+        "d": header.default_topic_queue_nums,
+        "e": header.queue_id,
+        "f": header.sys_flag,
+        "g": header.born_timestamp,
+        "h": header.flag,
+        "i": header.properties,
+        "j": header.reconsume_times,
+        "k": False,
+        "m": header.batch,
+    }
+    if header.max_reconsume_times is not None:
+        ext["l"] = header.max_reconsume_times
+    return ext
 
 
 async def send(

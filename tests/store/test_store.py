@@ -41,6 +41,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
+def kill(store: Store) -> None:
+    """As when the process is killed: nothing is flushed, no checkpoint is written."""
+    store._open_files.close()
+    store.folder.unlock()
+
+
 def put(store: Store, body: bytes, topic: str = "t", queue: int = 0, tag: str = "") -> tuple[int, int]:
     properties = f"TAGS\x01{tag}".encode() if tag else b""
     code = java_hash(tag) if tag else 0
@@ -96,8 +102,7 @@ def test_after_a_crash_everything_committed_is_there(tmp_path: Path, checkpointe
         put(store, b"%d" % number, queue=number % 3)
         if checkpointed and number == 50:
             store.checkpoint()
-    store._open_files.close()  # as when the process is killed: nothing is flushed, no checkpoint is written
-    store.folder.unlock()
+    kill(store)
     again = open_store(tmp_path)
     found = again.recover(TOPICS)
     assert found.records == (49 if checkpointed else 100)
@@ -115,8 +120,7 @@ def test_a_torn_tail_is_cut_off_wherever_it_is_torn(tmp_path: Path, seed: int) -
     for number in range(20):
         put(store, b"%d" % number * 10)
         ends.append(store.end)
-    store._open_files.close()
-    store.folder.unlock()
+    kill(store)
     cut = random.Random(seed).randrange(1, ends[-1])
     (segment,) = (tmp_path / "commitlog").iterdir()
     os.truncate(segment, cut)
@@ -135,8 +139,7 @@ def test_a_garbled_record_at_the_end_is_cut_off(tmp_path: Path) -> None:
     store.recover(TOPICS)
     for number in range(5):
         put(store, b"body-%d" % number)
-    store._open_files.close()
-    store.folder.unlock()
+    kill(store)
     (segment,) = (tmp_path / "commitlog").iterdir()
     data = bytearray(segment.read_bytes())
     data[data.index(b"body-4")] ^= 1
@@ -152,8 +155,7 @@ def test_damage_before_the_last_segment_stops_the_broker_and_says_what_to_do(tmp
     store.recover(TOPICS)
     for number in range(20):
         put(store, b"body-%d" % number * 20)
-    store._open_files.close()
-    store.folder.unlock()
+    kill(store)
     first = sorted((tmp_path / "commitlog").iterdir())[0]
     first.write_bytes(b"x" + first.read_bytes()[1:])
     with pytest.raises(StoreError, match="restore it from a copy"):
@@ -181,8 +183,7 @@ def test_a_deleted_topic_does_not_come_back(tmp_path: Path) -> None:
     store.delete_topic("t")
     since = store.end
     put(store, b"new")
-    store._open_files.close()
-    store.folder.unlock()
+    kill(store)
     shutil.rmtree(tmp_path / "consumequeue", ignore_errors=True)
     again = open_store(tmp_path)
     again.recover([("t", since)])
