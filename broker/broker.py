@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,9 @@ from ..protocol.bodies import TopicConfig
 from ..protocol.codes import ONEWAY_FLAG, RequestCode
 from ..protocol.frame import Frame, encode
 from ..protocol.message import MessageError, encode_host
-from ..protocol.names import SCHEDULE_TOPIC
+from ..protocol.names import SCHEDULE_TOPIC, reply_topic
 from . import config as limits
+from .clients import Clients
 from .config import BrokerConfig
 from .consumer_groups import ConsumerGroup, ConsumerGroups
 from .delays import Delays, tag_code_of
@@ -24,9 +25,11 @@ from .held_pulls import HeldPulls
 from .history import History
 from .locks import Locks
 from .offsets import Offsets
+from .statistics import Statistics
 from .store.consume_queue import ConsumeQueue
 from .store.store import Store, StoreFull
 from .topics import Topics
+from .transactions import Transactions
 
 log = structlog.get_logger("rocketlet.broker")
 
@@ -52,15 +55,21 @@ class Broker:
         self.locks = Locks(self.history, folder / "locks.json")
         self.held_pulls = HeldPulls()
         self.delays = Delays(self)
+        self.clients = Clients()
+        self.transactions = Transactions(self)
+        self.statistics = Statistics(self)
+        self.reply_topic = reply_topic(config.cluster)
+        self.config_changes = 0
+        self.on_config: Callable[[], None] = lambda: None
         self.groups.on_change = self.notify_later
         self.locks.on_free = self._notify_waiter
         self.locks.on_change = self._save_locks_later
         self._saving_locks: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self.wake_readers: Callable[[list[ConsumeQueue]], None] = self.held_pulls.wake
-        self.producers: dict[str, dict[Any, str]] = {}
         self._to_notify: dict[str, ConsumerGroup] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._answering: set[asyncio.Task[None]] = set()
 
     # Life
 
@@ -68,8 +77,12 @@ class Broker:
         self._tasks = [
             asyncio.create_task(self._every(limits.PERSIST_INTERVAL_S, self.persist), name="persist"),
             asyncio.create_task(self._every(limits.LEASE_SWEEP_S, self.locks.expire), name="leases"),
-            asyncio.create_task(self._every(limits.RETENTION_SWEEP_S, self._expire_segments), name="retention"),
+            asyncio.create_task(self._every(limits.RETENTION_SWEEP_S, self.expire_segments), name="retention"),
             asyncio.create_task(self._every(limits.SWEEP_INTERVAL_S, self._expire_members), name="members"),
+            asyncio.create_task(self._every(limits.SAMPLE_INTERVAL_S, self.statistics.sample), name="samples"),
+            asyncio.create_task(
+                self._every(self.config.transaction_sweep_s, self.transactions.check), name="transactions"
+            ),
         ]
         self.delays.start()
 
@@ -79,9 +92,10 @@ class Broker:
         self._is_stopping = True
         if self._saving_locks is not None:
             self._saving_locks.cancel()
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._answering]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.delays.stop()
         self.held_pulls.answer_all()
         self.persist(sync=True)
@@ -95,16 +109,36 @@ class Broker:
             except Exception:
                 log.exception("timer failed", action=action.__name__)
 
+    def spawn(self, answering: Coroutine[Any, Any, None]) -> None:
+        """Runs what answers a request later."""
+        task = asyncio.create_task(answering)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    def change_config(self, config: BrokerConfig) -> None:
+        """Other settings from now on; name servers are told."""
+        self.config = config
+        self.config_changes += 1
+        self.group_configs.auto_create = config.auto_create_groups
+        self.topics.change_config(config)
+        self.on_config()
+
     def persist(self, sync: bool = False) -> None:
         """Offsets, delay progress and the indexes; what a full disk refuses is tried again the next time."""
         sync = sync or self.config.flush == "sync"
-        for save in (self.offsets.save, self.delays.save, self.locks.save, self.store.checkpoint):
+        for save in (
+            self.offsets.save,
+            self.delays.save,
+            self.transactions.save,
+            self.locks.save,
+            self.store.checkpoint,
+        ):
             try:
                 save(sync)
             except StoreFull as error:
                 log.error("cannot save; will try again", reason=str(error))
 
-    def _expire_segments(self) -> None:
+    def expire_segments(self) -> None:
         config = self.config
         dropped = self.store.expire(
             older_than_s=time.time() - config.retain_hours * 3600, total_bytes=config.retain_bytes
@@ -124,8 +158,7 @@ class Broker:
         self.groups.drop(connection)
         self.locks.drop(connection)
         self.held_pulls.drop(connection)
-        for name in [name for name, members in self.producers.items() if connection in members]:
-            self.forget_producer(name, connection)
+        self.clients.drop(connection)
 
     def _save_locks_later(self) -> None:
         """Soon, so that a broker that is killed remembers; not at each of the many that a rebalance moves."""
@@ -139,12 +172,6 @@ class Broker:
             self.locks.save()
         except StoreFull as error:
             log.error("cannot save; will try again", reason=str(error))
-
-    def forget_producer(self, group: str, connection: Any) -> None:
-        members = self.producers.get(group, {})
-        members.pop(connection, None)
-        if not members:
-            self.producers.pop(group, None)
 
     # Notifications
 

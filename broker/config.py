@@ -26,8 +26,16 @@ MAX_HELD_PULLS: Final = 100_000
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than this is not read from
 MAX_TOPICS: Final = 50_000
 MAX_QUEUES_PER_TOPIC: Final = 4096
+MAX_KV_NAMESPACES: Final = 100
+MAX_KV_KEYS: Final = 10_000
 MAX_GROUPS: Final = 10_000
 MAX_MEMBERS: Final = 10_000
+CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
+MAX_QUERY_MESSAGES: Final = 64
+SAMPLE_INTERVAL_S: Final = 10.0  # of the counters behind the rates
+TRANSACTION_CHECK_MAX: Final = 15
+TRANSACTION_SWEEP_S: Final = 60.0
+TRANSACTION_TIMEOUT_S: Final = 6.0
 HISTORY_EVENTS: Final = 10_000
 HISTORY_GROUPS: Final = 1000
 DRAIN_TIMEOUT_S: Final = 5.0
@@ -60,3 +68,5 @@ class BrokerConfig:
     retain_bytes: int | None = None
     segment_bytes: int = 256 * 1024 * 1024
     delay_levels_ms: tuple[int, ...] = field(default=DELAY_LEVELS_MS)
+    transaction_sweep_s: float = TRANSACTION_SWEEP_S
+    transaction_timeout_s: float = TRANSACTION_TIMEOUT_S

@@ -85,9 +85,6 @@ class Connection(asyncio.Protocol):
         else:
             transport.writelines(buffers)
 
-    def answered(self, frame: Frame) -> None:
-        """A client's answer to a request of ours; we send only one-way requests."""
-
     def keep(self, frames: list[Frame]) -> None:
         """Requests that wait until the client has read what is written."""
         self.kept += frames

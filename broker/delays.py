@@ -41,9 +41,7 @@ class Delays:
         self._broker = broker
         self._path = broker.config.data_dir / "delays.json"
         self._levels_ms = broker.config.delay_levels_ms
-        self._progress: dict[int, int] = {
-            int(level): offset for level, offset in (read_state(self._path) or {}).items()
-        }
+        self.progress: dict[int, int] = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._dirty = False
 
@@ -72,7 +70,7 @@ class Delays:
     def _set_timer(self, level: int, at_least_s: float = 0.0) -> None:
         self._timers.pop(level, None)
         queue = self._broker.schedule_queue(level)
-        offset = max(self._progress.get(level, 0), queue.begin)
+        offset = max(self.progress.get(level, 0), queue.begin)
         if offset < queue.next:
             due_ms = queue.entry(offset)[2]
             wait_s = max(due_ms / 1000 - time.time(), at_least_s)
@@ -83,7 +81,7 @@ class Delays:
         """Stores the messages that are due, some hundreds at once, and sets the next timer."""
         broker, store = self._broker, self._broker.store
         queue = broker.schedule_queue(level)
-        offset = max(self._progress.get(level, 0), queue.begin)
+        offset = max(self.progress.get(level, 0), queue.begin)
         now_ms = store.begin_batch()
         end = min(queue.next, offset + DELAY_DELIVERIES_AT_ONCE)
         try:
@@ -96,7 +94,7 @@ class Delays:
             log.error("cannot deliver delayed messages; will try again", reason=str(error), level=level)
             self._set_timer(level, RETRY_S)
             return
-        self._progress[level] = offset
+        self.progress[level] = offset
         self._dirty = True
         self._set_timer(level)
 
@@ -125,5 +123,5 @@ class Delays:
     def save(self, sync: bool = True) -> None:
         """Raises StoreFull; progress is then saved the next time."""
         if self._dirty:
-            write_state(self._path, {str(level): offset for level, offset in self._progress.items()}, sync=sync)
+            write_state(self._path, {str(level): offset for level, offset in self.progress.items()}, sync=sync)
             self._dirty = False

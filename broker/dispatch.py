@@ -18,7 +18,7 @@ from ..protocol.bodies import BodyError
 from ..protocol.codes import RequestCode, ResponseCode, request_name
 from ..protocol.frame import Frame
 from ..protocol.headers import HeaderError
-from . import grouping, naming, pulling, querying, sending
+from . import admin, group_admin, grouping, naming, pulling, querying, replies, searching, sending, transactions
 from .answers import Buffers, answer
 from .store.files import StoreError, StoreFull
 from .topics import TopicLimit
@@ -51,6 +51,39 @@ BROKER_HANDLERS: Mapping[int, Callable[..., Buffers | None]] = {
     RequestCode.CHECK_CLIENT_CONFIG: grouping.check_client,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: grouping.update_group,
     RequestCode.DELETE_TOPIC_IN_BROKER: querying.delete_topic,
+    RequestCode.END_TRANSACTION: transactions.end_transaction,
+    RequestCode.SEND_REPLY_MESSAGE: replies.send_reply,
+    RequestCode.SEND_REPLY_MESSAGE_V2: replies.send_reply,
+    RequestCode.QUERY_MESSAGE: searching.query_message,
+    RequestCode.VIEW_MESSAGE_BY_ID: searching.view_message,
+    RequestCode.GET_ALL_TOPIC_CONFIG: admin.all_topics,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
+    RequestCode.GET_ALL_CONSUMER_OFFSET: admin.all_consumer_offsets,
+    RequestCode.GET_ALL_DELAY_OFFSET: admin.all_delay_offsets,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: admin.system_topics,
+    RequestCode.GET_TOPIC_STATS_INFO: admin.topic_stats,
+    RequestCode.GET_BROKER_CONFIG: admin.broker_config,
+    RequestCode.UPDATE_BROKER_CONFIG: admin.update_broker_config,
+    RequestCode.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
+    RequestCode.VIEW_BROKER_STATS_DATA: admin.view_stats,
+    RequestCode.QUERY_CONSUME_QUEUE: admin.query_consume_queue,
+    RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: admin.clean,
+    RequestCode.DELETE_EXPIRED_COMMITLOG: admin.clean,
+    RequestCode.CLEAN_UNUSED_TOPIC: admin.clean_unused_topics,
+    RequestCode.GET_ALL_PRODUCER_INFO: admin.all_producers,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: group_admin.consumer_connections,
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: group_admin.producer_connections,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: group_admin.delete_group,
+    RequestCode.GET_CONSUME_STATS: group_admin.consume_stats,
+    RequestCode.GET_BROKER_CONSUME_STATS: group_admin.all_consume_stats,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: group_admin.consumed_by,
+    RequestCode.QUERY_CONSUME_TIME_SPAN: group_admin.time_span,
+    RequestCode.QUERY_CORRECTION_OFFSET: group_admin.correction_offset,
+    RequestCode.CLONE_GROUP_OFFSET: group_admin.clone_offsets,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: group_admin.reset_offset,
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: group_admin.consumer_status,
+    RequestCode.GET_CONSUMER_RUNNING_INFO: group_admin.forward,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: group_admin.forward,
     RequestCode.GET_GROUP_HISTORY: grouping.group_history,
 }
 NAME_SERVER_HANDLERS: Mapping[int, Callable[..., Buffers | None]] = {
@@ -61,6 +94,15 @@ NAME_SERVER_HANDLERS: Mapping[int, Callable[..., Buffers | None]] = {
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: naming.topics,
     RequestCode.DELETE_TOPIC_IN_NAMESRV: naming.delete_topic,
     RequestCode.QUERY_DATA_VERSION: naming.data_version,
+    RequestCode.PUT_KV_CONFIG: naming.put_kv,
+    RequestCode.GET_KV_CONFIG: naming.get_kv,
+    RequestCode.DELETE_KV_CONFIG: naming.delete_kv,
+    RequestCode.GET_KVLIST_BY_NAMESPACE: naming.kv_list,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: naming.wipe_write,
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: naming.add_write,
+    RequestCode.GET_TOPICS_BY_CLUSTER: naming.topics_of_cluster,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: naming.system_topics,
+    RequestCode.GET_NAMESRV_CONFIG: naming.config,
 }
 SEND_CODES = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
 
@@ -95,7 +137,8 @@ class Dispatch:
                 self._settle(sends, connection, out)
                 out = []
             if frame.flag & 1:
-                connection.answered(frame)
+                if self._broker is not None:
+                    self._broker.clients.answer(connection, frame)
                 continue
             reply = self._handle(connection, frame)
             if reply is not None and not frame.flag & 2:

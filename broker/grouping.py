@@ -34,8 +34,7 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
             queues = settings.retry_queues
             broker.ensure_topic(TopicConfig(names.retry_topic(consumer.group), queues, queues))
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
-    for group in beat.producer_groups:
-        broker.producers.setdefault(group, {})[connection] = beat.client_id
+    broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     return answer(frame)
 
 
@@ -45,7 +44,7 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
         broker.groups.leave(connection, header.consumer_group)
         broker.locks.leave(connection, header.consumer_group)
     if header.producer_group:
-        broker.forget_producer(header.producer_group, connection)
+        broker.clients.forget_producer(header.producer_group, connection)
     return answer(frame)
 
 
@@ -96,10 +95,15 @@ def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     if kind == TAG:
         return answer(frame)
     if kind != SQL92:
-        remark = f"the expression type {kind} is unknown; use TAG"
+        remark = f"the expression type {kind} is unknown; use TAG or SQL92"
         return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=remark)
-    remark = f"The broker does not support consumer to filter message by {kind}"
-    return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    from .sql_filter import FilterError, parse_filter
+
+    try:
+        parse_filter(subscription.get("subString") or "")
+    except FilterError as error:
+        return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+    return answer(frame)
 
 
 def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import structlog
+
 from ..protocol import codes
+from ..protocol import properties as props
+from ..protocol.admin_bodies import encode_offset_moved
+from ..protocol.bodies import Queue
 from ..protocol.codes import PERM_READ, ResponseCode
 from ..protocol.frame import Frame
 from ..protocol.headers import PullMessage, PullMessageResult, read, write
-from ..protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
+from ..protocol.names import OFFSET_MOVED_TOPIC
+from ..protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
 from .answers import Buffers, answer, answer_pieces
 from .config import MAX_HOLD_S
 from .held_pulls import HeldPull
 from .store.consume_queue import ConsumeQueue
+from .store.store import StoreFull
 
 if TYPE_CHECKING:
     from .broker import Broker
     from .connection import Connection
+
+log = structlog.get_logger("rocketlet.pulls")
 
 
 class _Refused(Exception):
@@ -83,11 +93,25 @@ def _subscription(broker: Broker, connection: Connection, header: PullMessage) -
             ) from None
     else:
         found = _registered_subscription(broker, connection, header)
-    if found.kind != TAG:
+    if found.kind not in (TAG, SQL92):
         raise _Refused(
             ResponseCode.SYSTEM_ERROR, f"the broker does not support consumer to filter message by {found.kind}"
         )
+    if found.kind == SQL92:
+        _filter_of(found)  # its faults are the consumer's, and said before anything is read or held
     return None if found.takes_all else found
+
+
+def _filter_of(subscription: Subscription | None) -> Callable[[str], bool] | None:
+    """What an SQL92 subscription lets through."""
+    if subscription is None or subscription.kind != SQL92:
+        return None
+    from .sql_filter import FilterError, parse_filter
+
+    try:
+        return parse_filter(subscription.expression)
+    except FilterError as error:
+        raise _Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
 
 
 def _registered_subscription(broker: Broker, connection: Connection, header: PullMessage) -> Subscription:
@@ -109,8 +133,6 @@ def _registered_subscription(broker: Broker, connection: Connection, header: Pul
         )
     if found.version < header.sub_version:
         raise _Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-    if found.kind == SQL92:
-        raise _Refused(ResponseCode.FILTER_DATA_NOT_EXIST, "the consumer's consumer filter data is not exist")
     return found
 
 
@@ -126,19 +148,40 @@ def _read(
     """The answer of a pull, whatever the offset finds."""
     offset, begin, end = header.queue_offset, queue.begin, queue.next
     if begin <= offset < end:
-        found = broker.store.fetch(queue, offset, header.max_msg_nums, subscription)
+        found = broker.store.fetch(queue, offset, header.max_msg_nums, subscription, _filter_of(subscription))
         if found.messages:
+            broker.statistics.got[f"{header.topic}@{header.consumer_group}"] += found.messages
             ext = write(PullMessageResult(0, found.next_offset, begin, end))
             return answer_pieces(frame, ext, found.pieces, "FOUND")
         return _nothing(frame, ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", found.next_offset, begin, end)
     if end == 0:
+        if offset:
+            _note_moved(broker, header, 0)
         code = ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
         return _nothing(frame, code, "NO_MESSAGE_IN_QUEUE", 0, begin, end)
     if offset == end:
         return _nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, begin, end)
     if offset < begin:
+        _note_moved(broker, header, begin)
         return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", begin, begin, end)
+    _note_moved(broker, header, end)
     return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, begin, end)
+
+
+def _note_moved(broker: Broker, header: PullMessage, offset: int) -> None:
+    """An OffsetMovedEvent in OFFSET_MOVED_EVENT, for whoever watches that topic."""
+    moved = Queue(header.topic, broker.config.name, header.queue_id)
+    body = encode_offset_moved(header.consumer_group, moved, header.queue_offset, offset)
+    text = f"{props.TAGS}{props.NAME_END}{header.consumer_group}{props.PAIR_END}{props.KEYS}{props.NAME_END}"
+    text += header.consumer_group
+    store = broker.store
+    now_ms = store.begin_batch()
+    queue = store.queue(OFFSET_MOVED_TOPIC, 0)
+    store.stage(queue, body, text.encode(), tag_code(text), 0, 0, now_ms, store.store_host)
+    try:
+        broker.wake_readers(store.commit())
+    except StoreFull as error:
+        log.warning("offset moved; no room to note it", group=header.consumer_group, reason=str(error))
 
 
 def _nothing(frame: Frame, code: int, remark: str, next_offset: int, begin: int, end: int) -> Buffers:

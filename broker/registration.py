@@ -76,6 +76,7 @@ class Registration:
     async def start(self) -> None:
         """Returns when every name server has answered or failed to."""
         self._broker.topics.on_change = self._topic_changed
+        self._broker.on_config = self._config_changed
         await self._register(list(self._broker.topics))
         if self._links:
             self._task = asyncio.create_task(self._run(), name="registration")
@@ -97,6 +98,10 @@ class Registration:
         if self._links and len(self._changed) < MAX_PENDING_TOPICS:
             self._changed[topic.name] = topic
             self._wake.set()
+
+    def _config_changed(self) -> None:
+        self._register_locally(list(self._broker.topics))
+        self._wake.set()
 
     async def _run(self) -> None:
         while True:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
 
 from ..protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
-from .config import HEARTBEAT_LIMIT_S
+from ..protocol.codes import PERM_READ, PERM_WRITE
+from .config import HEARTBEAT_LIMIT_S, MAX_KV_KEYS, MAX_KV_NAMESPACES
 
 log = structlog.get_logger("rocketlet.nameserver")
 
@@ -36,6 +37,7 @@ class Routes:
     def __init__(self) -> None:
         self._brokers: dict[str, _Broker] = {}
         self._addresses: dict[str, _Address] = {}
+        self.kv: dict[str, dict[str, str]] = {}
 
     def register(
         self,
@@ -127,8 +129,27 @@ class Routes:
         }
         return BrokerData(name, broker.cluster, addresses)
 
-    def topics(self) -> list[str]:
-        return list(dict.fromkeys(topic for broker in self._brokers.values() for topic in broker.topics))
+    def topics(self, cluster: str | None = None) -> list[str]:
+        """The names of all topics, or of those of one cluster."""
+        brokers = [broker for broker in self._brokers.values() if cluster in (None, broker.cluster)]
+        return list(dict.fromkeys(topic for broker in brokers for topic in broker.topics))
+
+    def set_write(self, name: str, *, allowed: bool) -> int:
+        """Lets a broker's topics be written to, or not; how many they are."""
+        broker = self._brokers.get(name)
+        if broker is None:
+            return 0
+        for topic, queues in broker.topics.items():
+            perm = PERM_READ | PERM_WRITE if allowed else queues.perm & ~PERM_WRITE
+            broker.topics[topic] = replace(queues, perm=perm)
+        return len(broker.topics)
+
+    def put_kv(self, namespace: str, key: str, value: str) -> None:
+        """Raises OverflowError beyond 10,000 keys in a namespace, or 100 namespaces."""
+        table = self.kv.setdefault(namespace, {}) if len(self.kv) < MAX_KV_NAMESPACES else self.kv.get(namespace)
+        if table is None or (key not in table and len(table) >= MAX_KV_KEYS):
+            raise OverflowError(f"the name server keeps {MAX_KV_NAMESPACES} namespaces of {MAX_KV_KEYS} keys; no more")
+        table[key] = value
 
     def delete_topic(self, topic: str) -> None:
         for broker in self._brokers.values():

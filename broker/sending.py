@@ -18,6 +18,7 @@ from .config import REGION
 from .delays import Delays
 from .store.consume_queue import ConsumeQueue
 from .store.store import StoreFull
+from .transactions import half_properties
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -41,6 +42,7 @@ class Staged(NamedTuple):
     queue_offset: int
     message_ids: str | None
     delay_level: int
+    is_half: bool = False
 
 
 class Refused(Exception):
@@ -94,13 +96,15 @@ class Sends:
         for item in staged:
             if item.delay_level:
                 broker.delays.expect(item.delay_level)
+            if item.is_half:
+                broker.transactions.expect(item.queue_offset, item.position, broker.store.now_ms)
             if not item.frame.flag & 2:
                 out += self._accepted(item)
         broker.wake_readers(queues)
         return out
 
     def _accepted(self, item: Staged) -> Buffers:
-        frame, position, queue_id, queue_offset, message_ids, _ = item
+        frame, position, queue_id, queue_offset, message_ids = item[:5]
         ext: dict[str, ExtValue] = {
             "msgId": message_ids or f"{self._host_hex}{position:016X}",
             "queueId": queue_id,
@@ -131,33 +135,34 @@ class Sends:
                 f"the message body has {len(frame.body)} bytes; {MAX_BODY_BYTES} are allowed",
             )
         text = header.properties
-        if _TRANSACTION_MARK in text or header.sys_flag & SYS_TRANSACTION_MASK:
-            raise Refused(ResponseCode.NO_PERMISSION, "this broker does not take transaction messages")
         if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
             name, queue_id, text = self._retried(header, name, queue_id, text)
-        if _WAIT_MARK in text and _DELAY_MARK not in text:
+        is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
+        if _WAIT_MARK in text and _DELAY_MARK not in text and not is_half:
             text = props.without(text, props.WAIT)
         text = text + self._cluster_end if text and text[-1] != props.PAIR_END else text + self._cluster_text
         level = 0
-        if _DELAY_MARK in text:
+        if _DELAY_MARK in text and not is_half:
             level = _delay_level(text, self._broker.delays)
         code = tag_code(text) if _TAGS_MARK in text else 0
         store = self._store
         queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
         if level:
             queue, text, code = delayed(self._broker, level, name, queue_id, text)
+        elif is_half:
+            queue, text = self._broker.transactions.half_queue, half_properties(text, name, queue_id)
         position, offset = store.stage(
             queue,
             frame.body,
             _property_bytes(text),
             code,
             header.flag,
-            header.sys_flag,
+            header.sys_flag & ~SYS_TRANSACTION_MASK,
             header.born_timestamp,
             connection.born_host,
             header.reconsume_times,
         )
-        return Staged(frame, position, queue_id, offset, None, level)
+        return Staged(frame, position, queue_id, offset, None, level, is_half)
 
     def _topic(self, header: SendMessage) -> TopicConfig:
         """A topic that is not there, made if it may be. Raises Refused."""

@@ -43,7 +43,11 @@ class Topics:
         yield TopicConfig(config.name, 1, 1, 7)
         yield TopicConfig(names.OFFSET_MOVED_TOPIC, 1, 1)
         yield TopicConfig(names.SCHEDULE_TOPIC, 18, 18)
-        yield TopicConfig(f"{config.cluster}_REPLY_TOPIC", 1, 1)
+        yield TopicConfig(names.HALF_TOPIC, 1, 1)
+        yield TopicConfig(names.OP_HALF_TOPIC, 1, 1)
+        yield TopicConfig(names.CHECK_MAX_TIME_TOPIC, 1, 1)
+        yield TopicConfig(names.TRACE_TOPIC, 1, 1)
+        yield TopicConfig(names.reply_topic(config.cluster), 1, 1)
 
     def _load(self) -> None:
         state = read_state(self._path) or {"topics": []}
@@ -83,6 +87,15 @@ class Topics:
             self._since.pop(name, None)
         else:
             self._topics[name] = before
+
+    def change_config(self, config: BrokerConfig) -> None:
+        """The settings that the built-in topics follow have changed: TBW102 comes, goes, or has other queues."""
+        self._config = config
+        self._topics.pop(names.DEFAULT_TOPIC, None)
+        for topic in self._built_in():
+            if topic.name == names.DEFAULT_TOPIC:
+                self._topics[topic.name] = topic
+                self.on_change(topic)
 
     def delete(self, name: str) -> None:
         self._topics.pop(name, None)

@@ -6,9 +6,11 @@ leniently, as fastjson writes. `decode_*` raise BodyError with the body's name a
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
+from io import BytesIO
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -34,7 +36,9 @@ class Queue(NamedTuple):
         return f"{self.topic}@{self.broker_name}:{self.queue_id}"
 
 
-def _reads(name: str) -> Callable[[Callable[[Any], T]], Callable[[bytes], T]]:
+def reads(name: str) -> Callable[[Callable[[Any], T]], Callable[[bytes], T]]:
+    """Makes a decoder of JSON bytes out of one of JSON values; what fails in it is a BodyError."""
+
     def decorate(decode: Callable[[Any], T]) -> Callable[[bytes], T]:
         @wraps(decode)
         def decode_body(body: bytes) -> T:
@@ -156,7 +160,7 @@ def _read_consumer(data: Mapping[str, Any]) -> ConsumerData:
     )
 
 
-@_reads("heartbeat")
+@reads("heartbeat")
 def decode_heartbeat(data: Any) -> Heartbeat:
     return Heartbeat(
         client_id=str(data["clientID"]),
@@ -165,7 +169,7 @@ def decode_heartbeat(data: Any) -> Heartbeat:
     )
 
 
-@_reads("client check")
+@reads("client check")
 def decode_client_check(data: Any) -> tuple[str, str, Mapping[str, Any]]:
     """CHECK_CLIENT_CONFIG: client id, group, the subscription's JSON object."""
     return str(data["clientId"]), str(data["group"]), data.get("subscriptionData") or {}
@@ -175,7 +179,7 @@ def encode_consumer_ids(client_ids: Iterable[str]) -> bytes:
     return orjson.dumps({"consumerIdList": list(client_ids)})
 
 
-@_reads("consumer list")
+@reads("consumer list")
 def decode_consumer_ids(data: Any) -> list[str]:
     return [str(item) for item in data.get("consumerIdList") or ()]
 
@@ -194,7 +198,7 @@ class LockRequest:
     epochs: Mapping[Queue, int] = field(default_factory=dict)
 
 
-def _queue_json(queue: Queue) -> dict[str, Any]:
+def queue_json(queue: Queue) -> dict[str, Any]:
     return {
         "brokerName": queue.broker_name,
         "queueId": queue.queue_id,
@@ -202,7 +206,7 @@ def _queue_json(queue: Queue) -> dict[str, Any]:
     }
 
 
-def _read_queue(data: Mapping[str, Any]) -> Queue:
+def read_queue(data: Mapping[str, Any]) -> Queue:
     return Queue(str(data["topic"]), str(data["brokerName"]), int(data["queueId"]))
 
 
@@ -213,34 +217,34 @@ def encode_lock_request(request: LockRequest) -> bytes:
             "consumerGroup": request.group,
             "handover": request.handover,
             "mqSet": [
-                _queue_json(queue) | ({"epoch": request.epochs[queue]} if queue in request.epochs else {})
+                queue_json(queue) | ({"epoch": request.epochs[queue]} if queue in request.epochs else {})
                 for queue in request.queues
             ],
         }
     )
 
 
-@_reads("lock")
+@reads("lock")
 def decode_lock_request(data: Any) -> LockRequest:
     items = data.get("mqSet") or ()
     return LockRequest(
         client_id=str(data["clientId"]),
         group=str(data["consumerGroup"]),
-        queues=tuple(map(_read_queue, items)),
+        queues=tuple(map(read_queue, items)),
         handover=bool(data.get("handover")),
-        epochs={_read_queue(item): int(item["epoch"]) for item in items if "epoch" in item},
+        epochs={read_queue(item): int(item["epoch"]) for item in items if "epoch" in item},
     )
 
 
 def encode_locked(epochs: Mapping[Queue, int]) -> bytes:
     """LOCK_BATCH_MQ's answer: the queues that were locked; the epoch of each is ours, and ignored by others."""
-    return orjson.dumps({"lockOKMQSet": [_queue_json(queue) | {"epoch": epoch} for queue, epoch in epochs.items()]})
+    return orjson.dumps({"lockOKMQSet": [queue_json(queue) | {"epoch": epoch} for queue, epoch in epochs.items()]})
 
 
-@_reads("lock answer")
+@reads("lock answer")
 def decode_locked(data: Any) -> dict[Queue, int]:
     """The queues that were locked, with their epochs; 0 where the broker has none (Apache's)."""
-    return {_read_queue(item): int(item.get("epoch", 0)) for item in data.get("lockOKMQSet") or ()}
+    return {read_queue(item): int(item.get("epoch", 0)) for item in data.get("lockOKMQSet") or ()}
 
 
 # Topics and routes
@@ -287,7 +291,7 @@ def read_topic(data: Mapping[str, Any]) -> TopicConfig:
     )
 
 
-def _version_json(version: DataVersion) -> dict[str, int]:
+def version_json(version: DataVersion) -> dict[str, int]:
     return {"counter": version.counter, "timestamp": version.timestamp}
 
 
@@ -297,7 +301,7 @@ def encode_registration(version: DataVersion, topics: Iterable[TopicConfig]) -> 
         {
             "filterServerList": [],
             "topicConfigSerializeWrapper": {
-                "dataVersion": _version_json(version),
+                "dataVersion": version_json(version),
                 "topicConfigTable": {topic.name: topic_json(topic) for topic in topics},
             },
         }
@@ -309,18 +313,33 @@ def _read_version(data: Mapping[str, Any] | None) -> DataVersion:
     return DataVersion(int(data.get("timestamp", 0)), int(data.get("counter", 0)))
 
 
-@_reads("broker registration")
+@reads("broker registration")
 def decode_registration(data: Any) -> tuple[DataVersion, list[TopicConfig]]:
     wrapper = data["topicConfigSerializeWrapper"]
     topics = [read_topic(item) for item in (wrapper.get("topicConfigTable") or {}).values()]
     return _read_version(wrapper.get("dataVersion")), topics
 
 
+def decode_compressed_registration(body: bytes) -> tuple[DataVersion, list[TopicConfig]]:
+    """A zlib stream: the version's JSON, then each topic as a line `name read write perm filterType`, lengths in front."""
+    try:
+        stream = BytesIO(zlib.decompress(body))
+    except zlib.error as error:
+        raise BodyError(f"the compressed broker registration cannot be read: {error}") from None
+
+    def part() -> bytes:
+        return stream.read(int.from_bytes(stream.read(4), "big"))
+
+    version = _read_version(orjson.loads(part()))
+    lines = [part().decode().split(" ") for _ in range(int.from_bytes(stream.read(4), "big"))]
+    return version, [TopicConfig(line[0], int(line[1]), int(line[2]), int(line[3])) for line in lines]
+
+
 def encode_data_version(version: DataVersion) -> bytes:
-    return orjson.dumps(_version_json(version))
+    return orjson.dumps(version_json(version))
 
 
-@_reads("data version")
+@reads("data version")
 def decode_data_version(data: Any) -> DataVersion:
     return _read_version(data)
 
@@ -384,7 +403,7 @@ def encode_route(route: Route) -> bytes:
     )
 
 
-@_reads("route")
+@reads("route")
 def decode_route(data: Any) -> Route:
     return Route(
         queues=tuple(
@@ -415,7 +434,7 @@ def encode_cluster(brokers: Iterable[BrokerData]) -> bytes:
     )
 
 
-@_reads("cluster")
+@reads("cluster")
 def decode_cluster(data: Any) -> list[BrokerData]:
     return [_read_broker(item) for item in (data.get("brokerAddrTable") or {}).values()]
 
@@ -424,7 +443,7 @@ def encode_topic_list(topics: Iterable[str]) -> bytes:
     return orjson.dumps({"topicList": list(topics)})
 
 
-@_reads("topic list")
+@reads("topic list")
 def decode_topic_list(data: Any) -> list[str]:
     return [str(item) for item in data.get("topicList") or ()]
 
@@ -479,6 +498,6 @@ def encode_group(group: GroupConfig) -> bytes:
     return orjson.dumps(group_json(group))
 
 
-@_reads("subscription group")
+@reads("subscription group")
 def decode_group(data: Any) -> GroupConfig:
     return read_group(data)

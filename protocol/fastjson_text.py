@@ -1,4 +1,4 @@
-"""Reads JSON as Apache's fastjson writes it: map keys that are numbers or objects stand there unquoted.
+"""Reads and writes JSON as Apache's fastjson does: map keys that are numbers or objects stand there unquoted.
 
     {"brokerAddrs":{0:"10.0.0.1:10911"}}        {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}
 
@@ -9,6 +9,7 @@ the common case, goes to orjson at once.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import orjson
@@ -32,6 +33,11 @@ def loads(data: bytes) -> Any:
         return _Reader(data.decode()).document()
     except (UnicodeDecodeError, IndexError):
         raise JsonError(f"no JSON: {data[:80]!r}") from None
+
+
+def object_keys(pairs: Iterable[tuple[Any, Any]]) -> bytes:
+    """A map whose keys are objects, as fastjson writes it and Go's client expects it: `{{"a":1}:2}`."""
+    return b"{%b}" % b",".join(b"%b:%b" % (orjson.dumps(key), orjson.dumps(value)) for key, value in pairs)
 
 
 class _Reader:

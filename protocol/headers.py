@@ -96,7 +96,7 @@ class StoreTime(NamedTuple):
 
 
 class UnregisterClient(NamedTuple):
-    client_id: str
+    client_ID: str  # noqa: N815 -- the one field that the wire spells so
     producer_group: str | None = None
     consumer_group: str | None = None
 
@@ -154,6 +154,156 @@ class BrokerName(NamedTuple):
     broker_addr: str
     cluster_name: str
     broker_id: int
+
+
+class QueryMessage(NamedTuple):
+    topic: str
+    key: str
+    max_num: int
+    begin_timestamp: int
+    end_timestamp: int
+
+
+class LogOffset(NamedTuple):
+    """VIEW_MESSAGE_BY_ID: a commit log position."""
+
+    offset: int
+
+
+class EndTransaction(NamedTuple):
+    """`commit_or_rollback` is a transaction type of the sys flag: 8 commits, 12 rolls back, 0 does not know yet."""
+
+    producer_group: str
+    tran_state_table_offset: int
+    commit_log_offset: int
+    commit_or_rollback: int
+    from_transaction_check: bool = False
+    msg_id: str | None = None
+    transaction_id: str | None = None
+
+
+class CheckTransaction(NamedTuple):
+    tran_state_table_offset: int
+    commit_log_offset: int
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+
+
+class PushReply(NamedTuple):
+    """PUSH_REPLY_MESSAGE_TO_CLIENT. Hosts are `ip:port`."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp: int
+    flag: int
+    properties: str
+    reconsume_times: int
+    unit_mode: bool
+    born_host: str
+    store_host: str
+    store_timestamp: int
+
+
+class GroupTopic(NamedTuple):
+    """GET_CONSUME_STATS (topic optional), QUERY_CONSUME_TIME_SPAN."""
+
+    consumer_group: str
+    topic: str | None = None
+
+
+class TopicGroup(NamedTuple):
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and QUERY_CONSUME_TIME_SPAN. `client_addr` is a client id."""
+
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+class ResetOffset(NamedTuple):
+    """`timestamp`: ms, -1 for the end. `is_force`: forward, too."""
+
+    topic: str
+    group: str
+    timestamp: int
+    is_force: bool
+
+
+class ProducerGroup(NamedTuple):
+    producer_group: str
+
+
+class GroupName(NamedTuple):
+    """DELETE_SUBSCRIPTIONGROUP."""
+
+    group_name: str
+    remove_offset: bool = False
+
+
+class ClientInfo(NamedTuple):
+    """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY."""
+
+    consumer_group: str
+    client_id: str
+    msg_id: str | None = None
+
+
+class CorrectionOffset(NamedTuple):
+    compare_group: str
+    topic: str
+    filter_groups: str | None = None
+
+
+class CloneOffset(NamedTuple):
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+
+
+class ViewStats(NamedTuple):
+    stats_name: str
+    stats_key: str
+
+
+class ConsumeQueueQuery(NamedTuple):
+    topic: str
+    queue_id: int
+    index_: int  # without the underscore these two would hide a tuple's methods
+    count_: int
+    consumer_group: str | None = None
+
+
+class IsOrder(NamedTuple):
+    is_order: bool = False
+
+
+class KvKey(NamedTuple):
+    namespace: str
+    key: str
+
+
+class KvValue(NamedTuple):
+    namespace: str
+    key: str
+    value: str
+
+
+class KvNamespace(NamedTuple):
+    namespace: str
+
+
+class BrokerNameOnly(NamedTuple):
+    """WIPE_WRITE_PERM_OF_BROKER and ADD_WRITE_PERM_OF_BROKER."""
+
+    broker_name: str
+
+
+class ClusterName(NamedTuple):
+    cluster: str
 
 
 def read(kind: type[H], ext: Ext) -> H:
@@ -217,10 +367,8 @@ def _fields(kind: type[Any]) -> tuple[_Field, ...]:
 
 
 def _camel(name: str) -> str:
-    if name == "client_id":
-        return "clientID"  # the one field that the wire spells so
     first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
+    return first + "".join(part[:1].upper() + part[1:] for part in rest)
 
 
 def _converter(hint: Any) -> Callable[[Any], Any]:

@@ -145,6 +145,10 @@ class Wire:
             else:
                 self.requests.append(frame)
 
+    def write_answer(self, request: Frame, body: bytes = b"", code: int = 0) -> None:
+        """Answers a request of the broker."""
+        self._writer.write(encode(Frame(code, request.opaque, body=body, flag=1)))
+
     def write(self, data: bytes) -> None:
         self._writer.write(data)
 

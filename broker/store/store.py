@@ -51,7 +51,7 @@ class Fetched(NamedTuple):
 
 
 class Store:
-    """A data folder opened for this process."""
+    """A data folder opened for this process. `now_ms` is the store time of what is staged."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Store:
         self._staged: list[bytes] = []
         self._staged_queues: list[ConsumeQueue] = []
         self._next = self._log.end
-        self._now_ms = 0
+        self.now_ms = 0
         self._checkpointed = (-1, -1)
 
     # Opening and closing
@@ -161,8 +161,8 @@ class Store:
 
     def begin_batch(self) -> int:
         """Sets the store time of what is staged next, ms."""
-        self._now_ms = int(time.time() * 1000)
-        return self._now_ms
+        self.now_ms = int(time.time() * 1000)
+        return self.now_ms
 
     def stage(
         self,
@@ -191,7 +191,7 @@ class Store:
             sys_flag,
             born_ms,
             born_host,
-            self._now_ms,
+            self.now_ms,
             store_host,
             reconsume_times,
             prepared_offset,
@@ -231,13 +231,20 @@ class Store:
     # Reading
 
     def fetch(
-        self, queue: ConsumeQueue, offset: int, max_messages: int, subscription: Subscription | None = None
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        max_messages: int,
+        subscription: Subscription | None = None,
+        matches: Callable[[str], bool] | None = None,
     ) -> Fetched:
         """Messages from `offset`, which must lie in the queue, as far as the limits of a pull go.
 
-        `subscription` filters by tag code; None takes all.
+        `subscription` filters by tag code, `matches` by the properties' text; None takes all.
         """
         limit = min(max(max_messages, 1), PULL_MESSAGES)
+        if matches is not None:
+            return self._fetch_matching(queue, offset, limit, matches)
         if subscription is None or subscription.expression == "*":
             return self._fetch_all(queue, offset, limit)
         return self._fetch_tagged(queue, offset, limit, subscription)
@@ -269,6 +276,20 @@ class Store:
         pieces = self._read_records(positions, sizes) if positions else []
         return Fetched(pieces, len(positions), offset + scanned)
 
+    def _fetch_matching(self, queue: ConsumeQueue, offset: int, limit: int, matches: Callable[[str], bool]) -> Fetched:
+        entries = list(struct.iter_unpack(">QIq", queue.entries(offset, max(SCAN_ENTRIES, limit))))
+        pieces: list[Buffer] = []
+        scanned, room = 0, PULL_BYTES
+        for position, size, _ in entries:
+            data = self._log.read(position, size)
+            if matches(decode_record(data).properties):
+                if pieces and (len(pieces) >= limit or size > room):
+                    break
+                pieces.append(data)
+                room -= size
+            scanned += 1
+        return Fetched(pieces, len(pieces), offset + scanned)
+
     def _read_records(self, positions: Iterable[int], sizes: Iterable[int]) -> list[Buffer]:
         positions, sizes = list(positions), list(sizes)
         begin, end = positions[0], positions[-1] + sizes[-1]
@@ -291,6 +312,13 @@ class Store:
         pieces.append(self._log.read(run_begin, run_end - run_begin))
         return pieces
 
+    def earliest_ms(self) -> int:
+        """The store time of the oldest message, ms; -1 if there is none."""
+        if self.begin >= self._log.end:
+            return -1
+        record = self.record_at(self.begin)
+        return record.store_ms if record else -1
+
     def record_at(self, position: int) -> Record | None:
         """The record at a commit log position; None if there is none."""
         if not self.begin <= position < self._log.end:
@@ -302,6 +330,27 @@ class Store:
         except ValueError:
             return None
         return record if record.physical_offset == position else None
+
+    def record_bytes_at(self, position: int) -> bytes | None:
+        """The bytes of the record at a commit log position; None if there is none."""
+        record = self.record_at(position)
+        return self._log.read(position, record.size) if record else None
+
+    def read_log(self, position: int, size: int) -> bytes:
+        """Bytes of the commit log as they are. Raises StoreError for what was dropped."""
+        return self._log.read(position, size)
+
+    def log_range(self, topic: str, begin_ms: int, end_ms: int) -> tuple[int, int]:
+        """The part of the commit log that holds the topic's messages of these store times: from the first one's position
+        to the end of the last one. Empty if there is none."""
+        begin, end = self._log.end, 0
+        for queue in [queue for queue in self.queues.values() if queue.topic == topic]:
+            first, after = self._first_not_before(queue, begin_ms), self._first_not_before(queue, end_ms + 1)
+            if first < after:
+                begin = min(begin, queue.entry(first)[0])
+                position, size, _ = queue.entry(after - 1)
+                end = max(end, position + size)
+        return begin, max(begin, end)
 
     def message(self, queue: ConsumeQueue, offset: int) -> Record:
         position, size, _ = queue.entry(offset)
@@ -316,15 +365,9 @@ class Store:
 
     def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
         """The offset that SEARCH_OFFSET_BY_TIMESTAMP answers: exact, or the nearer neighbour, the last one at most."""
-        low, high = queue.begin, queue.next
-        if low == high:
+        if queue.begin == queue.next:
             return queue.begin
-        while low < high:
-            middle = (low + high) // 2
-            if self.store_time_ms(queue, middle) < timestamp_ms:
-                low = middle + 1
-            else:
-                high = middle
+        low = self._first_not_before(queue, timestamp_ms)
         if low == queue.next:
             return low - 1
         if low == queue.begin:
@@ -332,6 +375,17 @@ class Store:
         after = self.store_time_ms(queue, low) - timestamp_ms
         before = timestamp_ms - self.store_time_ms(queue, low - 1)
         return low if after == 0 or after < before else low - 1
+
+    def _first_not_before(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+        """The offset of the first message stored at that time or later; the queue's end if there is none."""
+        low, high = queue.begin, queue.next
+        while low < high:
+            middle = (low + high) // 2
+            if self.store_time_ms(queue, middle) < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     # Expiring
 

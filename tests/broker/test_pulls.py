@@ -117,9 +117,36 @@ async def test_broadcasting_can_be_forbidden(wire: Wire) -> None:
     assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0))).code == 16
 
 
-async def test_filters_by_anything_but_tags_are_refused(wire: Wire) -> None:
+@pytest.mark.parametrize(("kind", "expression", "code"), [("SQL92", "a +", 23), ("CLASS", "a", 1)])
+async def test_a_filter_that_the_broker_does_not_understand_is_refused(
+    wire: Wire, kind: str, expression: str, code: int
+) -> None:
     await create_topic(wire, "t")
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(subscription="a > 1", expression_type="SQL92"))).code == 1
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(subscription=expression, expression_type=kind))
+    assert answer.code == code
+    assert expression in (answer.remark or "") or kind in (answer.remark or "")
+
+
+async def test_a_sql_filter_lets_through_what_matches_and_moves_past_the_rest(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    for number in range(1000):
+        await send(wire, b"%d" % number, properties=f"a\x01{number}\x02TAGS\x01x")
+    filtered: dict[str, Any] = {"subscription": "a >= 990 AND TAGS = 'x'", "expression_type": "SQL92"}
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(**filtered))
+    assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (20, "NO_MATCHED_MESSAGE", "800")
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=800, **filtered))
+    assert [record.body for record in decode_records(answer.body)] == [b"%d" % number for number in range(990, 1000)]
+    assert answer.ext["nextBeginOffset"] == "1000"
+
+
+async def test_a_held_pull_with_a_sql_filter_is_answered_by_a_match(node: Node, wire: Wire, connect: Connect) -> None:
+    await create_topic(wire, "t")
+    opaque = wire.send(
+        RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND, subscription="a = 1", expression_type="SQL92")
+    )
+    await send(await connect(node.address), b"yes", properties="a\x011")
+    answer = await wire.answer(opaque)
+    assert [record.body for record in decode_records(answer.body)] == [b"yes"]
 
 
 async def test_offsets_are_answered_as_apache_answers_them(wire: Wire) -> None:

@@ -48,8 +48,6 @@ async def test_an_answer_says_where_the_message_is_in_the_requests_encoding(wire
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, 16, "forbidden"),
         ({"topic": "new", "default_topic": "nothing"}, 17, "not exist"),
         ({"queue": 4}, 1, "queueId[4] is illegal"),
-        ({"properties": "TRAN_MSG\x01true"}, 16, "transaction"),
-        ({"sys_flag": 4}, 16, "transaction"),
         ({"properties": "DELAY\x01soon"}, 13, "no number"),
         ({"properties": "a\x01" + "x" * 32_750}, 13, "32767 are allowed"),
         ({"flag": 2**40}, 1, ""),

@@ -97,7 +97,7 @@ async def test_a_new_group_begins_where_it_is_told(node: Node, topic: str, start
 
 async def test_a_new_group_can_begin_at_a_time(node: Node, topic: str) -> None:
     await fill(node, 4)
-    await eventually(lambda: int(time.time() * 1000) > node.broker.store._now_ms + 2)
+    await eventually(lambda: int(time.time() * 1000) > node.broker.store.now_ms + 2)
     moment = int(time.time() * 1000)
     await eventually(lambda: int(time.time() * 1000) > moment + 2)
     await fill(node, 4)

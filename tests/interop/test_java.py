@@ -167,4 +167,4 @@ async def test_a_java_member_that_ends_is_gone_at_once(node: Node, wire: Wire, j
     async with java("consume", node.address, "g", "t", "*", "concurrently") as peer:
         await eventually(lambda: bool(peer.found("STARTED")) and node.broker.groups.get("g") is not None, 60)
     assert node.broker.groups.get("g") is None
-    assert node.broker.producers == {}
+    assert node.broker.clients.all_producers() == {}

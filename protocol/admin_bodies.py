@@ -1,0 +1,274 @@
+"""The bodies of administration: what mqadmin asks of brokers, and brokers of their clients.
+
+Maps whose keys are message queues are written as fastjson writes them (`fastjson_text.object_keys`): Java reads them so or
+with text keys, Go only so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from . import fastjson_text
+from .bodies import DataVersion, Queue, queue_json, read_queue, reads, version_json
+from .codes import Language
+
+_LANGUAGES = {int(language): language.name for language in Language}
+
+
+class ConnectionInfo(NamedTuple):
+    """A client as its broker sees it. `address` is `ip:port`, `seen_ms` the time of its last heartbeat."""
+
+    client_id: str
+    address: str
+    language: int
+    version: int
+    seen_ms: int = 0
+
+
+def _connection(info: ConnectionInfo) -> dict[str, Any]:
+    return {
+        "clientAddr": info.address,
+        "clientId": info.client_id,
+        "language": language_name(info.language),
+        "version": info.version,
+    }
+
+
+def language_name(code: int) -> str:
+    return _LANGUAGES.get(code, Language.OTHER.name)
+
+
+def encode_consumer_connections(
+    connections: Iterable[ConnectionInfo],
+    consume_type: str,
+    message_model: str,
+    consume_from: str,
+    subscriptions: Mapping[str, Any],
+) -> bytes:
+    """GET_CONSUMER_CONNECTION_LIST's answer; subscriptions are JSON objects by topic."""
+    value = {
+        "connectionSet": list(map(_connection, connections)),
+        "consumeFromWhere": consume_from,
+        "consumeType": consume_type,
+        "messageModel": message_model,
+        "subscriptionTable": subscriptions,
+    }
+    return orjson.dumps(value)
+
+
+def encode_producer_connections(connections: Iterable[ConnectionInfo]) -> bytes:
+    return orjson.dumps({"connectionSet": list(map(_connection, connections))})
+
+
+def encode_all_producers(groups: Mapping[str, Iterable[ConnectionInfo]]) -> bytes:
+    """GET_ALL_PRODUCER_INFO's answer."""
+    data = {
+        group: [
+            {
+                "clientId": info.client_id,
+                "language": language_name(info.language),
+                "lastUpdateTimestamp": info.seen_ms,
+                "remoteIP": "/" + info.address,
+                "version": info.version,
+            }
+            for info in infos
+        ]
+        for group, infos in groups.items()
+    }
+    return orjson.dumps({"data": data})
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a group is in a queue; `last_ms` is the store time of the last message it consumed."""
+
+    broker_offset: int
+    consumer_offset: int
+    last_ms: int
+
+    @property
+    def lag(self) -> int:
+        return self.broker_offset - self.consumer_offset
+
+
+def _progress(items: Mapping[Queue, Progress], tps: float) -> bytes:
+    table = fastjson_text.object_keys(
+        (
+            queue_json(queue),
+            {
+                "brokerOffset": item.broker_offset,
+                "consumerOffset": item.consumer_offset,
+                "lastTimestamp": item.last_ms,
+            },
+        )
+        for queue, item in items.items()
+    )
+    return b'{"consumeTps":%b,"offsetTable":%b}' % (orjson.dumps(float(tps)), table)
+
+
+def encode_consume_stats(items: Mapping[Queue, Progress], tps: float) -> bytes:
+    """GET_CONSUME_STATS's answer; `tps`: messages per second over the last minute."""
+    return _progress(items, tps)
+
+
+def encode_all_consume_stats(address: str, groups: Mapping[str, Mapping[Queue, Progress]]) -> bytes:
+    """GET_BROKER_CONSUME_STATS's answer."""
+    stats = b",".join(b"{%b:[%b]}" % (orjson.dumps(group), _progress(items, 0.0)) for group, items in groups.items())
+    total = sum(item.lag for items in groups.values() for item in items.values())
+    return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}' % (orjson.dumps(address), stats, total)
+
+
+@reads("consume statistics")
+def decode_consume_stats(data: Any) -> dict[Queue, Progress]:
+    return {
+        read_queue(orjson.loads(key)): Progress(
+            int(item["brokerOffset"]), int(item["consumerOffset"]), int(item.get("lastTimestamp", 0))
+        )
+        for key, item in (data.get("offsetTable") or {}).items()
+    }
+
+
+class Range(NamedTuple):
+    """The offsets of a queue, the second exclusive, and the store time of its last message (ms; 0 without one)."""
+
+    begin: int
+    end: int
+    last_ms: int
+
+
+def encode_topic_stats(ranges: Mapping[Queue, Range]) -> bytes:
+    """GET_TOPIC_STATS_INFO's answer."""
+    table = fastjson_text.object_keys(
+        (queue_json(queue), {"lastUpdateTimestamp": item.last_ms, "maxOffset": item.end, "minOffset": item.begin})
+        for queue, item in ranges.items()
+    )
+    return b'{"offsetTable":%b}' % table
+
+
+def encode_offsets(offsets: Mapping[Queue, int]) -> bytes:
+    """RESET_CONSUMER_CLIENT_OFFSET's request and INVOKE_BROKER_TO_RESET_OFFSET's answer."""
+    return b'{"offsetTable":%b}' % _offset_table(offsets)
+
+
+def encode_offsets_for_cpp(offsets: Mapping[Queue, int]) -> bytes:
+    """RESET_CONSUMER_CLIENT_OFFSET's request, when a C++ client asked for the reset."""
+    return orjson.dumps({"offsetTable": [queue_json(queue) | {"offset": item} for queue, item in offsets.items()]})
+
+
+@reads("offset reset")
+def decode_offsets(data: Any) -> dict[Queue, int]:
+    """Both forms of RESET_CONSUMER_CLIENT_OFFSET's request."""
+    table = data.get("offsetTable") or {}
+    if isinstance(table, list):
+        return {read_queue(item): int(item["offset"]) for item in table}
+    return {read_queue(orjson.loads(key)): int(offset) for key, offset in table.items()}
+
+
+def _offset_table(offsets: Mapping[Queue, int]) -> bytes:
+    return fastjson_text.object_keys((queue_json(queue), offset) for queue, offset in offsets.items())
+
+
+def encode_client_status(offsets: Mapping[Queue, int]) -> bytes:
+    """GET_CONSUMER_STATUS_FROM_CLIENT's answer: a client's offsets."""
+    return b'{"consumerTable":{},"messageQueueTable":%b}' % _offset_table(offsets)
+
+
+@reads("consumer status")
+def decode_client_status(data: Any) -> dict[Queue, int]:
+    table = data.get("messageQueueTable") or {}
+    return {read_queue(orjson.loads(key)): int(offset) for key, offset in table.items()}
+
+
+def encode_consumer_status(clients: Mapping[str, Mapping[Queue, int]]) -> bytes:
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS's answer: the offsets by client id."""
+    tables = b",".join(b"%b:%b" % (orjson.dumps(name), _offset_table(offsets)) for name, offsets in clients.items())
+    return b'{"consumerTable":{%b},"messageQueueTable":{}}' % tables
+
+
+@dataclass(frozen=True, slots=True)
+class RunningQueue:
+    """A queue in a consumer's hands. Times in ms since the epoch, 0 for never."""
+
+    commit_offset: int
+    cached_messages: int
+    cached_bytes: int
+    locked: bool
+    dropped: bool
+    last_pull_ms: int
+
+
+def encode_running_info(
+    properties: Mapping[str, str], subscriptions: Iterable[Mapping[str, Any]], queues: Mapping[Queue, RunningQueue]
+) -> bytes:
+    """GET_CONSUMER_RUNNING_INFO's answer, of a client."""
+    table = fastjson_text.object_keys(
+        (
+            queue_json(queue),
+            {
+                "cachedMsgCount": item.cached_messages,
+                "cachedMsgMaxOffset": 0,
+                "cachedMsgMinOffset": 0,
+                "cachedMsgSizeInMiB": item.cached_bytes >> 20,
+                "commitOffset": item.commit_offset,
+                "droped": item.dropped,
+                "lastConsumeTimestamp": item.last_pull_ms,
+                "lastLockTimestamp": 0,
+                "lastPullTimestamp": item.last_pull_ms,
+                "locked": item.locked,
+                "transactionMsgCount": 0,
+                "transactionMsgMaxOffset": 0,
+                "transactionMsgMinOffset": 0,
+                "tryUnlockTimes": 0,
+            },
+        )
+        for queue, item in queues.items()
+    )
+    return b'{"mqTable":%b,"properties":%b,"statusTable":{},"subscriptionSet":%b}' % (
+        table,
+        orjson.dumps(dict(properties)),
+        orjson.dumps(list(subscriptions)),
+    )
+
+
+def encode_direct_result(result: str, remark: str, spent_ms: int, *, orderly: bool) -> bytes:
+    """CONSUME_MESSAGE_DIRECTLY's answer, of a client; `result` such as CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION."""
+    value = {
+        "autoCommit": True,
+        "consumeResult": result,
+        "order": orderly,
+        "remark": remark,
+        "spentTimeMills": spent_ms,
+    }
+    return orjson.dumps(value)
+
+
+def encode_offset_moved(group: str, queue: Queue, asked: int, new: int) -> bytes:
+    """An OffsetMovedEvent, the body of a message."""
+    event = {"consumerGroup": group, "messageQueue": queue_json(queue), "offsetNew": new, "offsetRequest": asked}
+    return orjson.dumps(event)
+
+
+def encode_table(table: Mapping[str, str]) -> bytes:
+    """A KVTable."""
+    return orjson.dumps({"table": table})
+
+
+def encode_versioned(version: DataVersion, name: str, table: Mapping[str, Any]) -> bytes:
+    """GET_ALL_TOPIC_CONFIG's and GET_ALL_SUBSCRIPTIONGROUP_CONFIG's answers."""
+    return orjson.dumps({"dataVersion": version_json(version), name: table})
+
+
+def encode_properties(settings: Mapping[str, Any]) -> bytes:
+    """A configuration as `name=value` lines."""
+    return "".join(f"{name}={value}\n" for name, value in settings.items()).encode()
+
+
+def decode_properties(body: bytes) -> dict[str, str]:
+    """`name=value` lines; blank lines and those beginning with # are left out."""
+    lines = (line.strip() for line in body.decode().splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,67 @@
+"""SQL92 filters: RocketMQ's rules for text, numbers and NULL, and clear refusals."""
+
+from __future__ import annotations
+
+import pytest
+from rocketlet.broker.sql_filter import FilterError, parse_filter
+from rocketlet.protocol.properties import encode
+
+
+@pytest.mark.parametrize(
+    ("expression", "properties", "matches"),
+    [
+        ("a > 5 AND b = 'x'", {"a": "7", "b": "x"}, True),
+        ("a > 5 AND b = 'x'", {"a": "5", "b": "x"}, False),
+        ("a BETWEEN 1 AND 3", {"a": "3"}, True),
+        ("a NOT BETWEEN 1 AND 3", {"a": "3"}, False),
+        ("a >= 2.5", {"a": "2.5"}, True),
+        ("a = 2.0", {"a": "2"}, True),
+        ("a < -3", {"a": "-4"}, True),
+        ("a = 'x' OR a = 'it''s'", {"a": "it's"}, True),
+        ("a IN ('x', 'y')", {"a": "y"}, True),
+        ("a NOT IN ('x', 'y')", {"a": "y"}, False),
+        ("a IS NULL", {}, True),
+        ("a IS NOT NULL", {"a": "x"}, True),
+        ("flag = TRUE", {"flag": "true"}, True),
+        ("flag <> TRUE", {"flag": "false"}, True),
+        ("TRUE", {}, True),
+        ("NOT (a = 1)", {"a": "2"}, True),
+        # NULL: neither true nor false, and NOT does not make it true
+        ("a > 1", {}, False),
+        ("NOT (a > 1)", {}, False),
+        ("a <> 'x'", {}, False),
+        ("a > 1 OR b = 'y'", {"b": "y"}, True),
+        ("a NOT IN ('x')", {}, False),
+        # what cannot be compared matches nothing
+        ("a > 1", {"a": "word"}, False),
+        ("NOT (a > 1)", {"a": "word"}, False),
+        ("größe = 'ü'", {"größe": "ü"}, True),
+    ],
+)
+def test_a_filter_decides_as_rocketmq_does(expression: str, properties: dict[str, str], matches: bool) -> None:
+    assert parse_filter(expression)(encode(properties)) is matches
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "a",
+        "a >",
+        "a + 1 > 2",
+        "a LIKE 'x%'",
+        "a > 'x'",
+        "a IN (1, 2)",
+        "a IN (SELECT 1)",
+        "f(a) = 1",
+        "t.a = 1",
+        "a BETWEEN 'x' AND 'y'",
+        "a = 1; b = 2",
+        "'x' IS NULL",
+        "a = 1 " + "OR a = 1 " * 2000,
+        "(" * 300 + "a = 1" + ")" * 300,
+    ],
+)
+def test_what_is_no_filter_is_refused_with_a_reason(expression: str) -> None:
+    with pytest.raises(FilterError, match="filter"):
+        parse_filter(expression)
