@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import structlog
 
-from ..protocol import bodies, names
+from ..protocol import bodies, lock_bodies, names
 from ..protocol.bodies import TopicConfig
 from ..protocol.codes import ResponseCode
 from ..protocol.frame import Frame
@@ -59,15 +59,15 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
 
 
 def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    request = bodies.decode_lock_request(frame.body)
+    request = lock_bodies.decode_lock_request(frame.body)
     fault = _foreign_client(broker, connection, request)
     if fault:
-        return answer(frame, ResponseCode.SYSTEM_ERROR, body=bodies.encode_locked({}), remark=fault)
-    return answer(frame, body=bodies.encode_locked(broker.locks.lock(request, connection)))
+        return answer(frame, ResponseCode.SYSTEM_ERROR, body=lock_bodies.encode_locked({}), remark=fault)
+    return answer(frame, body=lock_bodies.encode_locked(broker.locks.lock(request, connection)))
 
 
 def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    request = bodies.decode_lock_request(frame.body)
+    request = lock_bodies.decode_lock_request(frame.body)
     fault = _foreign_client(broker, connection, request)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
@@ -75,7 +75,7 @@ def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame)
 
 
-def _foreign_client(broker: Broker, connection: Connection, request: bodies.LockRequest) -> str | None:
+def _foreign_client(broker: Broker, connection: Connection, request: lock_bodies.LockRequest) -> str | None:
     """Why a lease is not this connection's to take or free; None if it is. Apache's clients are believed."""
     if not request.handover:
         return None

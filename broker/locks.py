@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..protocol.bodies import LockRequest, Queue
+from ..protocol.bodies import Queue
+from ..protocol.lock_bodies import LockRequest
 from .config import HANDOVER_LEASE_S, LOCK_LEASE_S, RECLAIM_S
 from .history import History
 from .store.files import read_state, write_state

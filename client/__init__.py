@@ -4,11 +4,14 @@ producer, consumer   what users call
 membership           WHEN: heartbeats, rebalance, locks, hand-over of queues
 allocation           HOW: the allocation strategies, pure
 process_queue        what was pulled of one queue and not yet acknowledged
+transactions         half messages and their outcome
+questions            what brokers ask a consumer for an administrator
 pulling, handling    bytes to messages; messages to the user's handler
 cluster, connection  name servers, routes, sockets
 message, errors, config
 """
 
+from ..protocol.subscription import Sql
 from .allocation import Strategy
 from .config import Start
 from .consumer import Consumer, Reject, RetryLater
@@ -38,6 +41,7 @@ __all__ = [
     "RetryLater",
     "RocketletError",
     "SendResult",
+    "Sql",
     "Start",
     "Strategy",
     "TopicNotFound",

@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """`on_change(topic)` is called when a route has changed, `on_request` for what brokers ask, `on_lost(address)`."""
+    """`on_change(topic)` is called when a route has changed, `on_lost(address)` when a socket closed; `requests` holds who
+    answers what brokers ask, by request code."""
 
     def __init__(self, name_server: str) -> None:
         self._name_servers = _addresses(name_server)
@@ -31,10 +32,10 @@ class Cluster:
         self._masters: dict[str, str] = {}
         self._refresher: asyncio.Task[None] | None = None
         self.on_change: Callable[[str], None] = lambda topic: None
-        self.on_request: Callable[[Connection, Frame], None] = lambda connection, frame: None
+        self.requests: dict[int, Callable[[Connection, Frame], None]] = {}
         self.on_lost: Callable[[str], None] = lambda address: None
         self._connections = Connections(
-            lambda connection, frame: self.on_request(connection, frame),
+            self._on_request,
             lambda connection: self.on_lost(connection.address),
         )
 
@@ -46,6 +47,14 @@ class Cluster:
             self._refresher.cancel()
             await asyncio.gather(self._refresher, return_exceptions=True)
         await self._connections.close()
+
+    def _on_request(self, connection: Connection, frame: Frame) -> None:
+        answer = self.requests.get(frame.code)
+        if answer is not None:
+            answer(connection, frame)
+        elif not frame.is_oneway:
+            remark = f"request type {frame.code} not supported"
+            connection.respond(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
     # Name servers
 

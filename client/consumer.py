@@ -9,22 +9,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from pathlib import Path
 from typing import Any, Self
 
-from ..protocol import names
+from ..protocol import bodies, names
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.headers import SendBack, write
-from ..protocol.subscription import Subscription, SubscriptionError, parse_subscription
+from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
 from .allocation import AVG, Strategy
 from .broadcast import Broadcast
 from .cluster import Cluster
 from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, PullLimits, Start
 from .errors import ConfigError
-from .handling import Handler, Reject, RetryLater, Workers
+from .handling import Handler, Outcome, Reject, RetryLater, Workers
 from .log import get_logger
 from .membership import Membership
 from .message import Message
 from .process_queue import ProcessQueue, Run, offsets_to_commit
 from .pulling import Puller
+from .questions import Questions
 
 log = get_logger("rocketlet.consumer")
 
@@ -42,6 +43,7 @@ class Consumer:
     function runs in a thread. Without a handler, iterate: `async for message in consumer`, `async for messages in
     consumer.batches()`; a message is acknowledged when the next one is asked for.
 
+    subscriptions: expressions by topic, `*` or tags, or `Sql("price > 5")` to filter by properties.
     orderly: one message of a queue at a time, in order; a failed one holds the queue. broadcasting: every member gets
     every message. start: where a new group begins. concurrency: handlers at once. drain_s: how long a queue that is
     given up waits for its running handlers; what still runs then will be delivered again.
@@ -76,6 +78,7 @@ class Consumer:
         if not 1 <= concurrency <= MAX_HANDLER_CONCURRENCY:
             raise ConfigError(f"concurrency: {concurrency} is not 1 to {MAX_HANDLER_CONCURRENCY}")
         self.group = group
+        self._name_server = name_server
         self._subscriptions = _parsed(subscriptions)
         if not broadcasting:
             retry = names.retry_topic(group)
@@ -101,6 +104,8 @@ class Consumer:
             if broadcasting
             else Membership(self._cluster, group, self._subscriptions, self, start=start, strategy=strategy)
         )
+        self._began_ms = _now_ms()
+        self._questions = Questions(self._cluster, self)
         self._workers: Workers | None = None
         self._puller: Puller | None = None
         self._committer: asyncio.Task[None] | None = None
@@ -113,7 +118,10 @@ class Consumer:
     # Life
 
     async def __aenter__(self) -> Self:
-        """Registers at the brokers and starts. Raises ConnectionFailed if no name server can be reached."""
+        """Registers at the brokers and starts.
+
+        Raises ConnectionFailed if no name server can be reached, BrokerRefused for a filter that brokers do not take.
+        """
         self._puller = Puller(
             self._cluster,
             self.group,
@@ -128,6 +136,7 @@ class Consumer:
             self._workers.start()
         self._cluster.start()
         try:
+            await self._check_filters()
             await self._membership.join()
         except BaseException:
             await self._cluster.close()
@@ -136,6 +145,17 @@ class Consumer:
             raise
         self._committer = asyncio.create_task(self._commit_forever(), name="commit")
         return self
+
+    async def _check_filters(self) -> None:
+        """Asks a broker of each topic that is filtered by more than tags whether it takes the filter."""
+        for topic, subscription in self._subscriptions.items():
+            if subscription.kind == TAG:
+                continue
+            route = await self._cluster.find_route(topic)
+            for broker in route.brokers if route else ():
+                body = bodies.encode_client_check(self.client_id, self.group, subscription)
+                connection = await self._cluster.broker(broker.name)
+                await connection.request(RequestCode.CHECK_CLIENT_CONFIG, {}, body)
 
     def _make_workers(self, handler: Handler) -> Workers:
         tries = self._max_reconsume_times
@@ -213,6 +233,38 @@ class Consumer:
                 await self.commit()
             except Exception:
                 log.exception("commit failed; trying again", group=self.group)
+
+    # What brokers ask (Asked)
+
+    @property
+    def queues(self) -> Mapping[Queue, ProcessQueue]:
+        return self._queues
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        return self._subscriptions
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What mqadmin shows of a consumer, by its names."""
+        return {
+            "PROP_NAMESERVER_ADDR": self._name_server,
+            "PROP_CONSUMEORDERLY": str(self._orderly).lower(),
+            "PROP_THREADPOOL_CORE_SIZE": str(self._concurrency),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._began_ms),
+        }
+
+    def reset(self, offsets: Mapping[Queue, int]) -> None:
+        """An administrator set other offsets: goes on from them."""
+        for queue, offset in offsets.items():
+            item = self._queues[queue]
+            item.seek(offset)
+            self._spawn(self._commit_and_pull(item, offset))
+
+    async def try_one(self, message: Message) -> Outcome:
+        if self._workers is None:
+            raise ConfigError("this consumer iterates; only one with a handler can try a message")
+        return await self._workers.try_one(message)
 
     # What membership tells (QueueUser)
 
@@ -373,7 +425,8 @@ def _parsed(subscriptions: Mapping[str, str] | str) -> dict[str, Subscription]:
         if fault:
             raise ConfigError(f"subscriptions: {fault}")
         try:
-            parsed[topic] = parse_subscription(topic, expression, version=_now_ms())
+            kind = SQL92 if isinstance(expression, Sql) else TAG
+            parsed[topic] = parse_subscription(topic, expression, version=_now_ms(), kind=kind)
         except SubscriptionError as error:
             raise ConfigError(f"subscriptions: {topic}: {error}") from None
     return parsed

@@ -166,6 +166,10 @@ class Workers:
             self._ready.append(run)
             self._wake(1)
 
+    async def try_one(self, message: Message) -> Outcome:
+        """What the handler says of a message that nobody counts. Raises what the handler raises."""
+        return await self._call([message] if self._takes_batches else message)
+
     async def _outcome(self, run: Run) -> Outcome:
         """What the handler says of a run; an exception means: again, later. A cancelled handler says nothing."""
         argument = run.messages if self._takes_batches else run.messages[0]

@@ -21,10 +21,9 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from ..protocol import bodies, names
-from ..protocol.bodies import ConsumerData, Heartbeat, LockRequest, Queue
+from ..protocol import bodies, lock_bodies, names
+from ..protocol.bodies import ConsumerData, Heartbeat, Queue
 from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
-from ..protocol.frame import Frame
 from ..protocol.headers import (
     ConsumerGroup,
     Offset,
@@ -36,6 +35,7 @@ from ..protocol.headers import (
     read,
     write,
 )
+from ..protocol.lock_bodies import LockRequest
 from ..protocol.subscription import Subscription
 from .allocation import AVG, Strategy, sorted_ids
 from .cluster import Cluster, by_broker, subscribe_queues
@@ -114,7 +114,7 @@ class Membership:
         self._settled = asyncio.Event()
         self._has_left = False
         self._wants_retry_s = REBALANCE_INTERVAL_S
-        cluster.on_request = self._on_request
+        cluster.requests[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = lambda connection, frame: self._wake.set()
         cluster.on_lost = self._on_lost
         cluster.on_change = lambda topic: self._wake.set()
 
@@ -206,13 +206,6 @@ class Membership:
             await self._heartbeat()
 
     # Rebalance
-
-    def _on_request(self, connection: Connection, frame: Frame) -> None:
-        if frame.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            self._wake.set()
-        elif not frame.is_oneway:
-            remark = f"request type {frame.code} not supported"
-            connection.respond(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
     def _on_lost(self, address: str) -> None:
         """A broker's socket closed. Whether its queues are still ours is known when it has answered again."""
@@ -331,9 +324,9 @@ class Membership:
 
     async def _lock_at(self, connection: Connection, queues: list[Queue]) -> dict[Queue, int]:
         """Which of the queues are locked for us now, with their epochs."""
-        body = bodies.encode_lock_request(LockRequest(self.client_id, self.group, tuple(queues), handover=True))
+        body = lock_bodies.encode_lock_request(LockRequest(self.client_id, self.group, tuple(queues), handover=True))
         answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
-        return {queue: epoch for queue, epoch in bodies.decode_locked(answer.body).items() if queue in queues}
+        return {queue: epoch for queue, epoch in lock_bodies.decode_locked(answer.body).items() if queue in queues}
 
     async def _begin(self, connection: Connection, queue: Queue, epoch: int) -> None:
         """A queue was locked: finds where to read from, or unlocks it again."""
@@ -414,7 +407,7 @@ class Membership:
     async def _unlock(self, queue: Queue) -> None:
         try:
             connection = await self.cluster.broker(queue.broker_name)
-            body = bodies.encode_lock_request(LockRequest(self.client_id, self.group, (queue,), handover=True))
+            body = lock_bodies.encode_lock_request(LockRequest(self.client_id, self.group, (queue,), handover=True))
             await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
         except RocketletError as error:
             log.info("not unlocked; the broker will end the lease", queue=str(queue), reason=str(error))

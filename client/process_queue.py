@@ -49,6 +49,7 @@ class ProcessQueue:
         self.parked: list[Run] = []
         self.paused = False
         self.generation = 0
+        self.pulled_ms = 0  # the time of the last pull
         self.pulling = False
         self.throttled = False
         self.consuming = False

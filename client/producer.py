@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, Literal, NamedTuple, Self
 
 from ..protocol import bodies, names
 from ..protocol import properties as props
 from ..protocol.bodies import Heartbeat, Queue
-from ..protocol.codes import RequestCode, ResponseCode
+from ..protocol.codes import SYS_TRANSACTION_PREPARED, RequestCode, ResponseCode
 from ..protocol.compression import compressed
 from ..protocol.frame import ExtValue, Frame
 from ..protocol.headers import UnregisterClient, write
@@ -29,6 +30,7 @@ from .errors import (
 )
 from .log import get_logger
 from .message import Outgoing, UniqueKeys, new_client_id
+from .transactions import Check, Transactions, half_properties
 
 log = get_logger("rocketlet.producer")
 
@@ -68,6 +70,8 @@ class Producer:
 
     timeout_s: for a send with all its retries. retries: further attempts, each on another queue.
     compress_over_bytes: bodies from this size on are compressed. default_queues: of a topic that a send creates.
+    check: for transactions; called with a `Message` whose outcome a broker misses: True commits, False rolls back, None
+    is not known yet. The broker may ask any producer of the group, also after a restart.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Producer:
         retries: int = 2,
         compress_over_bytes: int = 4096,
         default_queues: int = 4,
+        check: Check | None = None,
     ) -> None:
         fault = names.group_fault(group)
         if fault:
@@ -95,6 +100,7 @@ class Producer:
         self._greeted: dict[str, Connection] = {}
         self._turn = time.time_ns() & 0xFFFF
         self._keys = UniqueKeys()
+        self._transactions = Transactions(self._cluster, group, check) if check is not None else None
         self._heartbeats: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -112,6 +118,8 @@ class Producer:
         if self._heartbeats is not None:
             self._heartbeats.cancel()
             await asyncio.gather(self._heartbeats, return_exceptions=True)
+        if self._transactions is not None:
+            await self._transactions.close()
         ext = write(UnregisterClient(self.client_id, producer_group=self.group))
         for connection in self._brokers():
             try:
@@ -125,10 +133,12 @@ class Producer:
         return [connection for connection in found if connection is not None]
 
     async def _heartbeat(self) -> None:
-        """To every broker that it has a connection to; a producer without one has nothing to say."""
+        """To every broker that it has a connection to, of transactions also to those that it lost: they may ask."""
         body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
         while True:
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            if self._transactions is not None:
+                await asyncio.gather(*map(self._cluster.broker, self._cluster.masters()), return_exceptions=True)
             for connection in self._brokers():
                 try:
                     await connection.request(RequestCode.HEART_BEAT, {}, body)
@@ -157,6 +167,39 @@ class Producer:
         ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, delay_level)
         answer, target = await self._send(topic, RequestCode.SEND_MESSAGE_V2, ext, wire_body, queue_key, queue)
         return _result(answer, key, target)
+
+    @asynccontextmanager
+    async def transaction(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_key: str | None = None,
+    ) -> AsyncIterator[SendResult]:
+        """Sends a message that consumers see when the block has ended, and never if it raises.
+
+            async with producer.transaction("orders", body, keys=order_id):
+                await database.commit_order(order_id)
+
+        If this process ends in between, the broker asks a producer of the group: its `check` must know. Raises as `send`
+        does before the block runs, and ConfigError for a producer without `check`.
+        """
+        if self._transactions is None:
+            raise ConfigError("check: a producer of transactions needs one, to answer what became of a message")
+        ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, 0)
+        ext["i"] = half_properties(str(ext["i"]), self.group)
+        ext["f"] = int(ext["f"]) | SYS_TRANSACTION_PREPARED
+        answer, target = await self._send(topic, RequestCode.SEND_MESSAGE_V2, ext, wire_body, queue_key, None)
+        half = _result(answer, key, target)
+        commits = False
+        try:
+            yield half
+            commits = True
+        finally:
+            await self._transactions.end(half.queue, half.queue_offset, half.offset_id, key, commits=commits)
 
     async def send_batch(
         self,

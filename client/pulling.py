@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -64,6 +65,7 @@ class Puller:
             self._later(item, PULL_ERROR_DELAY_S)
             return
         item.pulling = True
+        item.pulled_ms = int(time.time() * 1000)
         subscription = self._subscriptions[item.queue.topic]
         header = PullMessage(
             self._group,

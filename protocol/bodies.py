@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from io import BytesIO
 from typing import Any, NamedTuple, TypeVar
@@ -175,6 +175,11 @@ def decode_client_check(data: Any) -> tuple[str, str, Mapping[str, Any]]:
     return str(data["clientId"]), str(data["group"]), data.get("subscriptionData") or {}
 
 
+def encode_client_check(client_id: str, group: str, subscription: Subscription) -> bytes:
+    value = {"clientId": client_id, "group": group, "subscriptionData": encode_subscription(subscription)}
+    return orjson.dumps(value)
+
+
 def encode_consumer_ids(client_ids: Iterable[str]) -> bytes:
     return orjson.dumps({"consumerIdList": list(client_ids)})
 
@@ -184,18 +189,7 @@ def decode_consumer_ids(data: Any) -> list[str]:
     return [str(item) for item in data.get("consumerIdList") or ()]
 
 
-# Locks
-
-
-@dataclass(frozen=True, slots=True)
-class LockRequest:
-    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. `handover` is ours: the lock is ownership, freed when the socket closes."""
-
-    client_id: str
-    group: str
-    queues: tuple[Queue, ...]
-    handover: bool = False
-    epochs: Mapping[Queue, int] = field(default_factory=dict)
+# Queues
 
 
 def queue_json(queue: Queue) -> dict[str, Any]:
@@ -208,43 +202,6 @@ def queue_json(queue: Queue) -> dict[str, Any]:
 
 def read_queue(data: Mapping[str, Any]) -> Queue:
     return Queue(str(data["topic"]), str(data["brokerName"]), int(data["queueId"]))
-
-
-def encode_lock_request(request: LockRequest) -> bytes:
-    return orjson.dumps(
-        {
-            "clientId": request.client_id,
-            "consumerGroup": request.group,
-            "handover": request.handover,
-            "mqSet": [
-                queue_json(queue) | ({"epoch": request.epochs[queue]} if queue in request.epochs else {})
-                for queue in request.queues
-            ],
-        }
-    )
-
-
-@reads("lock")
-def decode_lock_request(data: Any) -> LockRequest:
-    items = data.get("mqSet") or ()
-    return LockRequest(
-        client_id=str(data["clientId"]),
-        group=str(data["consumerGroup"]),
-        queues=tuple(map(read_queue, items)),
-        handover=bool(data.get("handover")),
-        epochs={read_queue(item): int(item["epoch"]) for item in items if "epoch" in item},
-    )
-
-
-def encode_locked(epochs: Mapping[Queue, int]) -> bytes:
-    """LOCK_BATCH_MQ's answer: the queues that were locked; the epoch of each is ours, and ignored by others."""
-    return orjson.dumps({"lockOKMQSet": [queue_json(queue) | {"epoch": epoch} for queue, epoch in epochs.items()]})
-
-
-@reads("lock answer")
-def decode_locked(data: Any) -> dict[Queue, int]:
-    """The queues that were locked, with their epochs; 0 where the broker has none (Apache's)."""
-    return {read_queue(item): int(item.get("epoch", 0)) for item in data.get("lockOKMQSet") or ()}
 
 
 # Topics and routes

@@ -13,6 +13,12 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 
 
+class Sql(str):
+    """A subscription's expression that filters by message properties: `Sql("price > 5 AND kind IN ('a', 'b')")`."""
+
+    __slots__ = ()
+
+
 @lru_cache(maxsize=4096)
 def java_hash(text: str) -> int:
     """Java's `String.hashCode`: over UTF-16 units, wrapped to a signed 32-bit number."""

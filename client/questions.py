@@ -1,0 +1,123 @@
+"""What a broker asks a consumer on behalf of an administrator: its state, its offsets, new offsets, a trial of a message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, Protocol
+
+from ..protocol import admin_bodies, bodies
+from ..protocol.admin_bodies import RunningQueue
+from ..protocol.bodies import BodyError, Queue
+from ..protocol.codes import RequestCode, ResponseCode
+from ..protocol.frame import Frame
+from ..protocol.message import MessageError, decode_record
+from ..protocol.subscription import Subscription
+from .cluster import Cluster
+from .connection import Connection
+from .handling import Outcome, Reject
+from .log import get_logger
+from .message import Message
+from .process_queue import ProcessQueue
+
+log = get_logger("rocketlet.questions")
+
+CLIENT_VERSION: Final = "V4_9_8"  # what mqadmin prints; it knows only Apache's names
+_TOPIC: Final = "topic"
+
+
+class Asked(Protocol):
+    """The consumer that answers."""
+
+    group: str
+
+    @property
+    def queues(self) -> Mapping[Queue, ProcessQueue]: ...
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]: ...
+
+    @property
+    def settings(self) -> Mapping[str, str]: ...
+
+    def reset(self, offsets: Mapping[Queue, int]) -> None: ...
+
+    async def try_one(self, message: Message) -> Outcome: ...
+
+
+class Questions:
+    """Registers itself for the requests; one for another group is answered with an error."""
+
+    def __init__(self, cluster: Cluster, asked: Asked) -> None:
+        self._asked = asked
+        self._tasks: set[asyncio.Task[None]] = set()
+        answers: Mapping[int, Callable[[Connection, Frame], None]] = {
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._offsets,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._try,
+        }
+        for code, answer in answers.items():
+            cluster.requests[code] = partial(self._checked, answer)
+
+    def _checked(self, answer: Callable[[Connection, Frame], None], connection: Connection, frame: Frame) -> None:
+        group = frame.ext.get("group") or frame.ext.get("consumerGroup")
+        fault = None if group == self._asked.group else f"this client is no member of the group {group}"
+        try:
+            if fault is None:
+                answer(connection, frame)
+        except (BodyError, MessageError) as error:
+            fault = str(error)
+        if fault is not None:
+            log.warning("request of the broker refused", reason=fault)
+            if not frame.is_oneway:
+                connection.respond(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+
+    def _reset(self, connection: Connection, frame: Frame) -> None:
+        """A queue of ours goes on from the offset that is given; the others are their owners' business."""
+        offsets = admin_bodies.decode_offsets(frame.body)
+        mine = {queue: offset for queue, offset in offsets.items() if queue in self._asked.queues}
+        log.info("offsets reset", group=self._asked.group, queues=len(mine))
+        self._asked.reset(mine)
+
+    def _offsets(self, connection: Connection, frame: Frame) -> None:
+        topic = frame.ext.get(_TOPIC)
+        found = {
+            queue: item.commit_offset for queue, item in self._asked.queues.items() if topic in (None, queue.topic)
+        }
+        connection.respond(frame, body=admin_bodies.encode_client_status(found))
+
+    def _running_info(self, connection: Connection, frame: Frame) -> None:
+        asked = self._asked
+        queues = {
+            queue: RunningQueue(
+                item.commit_offset, item.messages, item.size_bytes, item.epoch > 0, item.dropped, item.pulled_ms
+            )
+            for queue, item in asked.queues.items()
+        }
+        properties = {"PROP_CLIENT_VERSION": CLIENT_VERSION, "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY", **asked.settings}
+        subscriptions = map(bodies.encode_subscription, asked.subscriptions.values())
+        connection.respond(frame, body=admin_bodies.encode_running_info(properties, subscriptions, queues))
+
+    def _try(self, connection: Connection, frame: Frame) -> None:
+        record = decode_record(frame.body)
+        queue = Queue(record.topic, str(frame.ext.get("brokerName", "")), record.queue_id)
+        task = asyncio.create_task(self._tried(connection, frame, Message(record, queue, record.topic)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tried(self, connection: Connection, frame: Frame, message: Message) -> None:
+        began_s = time.monotonic()
+        remark = ""
+        try:
+            outcome = await self._asked.try_one(message)
+            result = "CR_SUCCESS" if outcome is None else "CR_LATER"
+            if isinstance(outcome, Reject):
+                remark = "rejected: it would go to the dead-letter topic"
+        except Exception as error:
+            result, remark = "CR_THROW_EXCEPTION", repr(error)
+        spent_ms = int((time.monotonic() - began_s) * 1000)
+        orderly = self._asked.settings.get("PROP_CONSUMEORDERLY") == "true"
+        connection.respond(frame, body=admin_bodies.encode_direct_result(result, remark, spent_ms, orderly=orderly))

@@ -1,0 +1,92 @@
+"""Transactional sends: a half message, then its outcome; and answers to brokers that ask for a missing outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from ..protocol import properties as props
+from ..protocol.bodies import Queue
+from ..protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_ROLLBACK, RequestCode
+from ..protocol.frame import Frame
+from ..protocol.headers import CheckTransaction, EndTransaction, HeaderError, read, write
+from ..protocol.message import MessageError, decode_record
+from .cluster import Cluster
+from .config import OFFSET_TIMEOUT_S
+from .connection import Connection
+from .errors import RocketletError
+from .log import get_logger
+from .message import Message
+
+log = get_logger("rocketlet.transactions")
+
+Check = Callable[[Message], "bool | Awaitable[bool | None] | None"]
+"""Says what became of a transaction: True commits its message, False rolls it back, None is not known yet."""
+
+_UNKNOWN: Final = 0
+
+
+def half_properties(text: str, group: str) -> str:
+    """The properties of a half message."""
+    return props.appended(props.appended(text, props.TRANSACTION, "true"), props.PRODUCER_GROUP, group)
+
+
+class Transactions:
+    """The transactions of one producer group in this process."""
+
+    def __init__(self, cluster: Cluster, group: str, check: Check) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._check = check
+        self._tasks: set[asyncio.Task[None]] = set()
+        cluster.requests[RequestCode.CHECK_TRANSACTION_STATE] = self._asked
+
+    async def end(self, queue: Queue, queue_offset: int, offset_id: str, key: str, *, commits: bool) -> None:
+        """Tells the broker the outcome. If it cannot be told, the broker asks for it later."""
+        outcome = SYS_TRANSACTION_COMMIT if commits else SYS_TRANSACTION_ROLLBACK
+        header = EndTransaction(self._group, queue_offset, int(offset_id[-16:], 16), outcome, False, key, key)
+        try:
+            connection = await self._cluster.broker(queue.broker_name)
+            await connection.request(RequestCode.END_TRANSACTION, write(header), timeout_s=OFFSET_TIMEOUT_S)
+        except RocketletError as error:
+            log.warning("outcome not told; the broker will ask for it", message=key, commits=commits, reason=str(error))
+
+    def _asked(self, connection: Connection, frame: Frame) -> None:
+        try:
+            header = read(CheckTransaction, frame.ext)
+            record = decode_record(frame.body)
+        except (HeaderError, MessageError) as error:
+            log.error("transaction check cannot be read", broker=connection.address, reason=str(error))
+            return
+        message = Message(record, Queue(record.topic, "", record.queue_id), record.topic)
+        task = asyncio.create_task(self._answer(connection, header, message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, connection: Connection, header: CheckTransaction, message: Message) -> None:
+        try:
+            found = self._check(message)
+            outcome = await found if inspect.isawaitable(found) else found
+        except Exception:
+            log.exception("check failed; the broker will ask again", message=message.message_id)
+            outcome = None
+        code = _UNKNOWN if outcome is None else SYS_TRANSACTION_COMMIT if outcome else SYS_TRANSACTION_ROLLBACK
+        answer = EndTransaction(
+            self._group,
+            header.tran_state_table_offset,
+            header.commit_log_offset,
+            code,
+            True,
+            message.message_id,
+            header.transaction_id,
+        )
+        try:
+            connection.oneway(RequestCode.END_TRANSACTION, write(answer))
+        except RocketletError as error:
+            log.info("check not answered; the broker will ask again", reason=str(error))
+
+    async def close(self) -> None:
+        """Waits for the checks that run."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
