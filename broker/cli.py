@@ -104,6 +104,9 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
         help="what clients are told that ask at a name server's --external-port, such as a published port of a container",
     )
     parser.add_argument(
+        "--no-vip", action="store_true", help="do not listen two ports below for clients that use the VIP channel"
+    )
+    parser.add_argument(
         "--flush", choices=("os", "sync"), default="os", help="acknowledge when written (os) or when synced to disk"
     )
     parser.add_argument("--queues", type=_positive, default=8, help="queues of a topic made by a send (default: 8)")
@@ -220,6 +223,7 @@ def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, 
         retain_hours=options.retain_hours,
         retain_bytes=options.retain_bytes,
         segment_bytes=options.segment_bytes,
+        vip_channel=not options.no_vip,
     )
 
 

@@ -33,12 +33,14 @@ class Connection(asyncio.Protocol):
         "born_host",
         "is_external",
         "is_paused",
+        "is_vip",
         "kept",
         "peer",
     )
 
-    def __init__(self, server: Server, *, is_external: bool = False) -> None:
+    def __init__(self, server: Server, *, is_external: bool = False, is_vip: bool = False) -> None:
         self._server = server
+        self.is_vip = is_vip
         self.is_external = is_external
         self.is_paused = False
         self.kept: list[Frame] = []

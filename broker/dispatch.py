@@ -174,7 +174,7 @@ class Dispatch:
 
     def _handle(self, connection: Connection, frame: Frame) -> Buffers | None:
         handler = self._handlers.get(frame.code)
-        if handler is None:
+        if handler is None or (connection.is_vip and frame.code == RequestCode.PULL_MESSAGE):
             remark = f" request type {frame.code} not supported"
             return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         try:

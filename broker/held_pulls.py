@@ -83,9 +83,12 @@ class HeldPulls:
 
     def drop(self, connection: Any) -> None:
         """The connection is gone."""
-        for waiting in list(self._held.values()):
-            for pull in [pull for pull in waiting if pull.connection is connection]:
-                self._release(pull)
+        for pull in self.of(connection):
+            self._release(pull)
+
+    def of(self, connection: Any) -> list[HeldPull]:
+        """The pulls of a connection."""
+        return [pull for waiting in self._held.values() for pull in waiting if pull.connection is connection]
 
     def answer_all(self) -> None:
         """Before the broker closes: clients learn at once that nothing came."""

@@ -14,6 +14,7 @@ from .config import (
     LISTEN_BACKLOG,
     MAX_CONNECTIONS,
     SWEEP_INTERVAL_S,
+    VIP_DISTANCE,
 )
 from .connection import Connection
 from .dispatch import Dispatch
@@ -44,6 +45,7 @@ class Server:
         self._port = port
         self._external_port = external_port
         self._external: asyncio.Server | None = None
+        self._vip: asyncio.Server | None = None
         self._broker = broker
         self._routes = routes
         self._flusher = Flusher(broker.store) if broker and broker.config.flush == "sync" else None
@@ -70,6 +72,8 @@ class Server:
             self._external = await loop.create_server(
                 lambda: Connection(self, is_external=True), self._host, self._external_port, backlog=LISTEN_BACKLOG
             )
+        if self._broker is not None and self._broker.config.vip_channel:
+            await self._listen_for_vip()
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         if self._broker is not None:
             self._broker.start()
@@ -80,8 +84,9 @@ class Server:
     async def __aexit__(self, *exception: object) -> None:
         assert self._server is not None and self._sweeper is not None
         self._server.close()
-        if self._external is not None:
-            self._external.close()
+        for other in (self._external, self._vip):
+            if other is not None:
+                other.close()
         self._sweeper.cancel()
         if self._registration is not None:
             await self._registration.stop()
@@ -97,6 +102,22 @@ class Server:
                     await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection.abort()
+
+    async def _listen_for_vip(self) -> None:
+        """The port below by two, where clients with a VIP channel send to: as Apache's broker, but it may be taken."""
+        loop = asyncio.get_running_loop()
+        port = int(self._broker.config.address.rpartition(":")[2]) - VIP_DISTANCE if self._broker else 0
+        try:
+            self._vip = await loop.create_server(
+                lambda: Connection(self, is_vip=True), self._host, port, backlog=LISTEN_BACKLOG
+            )
+        except (OSError, OverflowError) as error:
+            log.info("no VIP channel", port=port, reason=str(error))
+
+    @property
+    def vip_connections(self) -> int:
+        """How many clients are connected to the VIP channel."""
+        return sum(connection.is_vip for connection in self._connections)
 
     def opened(self, connection: Connection) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:

@@ -1,8 +1,9 @@
 """SQL92 filters on message properties, compiled to a function: `parse_filter("a > 5 AND b IN ('x', 'y')")`.
 
-The grammar is sqlglot's; what RocketMQ's filters do not have is refused. Values follow RocketMQ's rules: a property is
-text and becomes a number or a boolean where it is compared with one; a missing property is NULL; logic has three values;
-what cannot be compared (`'x' > 5`) ends the evaluation, and the message does not match.
+The grammar is sqlglot's; what RocketMQ's filters do not have, or read differently from SQL, is refused. Values follow
+RocketMQ's rules, compared with its own classes in tests: a property is text and becomes an integer, a decimal number or a
+boolean where it is compared with one; a missing property is NULL; logic has three values; what cannot be compared (`'x' > 5`,
+`'1.5' > 1`) ends the evaluation, and the message does not match.
 
 Imported at the first filter: most brokers never see one, and sqlglot takes longer to load than the broker.
 """
@@ -14,7 +15,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from sqlglot import errors, exp, parse_one
+from sqlglot import errors, exp, parse_one, tokenize
+from sqlglot.tokens import TokenType
 
 from ..protocol.properties import decode
 
@@ -24,6 +26,7 @@ Filter = Callable[[str], bool]
 
 MAX_EXPRESSION_CHARS: Final = 10_000
 MAX_DEPTH: Final = 100
+MAX_LONG: Final = 2**63 - 1
 
 
 class FilterError(ValueError):
@@ -40,6 +43,9 @@ def parse_filter(expression: str) -> Filter:
     if len(expression) > MAX_EXPRESSION_CHARS:
         raise FilterError(f"the filter has {len(expression)} characters; {MAX_EXPRESSION_CHARS} are allowed")
     try:
+        fault = _unportable(expression)
+        if fault:
+            raise FilterError(f"the filter {expression[:200]!r} has {fault}")
         tree = parse_one(expression, into=exp.Condition)
     except (errors.SqlglotError, RecursionError) as error:
         text = str(error).splitlines()[0] if str(error) else "it is nested too deeply"
@@ -53,6 +59,22 @@ def parse_filter(expression: str) -> Filter:
             return False
 
     return matches
+
+
+def _unportable(expression: str) -> str | None:
+    """What sqlglot would read as SQL does and RocketMQ would not; None if there is nothing of it."""
+    before = None
+    tokens = tokenize(expression)
+    for index, token in enumerate(tokens):
+        if token.text in ("==", "!="):
+            return f"{token.text}; write = or <>"
+        is_prefix = before in (None, TokenType.AND, TokenType.OR, TokenType.NOT, TokenType.L_PAREN)
+        if token.token_type == TokenType.NOT and is_prefix:
+            after = tokens[index + 1].token_type if index + 1 < len(tokens) else None
+            if after not in (TokenType.L_PAREN, TokenType.TRUE, TokenType.FALSE):
+                return "NOT before something without parentheses, which RocketMQ reads differently; write NOT (...)"
+        before = token.token_type
+    return None
 
 
 class _Compiler:
@@ -86,9 +108,7 @@ class _Compiler:
             case exp.In():
                 return self._in(tree)
             case exp.Between():
-                low, high = self._number(tree.args["low"]), self._number(tree.args["high"])
-                between = self._column(tree.this)
-                return _and(_compared(between, operator.ge, low), _compared(between, operator.le, high))
+                return self._between(tree)
             case exp.EQ() | exp.NEQ():
                 equal = _equal(self._value(tree.left), self._value(tree.right))
                 return equal if isinstance(tree, exp.EQ) else _not(equal)
@@ -116,8 +136,20 @@ class _Compiler:
 
         return contains
 
+    def _between(self, tree: Any) -> Term:
+        value = self._column(tree.this)
+        low, high = self._ordered(tree.args["low"]), self._ordered(tree.args["high"])
+        bounds = [term({}) for term in (low, high)]
+        if isinstance(bounds[0], int | float) and isinstance(bounds[1], int | float) and bounds[0] > bounds[1]:
+            raise FilterError(
+                f"the filter {self._expression[:200]!r} has a BETWEEN whose bounds are the wrong way round"
+            )
+        return _and(_compared(value, operator.ge, low), _compared(value, operator.le, high))
+
     def _column(self, tree: Any) -> Term:
-        if not isinstance(tree, exp.Column) or len(tree.parts) != 1:
+        if isinstance(tree, exp.Paren):
+            return self._column(tree.this)
+        if not isinstance(tree, exp.Column) or len(tree.parts) != 1 or tree.this.quoted:
             raise self._refuse(tree)
         name = tree.name
         return lambda properties: properties.get(name)
@@ -145,17 +177,19 @@ class _Compiler:
         literal = tree.this if isinstance(tree, exp.Neg) else tree
         if not isinstance(literal, exp.Literal) or literal.is_string:
             raise self._refuse(tree)
-        number = sign * _number_of(literal.this)
+        number = sign * (int(literal.this) if literal.this.isdecimal() else float(literal.this))
+        if isinstance(number, int) and abs(number) > MAX_LONG:
+            raise self._refuse(tree)
         return lambda properties: number
 
 
 _ORDER: Final = {"GT": operator.gt, "GTE": operator.ge, "LT": operator.lt, "LTE": operator.le}
 
 
-def _number_of(text: str) -> int | float:
-    """Raises _Incomparable for what is no number."""
+def _number_of(text: str, other: Value) -> int | float:
+    """Text as a number of the other's kind. Raises _Incomparable for what is none."""
     try:
-        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+        return int(text) if isinstance(other, int) else float(text)
     except ValueError:
         raise _Incomparable from None
 
@@ -199,10 +233,10 @@ def _compared(left: Term, compare: Callable[[Any, Any], bool], right: Term) -> T
         first, second = left(properties), right(properties)
         if first is None or second is None:
             return None
-        if isinstance(first, str):
-            first = _number_of(first)
-        if isinstance(second, str):
-            second = _number_of(second)
+        if isinstance(first, str) and not isinstance(second, str):
+            first = _number_of(first, second)
+        elif isinstance(second, str) and not isinstance(first, str):
+            second = _number_of(second, first)
         return compare(first, second)
 
     return ordered
@@ -211,19 +245,16 @@ def _compared(left: Term, compare: Callable[[Any, Any], bool], right: Term) -> T
 def _equal(left: Term, right: Term) -> Term:
     def equal(properties: Mapping[str, str]) -> Value:
         first, second = left(properties), right(properties)
-        if first is None or second is None:
-            return None
-        if isinstance(first, str) and not isinstance(second, str):
-            first = _as(first, second)
-        elif isinstance(second, str) and not isinstance(first, str):
-            second = _as(second, first)
+        if first is None:
+            return True if second is None else None
+        if second is None:
+            return False
+        if isinstance(first, str) and isinstance(second, bool):
+            first = first.lower() == "true"
+        elif isinstance(first, str) and not isinstance(second, str):
+            first = _number_of(first, second)
+        elif isinstance(second, str) and not isinstance(first, str | bool):
+            second = _number_of(second, first)
         return first == second
 
     return equal
-
-
-def _as(text: str, other: Value) -> Value:
-    """Text as a value of the other's kind."""
-    if isinstance(other, bool):
-        return text.lower() == "true"
-    return _number_of(text)

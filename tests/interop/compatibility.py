@@ -1,0 +1,81 @@
+"""docs/compatibility.md, made of what the interop tests proved."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from rocketlet.broker.dispatch import BROKER_HANDLERS, NAME_SERVER_HANDLERS, SEND_CODES
+from rocketlet.protocol.codes import RequestCode
+
+
+@dataclass
+class Proofs:
+    """Request codes with the clients that used them, and features (area, text) with the clients that showed them."""
+
+    requests: set[tuple[int, str]] = field(default_factory=set)
+    features: set[tuple[str, str, str]] = field(default_factory=set)
+
+
+TO_CLIENT = frozenset(
+    (
+        RequestCode.CHECK_TRANSACTION_STATE,
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+        RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+        RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+    )
+)
+# What 4.9 has and we do not, and what is answered.
+REFUSED = {
+    "50-54 ACL configuration": "3: there is no ACL yet",
+    "13, 22, 23, 27, 209-214, 301, 302": "3, as from Apache's broker: nothing in 4.9 handles them",
+    "311-313 unit topics": "3: units are not supported",
+    "318 UPDATE_NAMESRV_CONFIG": "3: the name server has nothing to set",
+    "all others, 5.x ones too": "3; Apache's name server does not answer at all",
+}
+INTRODUCTION = """\
+# Compatibility
+
+Written by `pytest tests/interop --compatibility docs/compatibility.md` from the tests that passed: every line was done by
+an unmodified client. Go is `github.com/apache/rocketmq-client-go/v2`; our own client uses most of it, too.
+
+What Rocketlet's broker does not do: master/slave replication, DLedger, controller, tiered storage, the 5.x gRPC proxy.
+If you need one of them, use Apache RocketMQ; your code and Spark job stay as they are.
+"""
+
+
+def document(proofs: Proofs) -> str:
+    parts = [INTRODUCTION]
+    areas: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for area, text, client in proofs.features:
+        areas[area][text].add(client)
+    for area in sorted(areas):
+        parts.append(f"\n## {area}\n\n| | shown by |\n|---|---|\n")
+        parts += [f"| {text} | {', '.join(sorted(areas[area][text]))} |\n" for text in sorted(areas[area])]
+    parts.append("\n## Request codes\n\n| code | where | proven by |\n|---|---|---|\n")
+    clients: dict[int, set[str]] = defaultdict(set)
+    for code, client in proofs.requests:
+        clients[code].add(client)
+    parts += [f"| {code} {name} | {where} | {_proof(clients[code], code)} |\n" for code, name, where in rows()]
+    parts.append("\n| not supported | the answer |\n|---|---|\n")
+    parts += [f"| {codes} | {answer} |\n" for codes, answer in REFUSED.items()]
+    return "".join(parts)
+
+
+def _proof(clients: set[str], code: int) -> str:
+    if code > 70_000:
+        return "our own, for `rocketlet groups`"
+    return ", ".join(sorted(clients)) or "our own tests only"
+
+
+def rows() -> list[tuple[int, str, str]]:
+    """Code, name and where it is handled, of all that are supported."""
+    where = dict.fromkeys((*BROKER_HANDLERS, *SEND_CODES), "broker")
+    for code in NAME_SERVER_HANDLERS:
+        where[code] = "name server"
+    for code in TO_CLIENT:
+        where[code] = "broker to client"
+    for code in (RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY):
+        where[code] = "broker, and to client"
+    return [(int(code), RequestCode(code).name, where[code]) for code in sorted(where)]

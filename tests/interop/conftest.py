@@ -1,0 +1,282 @@
+"""Foreign clients as processes, clusters of one and of two brokers, and a note of what they asked: `--compatibility FILE`
+writes docs/compatibility.md of the tests that passed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocketlet.broker import broker as broker_module
+from rocketlet.broker.clients import Clients
+from rocketlet.broker.dispatch import Dispatch
+from rocketlet.broker.routes import Routes
+from rocketlet.broker.server import Server
+from rocketlet.client import Consumer
+from rocketlet.protocol.codes import Language, RequestCode
+
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, free_port
+from . import compatibility
+
+HERE = Path(__file__).parent
+JAVA_CLIENT = "Java 4.9.8"
+MQADMIN = "mqadmin 4.9.8"
+GO_CLIENT = "Go 2.1.2"
+
+
+def missing(*programs: str) -> str:
+    """Which of the programs are not here, in words; empty if all are."""
+    found = [name for name in programs if shutil.which(name) is None]
+    return f"missing: {', '.join(found)}" if found else ""
+
+
+# What the tests prove
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compatibility", type=Path, help="write the table of what the passed interop tests prove")
+
+
+_proofs = compatibility.Proofs()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[_passed] = report.passed
+    return report
+
+
+_passed = pytest.StashKey[bool]()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path: Path | None = session.config.getoption("--compatibility")
+    if path is not None:
+        path.write_text(compatibility.document(_proofs))
+
+
+@pytest.fixture(autouse=True)
+def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Notes the requests of foreign clients and to them, and the test's feature, if the test passes."""
+    client = {"test_mqadmin": MQADMIN, "test_go": GO_CLIENT}.get(
+        request.module.__name__.rpartition(".")[2], JAVA_CLIENT
+    )
+    seen: set[tuple[int, str]] = set()
+    serve, tell, ask, notify = Dispatch.serve, Clients.tell, Clients.ask, broker_module.notify
+
+    def serving(dispatch: Dispatch, connection: Any, frames: list[Any]) -> None:
+        for frame in frames:
+            if not frame.is_response and frame.language in (Language.JAVA, Language.GO):
+                seen.add((frame.code, client))
+        serve(dispatch, connection, frames)
+
+    def telling(clients: Clients, connection: Any, code: int, *arguments: Any) -> None:
+        seen.add((code, client))
+        tell(clients, connection, code, *arguments)
+
+    def asking(clients: Clients, connection: Any, code: int, *arguments: Any) -> None:
+        seen.add((code, client))
+        ask(clients, connection, code, *arguments)
+
+    def notifying(connection: Any, group: str) -> None:
+        seen.add((RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, client))
+        notify(connection, group)
+
+    monkeypatch.setattr(Dispatch, "serve", serving)
+    monkeypatch.setattr(Clients, "tell", telling)
+    monkeypatch.setattr(Clients, "ask", asking)
+    monkeypatch.setattr(broker_module, "notify", notifying)
+    yield
+    if request.node.stash.get(_passed, False):
+        mark = request.node.get_closest_marker("feature")
+        if mark is not None:
+            _proofs.features.add((*mark.args, mark.kwargs.get("client", client)))
+        _proofs.requests |= seen
+
+
+# Processes
+
+
+class Program:
+    """A foreign client's process: what it printed so far, and its end when its stdin is closed."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._came = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.lines.append(line.decode(errors="replace").rstrip("\n"))
+            self._came.set()
+
+    def found(self, word: str) -> list[list[str]]:
+        """The lines that begin with a word, cut at blanks."""
+        return [line.split(" ") for line in self.lines if line.split(" ")[0] == word]
+
+    @property
+    def bodies(self) -> list[str]:
+        return [line[5] for line in self.found("GOT")]
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Returns when the condition holds; fails when the program says FAILED, ends, or time is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    failed = self.found("FAILED")
+                    assert not failed, failed
+                    assert not self.process.returncode, self.lines[-20:]
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"not in {timeout_s} s; it printed {self.lines[-20:]}") from None
+
+    async def started(self) -> None:
+        await self.until(lambda: bool(self.found("STARTED")))
+
+    async def write(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        await self.process.stdin.drain()
+
+    async def end(self) -> None:
+        assert self.process.stdin is not None
+        if self.process.returncode is None:
+            self.process.stdin.close()
+        try:
+            async with asyncio.timeout(40):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+            raise
+        finally:
+            await self._reader
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
+Run = Callable[..., AbstractAsyncContextManager[Program]]
+
+
+@asynccontextmanager
+async def program(*arguments: str, **environment: str) -> AsyncIterator[Program]:
+    process = await asyncio.create_subprocess_exec(
+        *arguments,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )
+    peer = Program(process)
+    try:
+        yield peer
+    finally:
+        await peer.end()
+
+
+@pytest.fixture(scope="session")
+def classpath() -> str:
+    """Our Java programs, compiled, with Apache's client and tools from Maven Central beside them."""
+    project = HERE / "java"
+    subprocess.run(
+        ["mvn", "-q", "-B", "compile", "dependency:copy-dependencies", "-DoutputDirectory=target/lib"],
+        cwd=project,
+        check=True,
+    )
+    return f"{project}/target/classes:{project}/target/lib/*"
+
+
+@pytest.fixture
+def java(classpath: str, tmp_path: Path) -> Run:
+    """`async with java("consume", ns=..., topic=...) as peer:`"""
+    logback = tmp_path / "conf" / "logback_tools.xml"
+    logback.parent.mkdir()
+    logback.write_text('<configuration><root level="OFF"/></configuration>')
+
+    def run(program_mode: str, /, **options: object) -> AbstractAsyncContextManager[Program]:
+        named = [f"{name.replace('_', '-')}={value}" for name, value in options.items()]
+        return program(
+            "java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8",
+            "-Drocketmq.client.logUseSlf4j=true", f"-Dlogback.configurationFile={logback}", f"-Duser.home={tmp_path}",
+            "-cp", classpath, "Peer", program_mode, *named, ROCKETMQ_HOME=str(tmp_path),
+        )  # fmt: skip
+
+    return run
+
+
+# Clusters
+
+
+@dataclass
+class Cluster:
+    """A name server and its brokers. `wires`: a plain connection to each broker."""
+
+    address: str
+    nodes: list[Node]
+    wires: list[Wire]
+
+    async def create_topic(self, topic: str, queues: int = 4, perm: int = 6) -> None:
+        """On every broker."""
+        for wire in self.wires:
+            await create_topic(wire, topic, queues, perm)
+
+    def stored(self, topic: str) -> int:
+        """How many messages a topic has."""
+        return sum(
+            queue.next for node in self.nodes for queue in node.broker.store.queues.values() if queue.topic == topic
+        )
+
+
+@pytest.fixture(params=[1, 2], ids=["one-broker", "two-brokers"])
+def brokers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+async def start_cluster(nodes: Nodes, connect: Connect) -> Callable[..., Any]:
+    async def start(brokers: int, **settings: Any) -> Cluster:
+        if brokers == 1:
+            node = await nodes.start(**settings)
+            return Cluster(node.address, [node], [await connect(node.address)])
+        port = free_port()
+        server = Server("127.0.0.1", port, broker=None, routes=Routes())
+        await nodes.stack.enter_async_context(server)
+        address = f"127.0.0.1:{port}"
+        started = [
+            await nodes.start(name=f"broker-{letter}", name_servers=(address,), **settings)
+            for letter in "abcdefgh"[:brokers]
+        ]
+        return Cluster(address, started, [await connect(node.address) for node in started])
+
+    return start
+
+
+StartCluster = Callable[..., Any]
+
+
+@pytest.fixture
+async def cluster(start_cluster: StartCluster, brokers: int) -> Cluster:
+    """Once one process with name server and broker, once a name server and two brokers."""
+    found = await start_cluster(brokers)
+    assert isinstance(found, Cluster)
+    return found
+
+
+def own(consumer: Consumer, topic: str) -> int:
+    """How many queues of a topic a consumer owns."""
+    return sum(queue.topic == topic for queue in consumer.assignment())

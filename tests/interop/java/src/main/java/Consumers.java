@@ -1,0 +1,79 @@
+import java.util.concurrent.atomic.AtomicBoolean;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
+
+final class Consumers {
+    private final Peer peer;
+
+    Consumers(Peer peer) {
+        this.peer = peer;
+    }
+
+    /** topic: names joined by commas. mode: concurrently, orderly, broadcast, fail-once, fail-always, suspend-once. */
+    void push() throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(peer.get("group"));
+        consumer.setNamesrvAddr(peer.get("ns"));
+        consumer.setVipChannelEnabled(peer.get("vip", "false").equals("true"));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(peer.get("from", "CONSUME_FROM_FIRST_OFFSET")));
+        if (peer.options.containsKey("timestamp")) {
+            consumer.setConsumeTimestamp(peer.get("timestamp"));
+        }
+        for (String topic : peer.get("topic").split(",")) {
+            if (peer.options.containsKey("sql")) {
+                consumer.subscribe(topic, MessageSelector.bySql(peer.get("sql")));
+            } else {
+                consumer.subscribe(topic, peer.get("tags", "*"));
+            }
+        }
+        consumer.setConsumeMessageBatchMaxSize(peer.number("batch", 1));
+        consumer.setMaxReconsumeTimes(peer.number("tries", -1));
+        consumer.setPullThresholdForQueue(peer.number("cached", 1000));
+        consumer.setConsumeTimeout(peer.number("timeout-minutes", 15));
+        String mode = peer.get("mode", "concurrently");
+        if (mode.equals("broadcast")) {
+            consumer.setMessageModel(MessageModel.BROADCASTING);
+        }
+        if (mode.equals("orderly") || mode.equals("suspend-once")) {
+            AtomicBoolean suspends = new AtomicBoolean(mode.equals("suspend-once"));
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                messages.forEach(Peer::got);
+                work();
+                return suspends.getAndSet(false) ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
+            });
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                boolean again = mode.equals("fail-always");
+                if (messages.size() > 1) {
+                    Peer.say("TOGETHER " + messages.size());
+                }
+                for (MessageExt message : messages) {
+                    Peer.got(message);
+                    again = again || mode.equals("fail-once") && message.getReconsumeTimes() == 0;
+                }
+                context.setDelayLevelWhenNextConsume(peer.number("level", 0));
+                work();
+                return again ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+        }
+        consumer.start();
+        Peer.say("STARTED");
+        Peer.waitForStdin();
+        consumer.shutdown();
+        Peer.say("ENDED");
+    }
+
+    private void work() {
+        try {
+            Thread.sleep(peer.number("work-ms", 0));
+        } catch (InterruptedException error) {
+            Thread.currentThread().interrupt();
+        }
+    }
+}

@@ -1,0 +1,104 @@
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.List;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/** Consumers that ask for messages themselves: lite pull by subscription and by assignment, and the old pull consumer. */
+@SuppressWarnings("deprecation")
+final class Pulls {
+    private final Peer peer;
+
+    Pulls(Peer peer) {
+        this.peer = peer;
+    }
+
+    void run(String mode) throws Exception {
+        switch (mode) {
+            case "lite" -> lite();
+            case "assign" -> assign();
+            default -> pull();
+        }
+    }
+
+    private DefaultLitePullConsumer consumer() {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(peer.get("group"));
+        consumer.setNamesrvAddr(peer.get("ns"));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        return consumer;
+    }
+
+    private void poll(DefaultLitePullConsumer consumer, int wanted) {
+        int found = 0;
+        while (found < wanted) {
+            for (MessageExt message : consumer.poll(1000)) {
+                Peer.got(message);
+                found++;
+            }
+        }
+    }
+
+    private void lite() throws Exception {
+        DefaultLitePullConsumer consumer = consumer();
+        consumer.subscribe(peer.get("topic"), peer.get("tags", "*"));
+        consumer.setAutoCommit(false);
+        consumer.start();
+        Peer.say("STARTED");
+        poll(consumer, peer.number("count", 20));
+        consumer.commitSync();
+        Peer.say("COMMITTED");
+        Peer.waitForStdin();
+        consumer.shutdown();
+    }
+
+    /** Reads everything, seeks back to the beginning of one queue, and reads that again. */
+    private void assign() throws Exception {
+        DefaultLitePullConsumer consumer = consumer();
+        consumer.setAutoCommit(false);
+        consumer.start();
+        Collection<MessageQueue> queues = consumer.fetchMessageQueues(peer.get("topic"));
+        consumer.assign(queues);
+        for (MessageQueue queue : queues) {
+            consumer.seekToBegin(queue);
+        }
+        poll(consumer, peer.number("count", 20));
+        MessageQueue first = queues.stream().filter(queue -> queue.getQueueId() == 0).findFirst().orElseThrow();
+        Peer.say("SEEK");
+        consumer.seek(first, 1);
+        poll(consumer, peer.number("again", 4));
+        consumer.commitSync();
+        Peer.say("COMMITTED " + consumer.committed(first));
+        Peer.say("BY-TIME " + consumer.offsetForTimestamp(first, 0L));
+        consumer.shutdown();
+    }
+
+    private void pull() throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(peer.get("group"));
+        consumer.setNamesrvAddr(peer.get("ns"));
+        consumer.start();
+        List<MessageQueue> queues = new ArrayList<>(consumer.fetchSubscribeMessageQueues(peer.get("topic")));
+        for (MessageQueue queue : queues) {
+            long offset = consumer.minOffset(queue);
+            while (true) {
+                PullResult result = consumer.pull(queue, peer.get("tags", "*"), offset, 7);
+                offset = result.getNextBeginOffset();
+                if (result.getPullStatus() == PullStatus.FOUND) {
+                    result.getMsgFoundList().forEach(Peer::got);
+                } else if (result.getPullStatus() != PullStatus.NO_MATCHED_MSG) {
+                    break;
+                }
+            }
+            consumer.updateConsumeOffset(queue, offset);
+            Peer.say("READ " + queue.getQueueId() + " " + offset + " " + consumer.maxOffset(queue) + " "
+                + consumer.fetchConsumeOffset(queue, true));
+        }
+        consumer.getOffsetStore().persistAll(new java.util.HashSet<>(queues));
+        Peer.say("ENDED");
+        consumer.shutdown();
+    }
+}

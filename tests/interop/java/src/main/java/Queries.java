@@ -1,0 +1,55 @@
+import org.apache.rocketmq.client.QueryResult;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/** Sends three messages and looks for them in every way that a client has. */
+final class Queries {
+    private final Peer peer;
+
+    Queries(Peer peer) {
+        this.peer = peer;
+    }
+
+    void run() throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("java_queries");
+        producer.setNamesrvAddr(peer.get("ns"));
+        producer.start();
+        String topic = peer.get("topic");
+        SendResult first = null;
+        for (int number = 0; number < 3; number++) {
+            SendResult sent = producer.send(new Message(topic, "tag", "order-" + number + " all", Peer.bytes("query-" + number)),
+                (queues, message, argument) -> queues.get(0), null);
+            first = first == null ? sent : first;
+            Thread.sleep(20);
+        }
+        MessageExt byOffset = producer.viewMessage(first.getOffsetMsgId());
+        Peer.say("BY-OFFSET " + Peer.text(byOffset.getBody()) + " " + byOffset.getMsgId().equals(first.getMsgId()));
+        MessageExt byUnique = producer.viewMessage(topic, first.getMsgId());
+        Peer.say("BY-UNIQUE " + Peer.text(byUnique.getBody()) + " " + byUnique.getMsgId().equals(first.getMsgId()));
+        long now = System.currentTimeMillis();
+        int found = 0;
+        for (int attempt = 0; attempt < 50 && found < 3; attempt++) { // Apache's broker indexes in the background
+            found = count(producer, topic, "all", 0, now + 60_000);
+        }
+        Peer.say("BY-KEY " + found + " " + count(producer, topic, "order-1", 0, now + 60_000) + " "
+            + count(producer, topic, "all", 0, byOffset.getStoreTimestamp()));
+        MessageQueue queue = first.getMessageQueue();
+        Peer.say("OFFSETS " + producer.minOffset(queue) + " " + producer.maxOffset(queue) + " "
+            + producer.searchOffset(queue, byOffset.getStoreTimestamp()) + " "
+            + producer.searchOffset(queue, now + 60_000) + " "
+            + (producer.earliestMsgStoreTime(queue) == byOffset.getStoreTimestamp()));
+        producer.shutdown();
+    }
+
+    private static int count(DefaultMQProducer producer, String topic, String key, long begin, long end) {
+        try {
+            QueryResult result = producer.queryMessage(topic, key, 10, begin, end);
+            return result.getMessageList().size();
+        } catch (Exception error) {
+            return 0;
+        }
+    }
+}

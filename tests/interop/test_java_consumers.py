@@ -1,0 +1,272 @@
+"""Unmodified Java push consumers (4.9.8) on our broker, alone and in one group with Python members."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from rocketlet.client import Consumer, Message, Producer
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.names import dlq_topic, retry_topic
+
+from ..client.test_consumer import Inbox
+from ..conftest import Connect, Nodes, create_topic, eventually
+from .conftest import Cluster, Run, StartCluster, missing, own
+
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
+    pytest.mark.timeout(120),
+]
+
+
+def feature(text: str) -> pytest.MarkDecorator:
+    return pytest.mark.feature("Push consumers", text)
+
+
+async def send(cluster: Cluster, topic: str, bodies: Sequence[object], **options: object) -> None:
+    async with Producer(cluster.address) as producer:
+        for body in bodies:
+            await producer.send(topic, str(body).encode(), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["concurrently", "orderly", "broadcast"])
+@feature("concurrent, orderly and broadcasting consumption, filtered by several tags")
+async def test_what_python_sends_java_receives_once_and_by_tag(cluster: Cluster, java: Run, mode: str) -> None:
+    await cluster.create_topic("t")
+    async with (
+        java("consume", ns=cluster.address, group="g", topic="t", tags="A || B", mode=mode) as peer,
+        Producer(cluster.address) as producer,
+    ):
+        await peer.started()
+        key = "one" if mode == "orderly" else None
+        for number in range(60):
+            await producer.send("t", b"%d" % number, tag="ABC"[number % 3], queue_key=key)
+        await peer.until(lambda: len(peer.bodies) >= 40)
+    wanted = [str(number) for number in range(60) if number % 3 < 2]
+    assert (peer.bodies if mode == "orderly" else sorted(peer.bodies, key=int)) == wanted
+
+
+@feature("tags with the same hash code")
+async def test_a_tag_with_another_tags_hash_is_not_delivered(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    async with (
+        java("consume", ns=cluster.address, group="g", topic="t", tags="Aa") as peer,
+        Producer(cluster.address) as producer,
+    ):
+        for tag in ("BB", "Aa", "BB", "Aa"):  # Java's hash of both is 2112
+            await producer.send("t", tag.encode(), tag=tag)
+        await peer.until(lambda: len(peer.bodies) >= 2)
+    assert peer.bodies == ["Aa", "Aa"]
+
+
+@feature("SQL92 filters on properties")
+async def test_java_filters_by_properties(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    sql = "price BETWEEN 10 AND 20 AND kind IN ('a', 'b') AND absent IS NULL"
+    async with (
+        java("consume", ns=cluster.address, group="g", topic="t", sql=sql) as peer,
+        Producer(cluster.address) as producer,
+    ):
+        await peer.started()
+        for number in range(60):
+            await producer.send("t", b"%d" % number, properties={"price": str(number), "kind": "abc"[number % 3]})
+        wanted = {str(number) for number in range(10, 21) if number % 3 < 2}
+        await peer.until(lambda: len(peer.bodies) >= len(wanted))
+    assert sorted(peer.bodies) == sorted(wanted)
+
+
+@feature("a wrong SQL92 filter is refused at start")
+async def test_java_is_told_of_a_wrong_filter(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    async with java("consume", ns=cluster.address, group="g", topic="t", sql="price >") as peer:
+        await eventually(lambda: bool(peer.found("FAILED")), 60)
+    assert "CODE: 23" in " ".join(peer.found("FAILED")[0])
+
+
+@feature("several topics, batches of messages")
+async def test_java_takes_several_topics_in_batches(cluster: Cluster, java: Run) -> None:
+    for topic in ("t", "u"):
+        await cluster.create_topic(topic)
+        await send(cluster, topic, [f"{topic}{number}" for number in range(40)])
+    async with java("consume", ns=cluster.address, group="g", topic="t,u", batch=16) as peer:
+        await peer.until(lambda: len(peer.bodies) >= 80)
+    assert Counter(peer.bodies) == Counter(f"{topic}{number}" for topic in "tu" for number in range(40))
+    assert peer.found("TOGETHER")
+
+
+@feature("retries by the retry topic, later each time")
+async def test_a_message_that_java_cannot_handle_comes_to_it_again(
+    start_cluster: StartCluster, brokers: int, java: Run
+) -> None:
+    levels = (100, 200, 300, 400, 800, *[1000] * 13)
+    cluster = await start_cluster(brokers, delay_levels_ms=levels)
+    await cluster.create_topic("t")
+    async with java("consume", ns=cluster.address, group="g", topic="t", mode="fail-always", tries=3) as peer:
+        await peer.started()
+        await send(cluster, "t", ["hard"])
+        await peer.until(lambda: cluster.stored(dlq_topic("g")) == 1)
+    assert [(line[1], line[4], line[5]) for line in peer.found("GOT")] == [("t", str(n), "hard") for n in range(4)]
+    times = [int(line[6]) for line in peer.found("GOT")]
+    gaps = [after - before for before, after in pairwise(times)]
+    # levels 3, 4 and 5: 300, 400 and 800 ms
+    assert gaps[0] >= 280
+    assert gaps[1] >= 380
+    assert gaps[2] >= 780
+    assert cluster.stored(retry_topic("g")) == 3
+
+
+@feature("orderly consumption that suspends its queue")
+async def test_java_suspends_a_queue_and_goes_on_in_order(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    await send(cluster, "t", range(10), queue_key="one")
+    async with java("consume", ns=cluster.address, group="g", topic="t", mode="suspend-once") as peer:
+        await peer.until(lambda: len(peer.bodies) >= 11)
+    assert peer.bodies == ["0", *map(str, range(10))]
+
+
+@feature("flow control: a slow consumer gets everything")
+async def test_a_slow_java_consumer_is_not_flooded(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    await send(cluster, "t", range(400))
+    async with java("consume", ns=cluster.address, group="g", topic="t", cached=5, work_ms=5) as peer:
+        await peer.until(lambda: len(peer.bodies) >= 400)
+    assert sorted(peer.bodies, key=int) == [str(number) for number in range(400)]
+
+
+@feature("start from the last message, the first, or a time")
+async def test_java_starts_where_it_wants_to(start_cluster: StartCluster, brokers: int, java: Run) -> None:
+    cluster = await start_cluster(brokers)
+    await cluster.create_topic("t")
+    await send(cluster, "t", [f"old{number}" for number in range(8)])
+    await asyncio.sleep(1.1)  # Java's timestamp has seconds
+    middle = time.strftime("%Y%m%d%H%M%S", time.localtime())
+    await asyncio.sleep(1.1)
+    await send(cluster, "t", [f"new{number}" for number in range(8)])
+    # a queue that begins at offset 0 gives offset 0 to a new group, as on Apache's broker; expired ones do not
+    for node in cluster.nodes:
+        for queue in [queue for queue in node.broker.store.queues.values() if queue.topic == "t" and queue.next]:
+            queue.begin = 1
+    common = {"ns": cluster.address, "topic": "t"}
+    async with (
+        java("consume", **common, group="first", **{"from": "CONSUME_FROM_FIRST_OFFSET"}) as first,
+        java("consume", **common, group="last", **{"from": "CONSUME_FROM_LAST_OFFSET"}) as last,
+        java("consume", **common, group="time", **{"from": "CONSUME_FROM_TIMESTAMP"}, timestamp=middle) as by_time,
+    ):
+        for peer in (first, last, by_time):
+            await peer.started()
+        await by_time.until(lambda: sum(body.startswith("new") for body in by_time.bodies) == 8)
+        await eventually(lambda: waiting(cluster, "last") == 5 * brokers)  # with the retry topic's
+        await send(cluster, "t", [f"more{number}" for number in range(8)])
+        await last.until(lambda: len(last.bodies) >= 8)
+        await by_time.until(lambda: len(by_time.bodies) >= 16)
+    assert {body[:4] for body in last.bodies} == {"more"}
+    assert {body[:3] for body in by_time.bodies} <= {"old", "new", "mor"}
+    assert (
+        sum(body.startswith("old") for body in by_time.bodies) <= 4 * brokers
+    )  # the nearest message may be the one before
+
+
+def waiting(cluster: Cluster, group: str) -> int:
+    """How many pulls of a group the brokers hold."""
+    count = 0
+    for node in cluster.nodes:
+        found = node.broker.groups.get(group)
+        count += sum(len(node.broker.held_pulls.of(connection)) for connection in (found.members if found else ()))
+    return count
+
+
+@feature("members that join, leave and are killed while messages flow")
+async def test_members_come_and_go_and_nothing_is_lost(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t", 8)
+    options = {"ns": cluster.address, "group": "g", "topic": "t"}
+    sent: list[str] = []
+    async with Producer(cluster.address) as producer, java("consume", **options) as one:
+
+        async def flow() -> None:
+            while True:
+                await producer.send("t", b"%d" % len(sent))
+                sent.append(str(len(sent)))
+                await asyncio.sleep(0.002)
+
+        flowing = asyncio.create_task(flow())
+        await one.started()
+        async with java("consume", **options) as two:
+            await two.until(lambda: len(two.bodies) >= 20)
+        async with java("consume", **options) as three:
+            await three.until(lambda: len(three.bodies) >= 20)
+            await three.kill()
+        await one.until(lambda: len(one.bodies) >= 100)
+        await asyncio.sleep(0.5)
+        flowing.cancel()
+        await one.until(lambda: {*one.bodies, *two.bodies, *three.bodies} >= set(sent))
+    assert len(sent) > 100
+
+
+@feature("groups of Java and Python members: every queue has one owner")
+async def test_java_and_python_members_share_a_group(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t", 4)
+    inbox = Inbox()
+    half = 4 * len(cluster.nodes) // 2
+    async with java("consume", ns=cluster.address, group="g", topic="t") as peer:
+        await peer.started()
+        async with (
+            Consumer(cluster.address, "g", "t", inbox, start="first") as consumer,
+            Producer(cluster.address) as producer,
+        ):
+            await eventually(lambda: own(consumer, "t") == half)
+            for number in range(80):
+                await producer.send("t", b"%d" % number)
+            await peer.until(lambda: len(inbox.messages) + len(peer.bodies) >= 80)
+        mine = {message.body.decode() for message in inbox.messages if isinstance(message, Message)}
+        assert mine
+        assert peer.bodies
+        assert mine | set(peer.bodies) == {str(number) for number in range(80)}
+
+
+@feature("leaving a group at the end")
+async def test_a_java_member_that_ends_is_gone_at_once(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    async with java("consume", ns=cluster.address, group="g", topic="t") as peer:
+        await peer.started()
+        await peer.until(lambda: all(node.broker.groups.get("g") is not None for node in cluster.nodes))
+    for node in cluster.nodes:
+        assert node.broker.groups.get("g") is None
+        assert node.broker.clients.all_producers() == {}
+
+
+@feature("a group's offsets are kept over restarts of its members and of the broker")
+async def test_java_goes_on_where_it_was(nodes: Nodes, connect: Connect, java: Run) -> None:
+    node = await nodes.start()
+    await create_topic(await connect(node.address), "t", 1)
+    async with Producer(node.address) as producer:
+        for number in range(10):
+            await producer.send("t", b"%d" % number, queue=Queue("t", "broker-a", 0))
+        async with java("consume", ns=node.address, group="g", topic="t") as peer:
+            await peer.until(lambda: len(peer.bodies) == 10)
+    assert node.broker.offsets.get("g", "t", 0) == 10
+
+
+@pytest.mark.timeout(400)
+@feature("a client that is stopped for 3 minutes and continued")
+async def test_a_java_client_that_stood_still_for_three_minutes_recovers(
+    start_cluster: StartCluster, java: Run
+) -> None:
+    cluster = await start_cluster(1)
+    await cluster.create_topic("t")
+    async with java("consume", ns=cluster.address, group="g", topic="t") as peer:
+        await peer.started()
+        await send(cluster, "t", ["before"])
+        await peer.until(lambda: "before" in peer.bodies)
+        peer.process.send_signal(signal.SIGSTOP)
+        await send(cluster, "t", ["meanwhile"])
+        await asyncio.sleep(180)
+        peer.process.send_signal(signal.SIGCONT)
+        await peer.until(lambda: "meanwhile" in peer.bodies)
+        await send(cluster, "t", ["after"])
+        await peer.until(lambda: "after" in peer.bodies)

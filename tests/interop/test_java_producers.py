@@ -1,0 +1,189 @@
+"""Unmodified Java producers (4.9.8) on our broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from rocketlet.client import Consumer, Producer
+from rocketlet.protocol.names import TRACE_TOPIC
+from rocketlet.protocol.properties import decode
+
+from ..client.test_consumer import Inbox
+from ..conftest import eventually
+from .conftest import Cluster, Run, StartCluster, missing
+
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
+    pytest.mark.timeout(120),
+]
+
+
+def feature(text: str) -> pytest.MarkDecorator:
+    return pytest.mark.feature("Producers", text)
+
+
+@feature("synchronous sends, compressed bodies, keys, tags, user properties with non-ASCII text")
+async def test_what_java_sends_python_receives(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    inbox = Inbox()
+    async with (
+        Consumer(cluster.address, "g", "t", inbox, start="first"),
+        java("produce", ns=cluster.address, topic="t") as peer,
+    ):
+        await peer.until(lambda: len(inbox.messages) == 20)
+    sent = peer.found("SENT")
+    assert [line[2] for line in sent] == ["SEND_OK"] * 20
+    assert sorted(line[3] for line in sent) == sorted(message.message_id for message in inbox.messages)
+    assert sorted(line[4] for line in sent) == sorted(message.offset_id for message in inbox.messages)
+    message = next(message for message in inbox.messages if message.keys == ["key-7"])
+    assert (message.body, message.tag) == (b"java-7-" + b"x" * 5000, "odd")
+    assert len(message.record.body) < 1000, "Java compresses bodies over 4 KiB"
+    assert message.properties["farbe"] == "grün"
+    assert "WAIT" not in decode(message.record.properties)
+
+
+@feature("sends that make their topic")
+async def test_java_makes_a_topic_by_sending_to_it(cluster: Cluster, java: Run) -> None:
+    async with java("produce", ns=cluster.address, topic="fresh", count=3) as peer:
+        await peer.until(lambda: len(peer.found("SENT")) == 3)
+    assert cluster.stored("fresh") == 3
+
+
+@feature("asynchronous and one-way sends, sends to a queue and by selector")
+async def test_java_sends_in_every_way(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    inbox = Inbox()
+    async with (
+        Consumer(cluster.address, "g", "t", inbox, start="first"),
+        java("sends", ns=cluster.address, topic="t") as peer,
+    ):
+        await peer.until(lambda: len(inbox.messages) == 5)
+    assert sorted(inbox.bodies) == sorted([b"sync", b"async", b"oneway", b"queue", b"selector"])
+    queues = {line[1]: line[5] for line in peer.found("SENT")}
+    assert (queues["queue"], queues["selector"]) == ("2", "3")
+
+
+@pytest.mark.parametrize(("count", "size"), [(40, 0), (200, 0), (40, 104_000)])
+@feature("batches, also of more than 32 messages and close to 4 MiB")
+async def test_java_sends_batches(cluster: Cluster, java: Run, count: int, size: int) -> None:
+    await cluster.create_topic("t")
+    inbox = Inbox()
+    async with (
+        Consumer(cluster.address, "g", "t", inbox, start="first"),
+        java("batch", ns=cluster.address, topic="t", count=count, size=size) as peer,
+    ):
+        await peer.until(lambda: len(inbox.messages) == count)
+    assert Counter(inbox.bodies) == Counter(b"batch-%d" % number + b"x" * size for number in range(count))
+    assert len(peer.found("SENT")[0][4].split(",")) == count, "an id per message"
+
+
+@feature("delayed messages")
+async def test_java_delays_messages(start_cluster: StartCluster, brokers: int, java: Run) -> None:
+    cluster = await start_cluster(brokers, delay_levels_ms=(300,) * 18)
+    await cluster.create_topic("t")
+    inbox = Inbox()
+    async with (
+        Consumer(cluster.address, "g", "t", inbox, start="first"),
+        java("produce", ns=cluster.address, topic="t", count=3, delay=4) as peer,
+    ):
+        await peer.until(lambda: len(inbox.messages) == 3)
+    assert all(message.store_ms - message.born_ms >= 300 for message in inbox.messages)
+    assert {message.properties["DELAY"] for message in inbox.messages} == {"4"}
+
+
+@feature("transactions: commit and rollback")
+async def test_java_ends_transactions(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    inbox = Inbox()
+    async with Consumer(cluster.address, "g", "t", inbox, start="first"):
+        for outcome, body in (("ROLLBACK_MESSAGE", "no"), ("COMMIT_MESSAGE", "yes")):
+            async with java("transaction", ns=cluster.address, topic="t", outcome=outcome, body=body) as peer:
+                await peer.started()
+        await eventually(lambda: len(inbox.messages) == 1)
+        await eventually(lambda: all(node.broker.transactions.waiting == 0 for node in cluster.nodes))
+    assert inbox.bodies == [b"yes"]
+    assert inbox.messages[0].record.sys_flag & 0xC == 8
+
+
+@feature("transactions: unknown, then asked for by the broker, also of another producer of the group")
+async def test_java_is_asked_for_an_outcome(start_cluster: StartCluster, brokers: int, java: Run) -> None:
+    cluster = await start_cluster(brokers, transaction_sweep_s=0.05, transaction_timeout_s=0.5)
+    await cluster.create_topic("t")
+    inbox = Inbox()
+    options = {"ns": cluster.address, "topic": "t", "outcome": "UNKNOW"}
+    async with Consumer(cluster.address, "g", "t", inbox, start="first"):
+        async with java("transaction", **options, body="first", check="COMMIT_MESSAGE") as peer:
+            await peer.until(lambda: b"first" in inbox.bodies)
+        assert peer.found("ASKED")[0][1:] == ["t", "1", "first"]
+        async with java("transaction", **options, body="orphan") as peer:
+            await peer.started()
+            await peer.kill()
+        async with java("transaction", **options, check="COMMIT_MESSAGE") as other:
+            await other.until(lambda: b"orphan" in inbox.bodies)
+        assert [line[3] for line in other.found("ASKED")] == ["orphan"]
+    assert Counter(inbox.bodies)[b"orphan"] == 1
+
+
+@feature("request and reply")
+async def test_java_requests_and_java_replies(cluster: Cluster, java: Run) -> None:
+    for topic in ("t", "t_warm"):
+        await cluster.create_topic(topic)
+    async with java("reply", ns=cluster.address, topic="t") as replier:
+        await replier.started()
+        async with java("request", ns=cluster.address, topic="t") as requester:
+            await requester.until(lambda: bool(requester.found("REPLY")))
+        assert requester.lines[-1] == "REPLY pong to ping"
+        await replier.until(lambda: bool(replier.found("SENT")))
+        assert replier.found("SENT")[0][2] == "SEND_OK"
+
+
+@feature("the message trace")
+async def test_java_traces_what_it_sends(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    async with java("trace", ns=cluster.address, topic="t") as peer:
+        await peer.until(lambda: cluster.stored(TRACE_TOPIC) == 1)
+    key = peer.found("SENT")[0][3]
+    stores = [node.broker.store for node in cluster.nodes]
+    store = next(store for store in stores if store.queue(TRACE_TOPIC, 0).next)
+    assert key.encode() in store.message(store.queue(TRACE_TOPIC, 0), 0).body
+
+
+@feature("the VIP channel (broker port - 2)")
+async def test_java_sends_over_the_vip_channel(start_cluster: StartCluster, java: Run) -> None:
+    cluster = await start_cluster(1)
+    await cluster.create_topic("t")
+    server = cluster.nodes[0].server
+    async with java(
+        "transaction", ns=cluster.address, topic="t", vip="true", outcome="COMMIT_MESSAGE", body="fast"
+    ) as peer:
+        await peer.started()
+        assert server.vip_connections == 1
+    assert cluster.stored("t") == 1
+
+
+async def test_python_and_java_can_be_asked_about_one_transaction_group(start_cluster: StartCluster, java: Run) -> None:
+    """A Python producer sends, dies, and Java of the same group is asked."""
+    cluster = await start_cluster(1, transaction_sweep_s=0.05, transaction_timeout_s=0.2)
+    await cluster.create_topic("t")
+    inbox = Inbox()
+    async with Consumer(cluster.address, "g", "t", inbox, start="first"):
+        producer = Producer(cluster.address, "mixed", check=lambda message: None)
+        async with producer:
+            gate = asyncio.Event()
+
+            async def work() -> None:
+                async with producer.transaction("t", b"from python"):
+                    await gate.wait()
+
+            task = asyncio.create_task(work())
+            await eventually(lambda: cluster.nodes[0].broker.transactions.waiting == 1)
+            async with java(
+                "transaction", ns=cluster.address, topic="t", group="mixed", outcome="UNKNOW", check="COMMIT_MESSAGE"
+            ) as peer:
+                await peer.until(lambda: b"from python" in inbox.bodies)
+            gate.set()
+            await task
+    assert Counter(inbox.bodies)[b"from python"] == 1
