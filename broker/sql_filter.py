@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from sqlglot import errors, exp, parse_one, tokenize
-from sqlglot.tokens import TokenType
+from sqlglot import TokenType, errors, exp, parse_one, tokenize
 
 from ..protocol.properties import decode
 
@@ -113,6 +112,8 @@ class _Compiler:
                 equal = _equal(self._value(tree.left), self._value(tree.right))
                 return equal if isinstance(tree, exp.EQ) else _not(equal)
             case exp.GT() | exp.GTE() | exp.LT() | exp.LTE():
+                if isinstance(tree.left, exp.Column) and isinstance(tree.right, exp.Column):
+                    raise self._refuse(tree)  # Apache's filters compare two properties' texts only for equality
                 compare = _ORDER[type(tree).__name__]
                 return _compared(self._ordered(tree.left), compare, self._ordered(tree.right))
         raise self._refuse(tree)
@@ -138,9 +139,8 @@ class _Compiler:
 
     def _between(self, tree: Any) -> Term:
         value = self._column(tree.this)
-        low, high = self._ordered(tree.args["low"]), self._ordered(tree.args["high"])
-        bounds = [term({}) for term in (low, high)]
-        if isinstance(bounds[0], int | float) and isinstance(bounds[1], int | float) and bounds[0] > bounds[1]:
+        low, high = self._number(tree.args["low"]), self._number(tree.args["high"])
+        if float(low({}) or 0) > float(high({}) or 0):
             raise FilterError(
                 f"the filter {self._expression[:200]!r} has a BETWEEN whose bounds are the wrong way round"
             )
@@ -170,7 +170,7 @@ class _Compiler:
 
     def _ordered(self, tree: Any) -> Term:
         """What may stand beside <, <=, >, >=: a property or a number."""
-        return self._column(tree) if isinstance(tree, exp.Column) else self._number(tree)
+        return self._column(tree) if isinstance(tree, exp.Column | exp.Paren) else self._number(tree)
 
     def _number(self, tree: Any) -> Term:
         sign = -1 if isinstance(tree, exp.Neg) else 1
@@ -233,9 +233,9 @@ def _compared(left: Term, compare: Callable[[Any, Any], bool], right: Term) -> T
         first, second = left(properties), right(properties)
         if first is None or second is None:
             return None
-        if isinstance(first, str) and not isinstance(second, str):
+        if isinstance(first, str):
             first = _number_of(first, second)
-        elif isinstance(second, str) and not isinstance(first, str):
+        elif isinstance(second, str):
             second = _number_of(second, first)
         return compare(first, second)
 

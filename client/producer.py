@@ -309,7 +309,9 @@ class Producer:
             target = queue or self._choose(queues, queue_key, failed)
             ext["e"] = target.queue_id
             try:
-                connection = self._cluster.connected(target.broker_name) or await self._connect(target)
+                connection = self._greeted.get(target.broker_name)
+                if connection is None or not connection.is_open:
+                    connection = await self._connect(target)
                 if not connection.is_writable:
                     await connection.writable()
                 answer = await connection.ask(code, ext, body, timeout_s)

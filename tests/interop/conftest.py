@@ -280,3 +280,12 @@ async def cluster(start_cluster: StartCluster, brokers: int) -> Cluster:
 def own(consumer: Consumer, topic: str) -> int:
     """How many queues of a topic a consumer owns."""
     return sum(queue.topic == topic for queue in consumer.assignment())
+
+
+def waiting(cluster: Cluster, group: str) -> int:
+    """How many pulls of a group the brokers hold."""
+    count = 0
+    for node in cluster.nodes:
+        found = node.broker.groups.get(group)
+        count += sum(len(node.broker.held_pulls.of(connection)) for connection in (found.members if found else ()))
+    return count

@@ -16,7 +16,7 @@ from rocketlet.protocol.names import dlq_topic, retry_topic
 
 from ..client.test_consumer import Inbox
 from ..conftest import Connect, Nodes, create_topic, eventually
-from .conftest import Cluster, Run, StartCluster, missing, own
+from .conftest import Cluster, Run, StartCluster, missing, own, waiting
 
 pytestmark = [
     pytest.mark.java,
@@ -170,15 +170,6 @@ async def test_java_starts_where_it_wants_to(start_cluster: StartCluster, broker
     assert (
         sum(body.startswith("old") for body in by_time.bodies) <= 4 * brokers
     )  # the nearest message may be the one before
-
-
-def waiting(cluster: Cluster, group: str) -> int:
-    """How many pulls of a group the brokers hold."""
-    count = 0
-    for node in cluster.nodes:
-        found = node.broker.groups.get(group)
-        count += sum(len(node.broker.held_pulls.of(connection)) for connection in (found.members if found else ()))
-    return count
 
 
 @feature("members that join, leave and are killed while messages flow")

@@ -11,7 +11,7 @@ final class Mqadmin {
         System.setErr(System.out);
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             MQAdminStartup.main0(line.split("\t"), null);
-            System.out.println("== done");
+            System.out.println("\n== done");
             System.out.flush();
         }
     }

@@ -94,10 +94,11 @@ final class Pulls {
                 }
             }
             consumer.updateConsumeOffset(queue, offset);
+            consumer.getOffsetStore().persistAll(new java.util.HashSet<>(queues));
+            consumer.maxOffset(queue); // answered after the commit, which is one-way, was read
             Peer.say("READ " + queue.getQueueId() + " " + offset + " " + consumer.maxOffset(queue) + " "
                 + consumer.fetchConsumeOffset(queue, true));
         }
-        consumer.getOffsetStore().persistAll(new java.util.HashSet<>(queues));
         Peer.say("ENDED");
         consumer.shutdown();
     }

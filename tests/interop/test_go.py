@@ -1,0 +1,180 @@
+"""The unmodified Apache Go client (v2) on our broker, alone and with Python and Java members."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+from rocketlet.client import Consumer, Message, Producer
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.names import retry_topic
+
+from ..client.test_consumer import Inbox
+from ..conftest import eventually
+from .conftest import HERE, Cluster, Program, Run, StartCluster, missing, own, program
+
+pytestmark = [
+    pytest.mark.go,
+    pytest.mark.skipif(bool(missing("go")), reason=missing("go")),
+    pytest.mark.timeout(120),
+]
+
+
+def feature(area: str, text: str) -> pytest.MarkDecorator:
+    return pytest.mark.feature(area, text)
+
+
+@pytest.fixture(scope="session")
+def binary() -> str:
+    """Our Go program, compiled, with Apache's client from the module proxy in it."""
+    folder = HERE / "go"
+    subprocess.run(["go", "build", "-o", "target/peer", "."], cwd=folder, check=True)
+    return str(folder / "target" / "peer")
+
+
+@pytest.fixture
+def go(binary: str) -> Run:
+    def run(program_mode: str, /, **options: object) -> AbstractAsyncContextManager[Program]:
+        return program(binary, program_mode, *(f"{name}={value}" for name, value in options.items()))
+
+    return run
+
+
+@feature("Producers", "synchronous sends, compressed bodies, keys, tags, user properties with non-ASCII text")
+async def test_what_go_sends_python_receives(start_cluster: StartCluster, brokers: int, go: Run) -> None:
+    """Go sends by the old codes 10 and 320, and never sets the one-way bit."""
+    cluster = await start_cluster(brokers, delay_levels_ms=(200,) * 18)
+    await cluster.create_topic("t")
+    inbox = Inbox()
+    async with (
+        Consumer(cluster.address, "g", "t", inbox, start="first"),
+        go("produce", ns=cluster.address, topic="t") as peer,
+    ):
+        await peer.until(lambda: len(inbox.messages) == 18)
+    wanted = Counter(b"go-%d" % number + (b"-" + b"x" * 5000 if number % 2 else b"") for number in range(10))
+    wanted += Counter([*(b"batch-%d" % number for number in range(5)), b"oneway", b"async", b"delayed"])
+    assert Counter(inbox.bodies) == wanted
+    message = next(message for message in inbox.messages if message.keys == ["key-7"])
+    assert (message.tag, message.properties["farbe"]) == ("TagA", "grün")
+    assert sorted(line[3] for line in peer.found("SENT")) == sorted(
+        message.offset_id for message in inbox.messages if message.keys
+    )
+
+
+@feature("Producers", "transactions: commit and rollback")
+async def test_go_ends_transactions(cluster: Cluster, go: Run) -> None:
+    await cluster.create_topic("t")
+    inbox = Inbox()
+    async with Consumer(cluster.address, "g", "t", inbox, start="first"):
+        for outcome, body in (("rollback", "no"), ("commit", "yes")):
+            async with go("transaction", ns=cluster.address, topic="t", outcome=outcome, body=body) as peer:
+                await peer.started()
+                await eventually(lambda: all(node.broker.transactions.waiting == 0 for node in cluster.nodes))
+        await eventually(lambda: len(inbox.messages) == 1)
+    assert inbox.bodies == [b"yes"]
+
+
+@feature("Producers", "transactions: unknown, then asked for by the broker")
+async def test_go_is_asked_for_an_outcome(start_cluster: StartCluster, go: Run) -> None:
+    cluster = await start_cluster(1, transaction_sweep_s=0.05, transaction_timeout_s=0.3)
+    await cluster.create_topic("t")
+    inbox = Inbox()
+    async with (
+        Consumer(cluster.address, "g", "t", inbox, start="first"),
+        go("transaction", ns=cluster.address, topic="t", outcome="unknown", check="commit", body="late") as peer,
+    ):
+        await peer.until(lambda: b"late" in inbox.bodies)
+    assert peer.found("ASKED")[0] == ["ASKED", "late"]
+
+
+@pytest.mark.parametrize("mode", ["concurrently", "orderly", "broadcast"])
+@feature("Push consumers", "concurrent, orderly and broadcasting consumption, filtered by several tags")
+async def test_what_python_sends_go_receives_once_and_by_tag(cluster: Cluster, go: Run, mode: str) -> None:
+    await cluster.create_topic("t")
+    async with (
+        go("consume", ns=cluster.address, group="g", topic="t", tags="A || B", mode=mode) as peer,
+        Producer(cluster.address) as producer,
+    ):
+        await peer.started()
+        key = "one" if mode == "orderly" else None
+        for number in range(60):
+            await producer.send("t", b"%d" % number, tag="ABC"[number % 3], queue_key=key)
+        await peer.until(lambda: len(peer.bodies) >= 40)
+    wanted = [str(number) for number in range(60) if number % 3 < 2]
+    assert (peer.bodies if mode == "orderly" else sorted(peer.bodies, key=int)) == wanted
+
+
+@feature("Push consumers", "SQL92 filters on properties")
+async def test_go_filters_by_properties(cluster: Cluster, go: Run) -> None:
+    await cluster.create_topic("t")
+    async with (
+        go("consume", ns=cluster.address, group="g", topic="t", sql="price > 10") as peer,
+        Producer(cluster.address) as producer,
+    ):
+        await peer.started()
+        for number in range(20):
+            await producer.send("t", b"%d" % number, properties={"price": str(number)})
+        await peer.until(lambda: len(peer.bodies) >= 9)
+    assert sorted(peer.bodies, key=int) == [str(number) for number in range(11, 20)]
+
+
+@feature("Push consumers", "retries by the retry topic, later each time")
+async def test_a_message_that_go_cannot_handle_comes_to_it_again(start_cluster: StartCluster, go: Run) -> None:
+    cluster = await start_cluster(1, delay_levels_ms=(200,) * 18)
+    await cluster.create_topic("t")
+    async with (
+        go("consume", ns=cluster.address, group="g", topic="t", mode="fail-once") as peer,
+        Producer(cluster.address) as producer,
+    ):
+        await peer.started()
+        await producer.send("t", b"hard")
+        await peer.until(lambda: len(peer.bodies) == 2)
+    assert [(line[1], line[4], line[5]) for line in peer.found("GOT")] == [("t", "0", "hard"), ("t", "1", "hard")]
+    assert cluster.stored(retry_topic("g")) == 1
+
+
+@pytest.mark.parametrize("with_java", [False, pytest.param(True, marks=pytest.mark.java)])
+@feature("Push consumers", "groups of Go, Java and Python members: every queue has one owner")
+async def test_go_shares_a_group(cluster: Cluster, go: Run, request: pytest.FixtureRequest, with_java: bool) -> None:
+    if with_java and missing("java", "mvn"):
+        pytest.skip(missing("java", "mvn"))
+    await cluster.create_topic("t", 6)
+    queues = 6 * len(cluster.nodes)
+    inbox = Inbox()
+    other: Run = request.getfixturevalue("java") if with_java else go
+    async with (
+        go("consume", ns=cluster.address, group="g", topic="t") as one,
+        other("consume", ns=cluster.address, group="g", topic="t") as two,
+        Consumer(cluster.address, "g", "t", inbox, start="first") as consumer,
+        Producer(cluster.address) as producer,
+    ):
+        for peer in (one, two):
+            await peer.started()
+        await eventually(lambda: own(consumer, "t") == queues // 3)
+        for number in range(120):
+            await producer.send("t", b"%d" % number)
+        everywhere = [one, two]
+        await one.until(lambda: len(inbox.messages) + sum(len(peer.bodies) for peer in everywhere) >= 120)
+    mine = {message.body.decode() for message in inbox.messages if isinstance(message, Message)}
+    assert mine
+    assert one.bodies
+    assert two.bodies
+    assert mine | set(one.bodies) | set(two.bodies) == {str(number) for number in range(120)}
+
+
+async def test_gos_odd_habits_are_answered(cluster: Cluster, go: Run) -> None:
+    """Nanosecond versions, the language name, and commits that are requests: a Go member is seen as what it is."""
+    await cluster.create_topic("t")
+    async with go("consume", ns=cluster.address, group="g", topic="t", tags="TagA") as peer:
+        await peer.started()
+        node = cluster.nodes[0]
+        await eventually(lambda: node.broker.groups.get("g") is not None)
+        group = node.broker.groups.get("g")
+        assert group is not None
+        (member,) = group.members.values()
+        assert member.language == 9
+        assert member.subscriptions["t"].version > 10**18
+        answer = await cluster.wires[0].call(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
+        assert b'"language":"GO"' in answer.body
