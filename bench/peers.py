@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from rocketlet.protocol.codes import RequestCode
 
 APACHE_VERSION = "4.9.7"  # the newest 4.9 whose broker and name server are on Maven Central
 APACHE_HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=2g")
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rocketlet" / f"apache-{APACHE_VERSION}"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rocketlet"
 POM = Path(__file__).parent / "apache" / "pom.xml"
 
 
@@ -94,21 +94,24 @@ def apache_fault() -> str | None:
     """Why Apache's broker cannot be measured here; None if it can."""
     if shutil.which("java") is None:
         return "java is missing"
-    if not any(CACHE.glob("rocketmq-broker-*.jar")) and shutil.which("mvn") is None:
+    if not any(CACHE.glob("apache-*/rocketmq-broker-*.jar")) and shutil.which("mvn") is None:
         return "mvn is missing, which fetches Apache RocketMQ from Maven Central"
     return None
 
 
-async def _apache_jars() -> None:
-    if any(CACHE.glob("rocketmq-broker-*.jar")):
-        return
-    CACHE.mkdir(parents=True, exist_ok=True)
+async def _apache_jars(version: str) -> Path:
+    """The folder with Apache's jars of a version, fetched from Maven Central if they are not there."""
+    folder = CACHE / f"apache-{version}"
+    if any(folder.glob("rocketmq-broker-*.jar")):
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
     child = await asyncio.create_subprocess_exec(
-        "mvn", "-q", "-B", "-f", str(POM), f"-Drocketmq.version={APACHE_VERSION}", "dependency:copy-dependencies",
-        f"-DoutputDirectory={CACHE}", stdout=asyncio.subprocess.DEVNULL,
+        "mvn", "-q", "-B", "-f", str(POM), f"-Drocketmq.version={version}", "dependency:copy-dependencies",
+        f"-DoutputDirectory={folder}", stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     if await child.wait():
         raise RuntimeError("Maven could not fetch Apache RocketMQ; see its output above")
+    return folder
 
 
 LOGGING = '<configuration><root level="OFF"/></configuration>\n'
@@ -117,36 +120,81 @@ LOGGING = '<configuration><root level="OFF"/></configuration>\n'
 @asynccontextmanager
 async def apache(folder: Path) -> AsyncIterator[Peer]:
     """Name server and broker with their defaults, but for addresses, folders and the heap."""
-    await _apache_jars()
-    home = folder / "apache"
-    (home / "conf").mkdir(parents=True)
-    for name in ("broker", "namesrv"):
-        (home / "conf" / f"logback_{name}.xml").write_text(LOGGING)
-    name_port, broker_port = free_port(), free_port()
-    (home / "namesrv.properties").write_text(f"listenPort={name_port}\n")
-    (home / "broker.properties").write_text(
-        f"brokerName=apache\nbrokerIP1=127.0.0.1\nlistenPort={broker_port}\nnamesrvAddr=127.0.0.1:{name_port}\n"
-        f"storePathRootDir={home}/store\nstorePathCommitLog={home}/store/commitlog\n"
-        f"haListenPort={free_port()}\ndefaultTopicQueueNums=8\n"
-    )
+    async with Apache(folder, APACHE_VERSION, APACHE_HEAP) as system:
+        yield Peer("apache", system.address, system.pid)
 
-    def java(main: str, properties: str, *heap: str) -> tuple[str, ...]:
-        module = "org.apache.rocketmq"
+
+class Apache:
+    """Apache's name server and broker as processes. `address` is the name server's, `broker_address` the broker's, whose
+    name is `apache`; settings are of broker.conf."""
+
+    def __init__(self, folder: Path, version: str, heap: Sequence[str], **settings: object) -> None:
+        self._home = folder / f"apache-{version}"
+        self._version = version
+        self._heap = heap
+        self._jars = Path()
+        name_port, self._port = free_port(), free_port()
+        self.address = f"127.0.0.1:{name_port}"
+        self.broker_address = f"127.0.0.1:{self._port}"
+        self._stack = AsyncExitStack()
+        self._broker = AsyncExitStack()
+        self.pid = 0
+        home = self._home
+        (home / "conf").mkdir(parents=True)
+        for name in ("broker", "namesrv"):
+            for file in (f"logback_{name}.xml", f"rmq.{name}.logback.xml"):
+                (home / "conf" / file).write_text(LOGGING)
+        (home / "namesrv.properties").write_text(f"listenPort={name_port}\n")
+        lines = {
+            "brokerName": "apache",
+            "brokerIP1": "127.0.0.1",
+            "listenPort": self._port,
+            "namesrvAddr": self.address,
+            "storePathRootDir": f"{home}/store",
+            "storePathCommitLog": f"{home}/store/commitlog",
+            "haListenPort": free_port(),
+            "defaultTopicQueueNums": 8,
+            **settings,
+        }
+        (home / "broker.properties").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+
+    async def __aenter__(self) -> Apache:
+        self._jars = await _apache_jars(self._version)
+        await self._stack.enter_async_context(
+            process(
+                self._java("namesrv.NamesrvStartup", "namesrv.properties", "-Xmx256m"),
+                self._home / "log",
+                ROCKETMQ_HOME=str(self._home),
+            )
+        )
+        await listening(int(self.address.rpartition(":")[2]))
+        await self._start_broker()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._broker.aclose()
+        await self._stack.aclose()
+
+    async def restart_broker(self) -> None:
+        """Ends the broker in order and starts it again on the same address and data."""
+        await self._broker.aclose()
+        await self._start_broker()
+
+    async def _start_broker(self) -> None:
+        arguments = self._java("broker.BrokerStartup", "broker.properties", *self._heap)
+        self._broker = AsyncExitStack()
+        self.pid = await self._broker.enter_async_context(
+            process(arguments, self._home / "log", ROCKETMQ_HOME=str(self._home))
+        )
+        await listening(self._port)
+        await _registered(self.address)
+
+    def _java(self, main: str, properties: str, *heap: str) -> tuple[str, ...]:
         return (
-            "java", *heap, f"-Duser.home={home}", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+            "java", *heap, f"-Duser.home={self._home}", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
             "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
-            "-cp", f"{CACHE}/*", f"{module}.{main}", "-c", str(home / properties),
+            "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED", "-cp", f"{self._jars}/*", f"org.apache.rocketmq.{main}", "-c", str(self._home / properties),
         )  # fmt: skip
-
-    log = folder / "apache.log"
-    names = java("namesrv.NamesrvStartup", "namesrv.properties", "-Xmx256m")
-    async with process(names, log, ROCKETMQ_HOME=str(home)):
-        await listening(name_port)
-        broker = java("broker.BrokerStartup", "broker.properties", *APACHE_HEAP)
-        async with process(broker, log, ROCKETMQ_HOME=str(home)) as pid:
-            await listening(broker_port)
-            await _registered(f"127.0.0.1:{name_port}")
-            yield Peer("apache", f"127.0.0.1:{name_port}", pid)
 
 
 async def _registered(name_server: str) -> None:

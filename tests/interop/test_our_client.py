@@ -1,0 +1,401 @@
+"""Our client and Spark source on Apache's brokers, 4.9 and 5.3, and on our own: the same tests, the same code, and nothing
+tells the client which broker it faces."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.routes import Routes
+from rocketlet.broker.server import Server
+from rocketlet.client import (
+    BrokerRefused,
+    Consumer,
+    Message,
+    Outgoing,
+    Producer,
+    Reject,
+    RetryLater,
+    Sql,
+)
+from rocketlet.client.cluster import Cluster as ClientCluster
+from rocketlet.protocol.bodies import GroupConfig, encode_group
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
+from rocketlet.protocol.names import dlq_topic
+
+from bench.peers import Apache, apache_fault
+
+from ..client.test_consumer import Inbox
+from ..conftest import eventually, free_port
+from .conftest import Run, own
+
+pytestmark = [pytest.mark.java, pytest.mark.timeout(180)]
+T = TypeVar("T")
+HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
+LEVELS_S = (1, 1, 1, 2, *[3] * 14)
+SETTINGS = {
+    "enablePropertyFilter": "true",
+    "transactionCheckInterval": 1000,
+    "transactionTimeOut": 500,
+    "messageDelayLevel": " ".join(f"{seconds}s" for seconds in LEVELS_S),
+    "mappedFileSizeCommitLog": 64 * 1024 * 1024,
+}
+_numbers = count(1)
+
+
+def feature(text: str) -> pytest.MarkDecorator:
+    return pytest.mark.feature("Our client on Apache's broker", text, client="Apache 4.9.7, 5.3.3")
+
+
+class Ours:
+    """Our broker with the same settings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = self.broker_address = f"127.0.0.1:{free_port()}"
+        self._folder = folder
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Ours:
+        config = BrokerConfig(
+            data_dir=self._folder / "ours",
+            address=self.address,
+            name="apache",
+            delay_levels_ms=tuple(1000 * seconds for seconds in LEVELS_S),
+            transaction_sweep_s=1.0,
+            transaction_timeout_s=0.5,
+        )
+        port = int(self.address.rpartition(":")[2])
+        self._stack = AsyncExitStack()
+        await self._stack.enter_async_context(Server("127.0.0.1", port, broker=Broker(config), routes=Routes()))
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    async def restart_broker(self) -> None:
+        await self._stack.aclose()
+        await self.__aenter__()
+
+
+class System:
+    """A running system; it lives in a thread with a loop of its own, for all tests of this module."""
+
+    def __init__(self, system: Ours | Apache) -> None:
+        self._system = system
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.run(system.__aenter__())
+        self.address = system.address
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
+
+    async def restart_broker(self) -> None:
+        await asyncio.to_thread(self.run, self._system.restart_broker())
+
+    def stop(self) -> None:
+        self.run(self._system.__aexit__())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def topic(self, queues: int = 4) -> str:
+        """A new topic that the name server knows."""
+        name = f"t{next(_numbers)}"
+        cluster = ClientCluster(self.address)
+        connection = await cluster.connection(self._system.broker_address)
+        await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(name, queues, queues, 6)))
+        async with asyncio.timeout(30):
+            while await cluster.find_route(name) is None:
+                await asyncio.sleep(0.01)
+        await cluster.close()
+        return name
+
+    async def group(self, **settings: Any) -> str:
+        """A new group. Created, because Apache's broker makes one only at the first heartbeat, its retry topic late."""
+        name = f"g{next(_numbers)}"
+        cluster = ClientCluster(self.address)
+        connection = await cluster.connection(self._system.broker_address)
+        body = encode_group(GroupConfig(name, **settings))
+        await connection.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
+        await cluster.close()
+        return name
+
+    async def committed(self, group: str, topic: str, queues: int = 4) -> list[int]:
+        cluster = ClientCluster(self.address)
+        connection = await cluster.connection(self._system.broker_address)
+        offsets = [
+            await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, write(QueueOffset(group, topic, queue)))
+            for queue in range(queues)
+        ]
+        await cluster.close()
+        return [int(answer.ext["offset"]) for answer in offsets]
+
+
+@pytest.fixture(scope="module", params=["rocketlet", "4.9.7", "5.3.3"])
+def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    folder = tmp_path_factory.mktemp("system")
+    if request.param == "rocketlet":
+        found = System(Ours(folder))
+    else:
+        fault = apache_fault()
+        if fault:
+            pytest.skip(fault)
+        found = System(Apache(folder, request.param, HEAP, **SETTINGS))
+    yield found
+    found.stop()
+
+
+@feature("sends, batches, one-way sends, compressed bodies, keys, tags, properties; consumption and commits")
+async def test_messages_are_sent_and_consumed(system: System) -> None:
+    topic, group = await system.topic(), await system.group()
+    inbox = Inbox()
+    async with Producer(system.address) as producer, Consumer(system.address, group, topic, inbox, start="first"):
+        for number in range(20):
+            body = b"%d" % number + b"x" * 5000 * (number % 2)
+            result = await producer.send(topic, body, tag="A", keys=["k1", f"k{number}"], properties={"farbe": "grün"})
+            assert result.queue.topic == topic
+        batch = await producer.send_batch(topic, [Outgoing(b"b%d" % number, tag="B") for number in range(40)])
+        assert len(batch.offset_id.split(",")) == 40
+        await producer.send_oneway(topic, b"oneway")
+        await eventually(lambda: len(inbox.messages) == 61)
+    assert Counter(message.tag for message in inbox.messages) == {"A": 20, "B": 40, None: 1}
+    message = next(message for message in inbox.messages if "k7" in message.keys)
+    assert (message.body, message.properties["farbe"]) == (b"7" + b"x" * 5000, "grün")
+    assert sum(await system.committed(group, topic)) == 61
+
+
+@feature("orderly consumption")
+async def test_messages_come_in_order(system: System) -> None:
+    topic, group = await system.topic(), await system.group()
+    inbox = Inbox()
+    async with (
+        Producer(system.address) as producer,
+        Consumer(system.address, group, topic, inbox, start="first", orderly=True),
+    ):
+        for number in range(60):
+            await producer.send(topic, b"%d" % number, queue_key=f"key-{number % 3}")
+        await eventually(lambda: len(inbox.messages) == 60)
+    for key in range(3):
+        assert [int(body) for body in inbox.bodies if int(body) % 3 == key] == list(range(key, 60, 3))
+
+
+@feature("broadcasting")
+async def test_every_member_gets_what_is_broadcast(system: System) -> None:
+    topic, group = await system.topic(), await system.group()
+    one, two = Inbox(), Inbox()
+    options: dict[str, Any] = {"broadcasting": True, "start": "first"}
+    async with (
+        Consumer(system.address, group, topic, one, **options),
+        Consumer(system.address, group, topic, two, **options),
+        Producer(system.address) as producer,
+    ):
+        for number in range(20):
+            await producer.send(topic, b"%d" % number)
+        await eventually(lambda: len(one.messages) == len(two.messages) == 20)
+    assert Counter(one.bodies) == Counter(two.bodies)
+
+
+@feature("retries and dead letters")
+async def test_failed_messages_come_again_and_rejected_ones_are_kept(system: System) -> None:
+    topic, group = await system.topic(), await system.group()
+    seen: list[tuple[bytes, int, str]] = []
+
+    async def handle(message: Message) -> RetryLater | Reject | None:
+        seen.append((message.body, message.reconsume_times, message.topic))
+        if message.body == b"bad":
+            return Reject()
+        return RetryLater(1) if message.reconsume_times == 0 else None
+
+    dead = Inbox()
+    async with (
+        Consumer(system.address, group, topic, handle, start="first"),
+        Producer(system.address) as producer,
+    ):
+        await producer.send(topic, b"hard")
+        await producer.send(topic, b"bad")
+        await eventually(lambda: len(seen) == 3, 60)
+    assert sorted(seen) == [(b"bad", 0, topic), (b"hard", 0, topic), (b"hard", 1, topic)]
+    async with Consumer(system.address, await system.group(), dlq_topic(group), dead, start="first"):
+        await eventually(lambda: dead.bodies == [b"bad"], 60)
+
+
+@feature("delayed messages")
+async def test_messages_are_delayed(system: System) -> None:
+    topic, group = await system.topic(), await system.group()
+    arrived: list[float] = []
+
+    async def handle(message: Message) -> None:
+        arrived.append(time.time() * 1000 - message.born_ms)
+
+    async with Consumer(system.address, group, topic, handle, start="first"), Producer(system.address) as producer:
+        await producer.send(topic, b"later", delay_level=4)
+        await eventually(lambda: len(arrived) == 1, 30)
+    assert arrived[0] >= 1950
+
+
+@feature("transactions: commit, rollback, and an outcome that the broker asks for")
+async def test_transactions_end_as_their_block_does(system: System) -> None:
+    topic, group = await system.topic(), await system.group()
+    inbox = Inbox()
+    asked: list[bytes] = []
+
+    async def check(message: Message) -> bool:
+        asked.append(message.body)
+        return True
+
+    async with (
+        Consumer(system.address, group, topic, inbox, start="first"),
+        Producer(system.address, f"p{group}", check=check) as producer,
+    ):
+        async with producer.transaction(topic, b"yes", tag="A"):
+            await asyncio.sleep(0.1)
+            assert inbox.messages == []
+        with pytest.raises(ValueError, match="changed my mind"):
+            async with producer.transaction(topic, b"no"):
+                raise ValueError("changed my mind")
+        await eventually(lambda: inbox.bodies == [b"yes"])
+        transactions = producer._transactions
+        assert transactions is not None
+
+        async def silent(*arguments: object, **options: object) -> None:
+            """As if the process had died before it said the outcome."""
+
+        transactions.end = silent  # type: ignore[method-assign]
+        async with producer.transaction(topic, b"asked"):
+            pass
+        await eventually(lambda: Counter(inbox.bodies)[b"asked"] == 1, 60)
+    assert set(asked) == {b"asked"}
+    assert Counter(inbox.bodies) == {b"yes": 1, b"asked": 1}
+
+
+@feature("filters by tags and by SQL92")
+async def test_filters_choose_messages(system: System) -> None:
+    topic = await system.topic()
+    tagged, filtered = Inbox(), Inbox()
+    sql = Sql("price > 5 AND (kind = 'a' OR kind IS NULL)")
+    async with (
+        Consumer(system.address, await system.group(), {topic: "A || B"}, tagged, start="first"),
+        Consumer(system.address, await system.group(), {topic: sql}, filtered, start="first"),
+        Producer(system.address) as producer,
+    ):
+        for number in range(12):
+            properties = {"price": str(number)} | ({"kind": "ab"[number % 2]} if number < 10 else {})
+            await producer.send(topic, b"%d" % number, tag="ABC"[number % 3], properties=properties)
+        await eventually(lambda: len(tagged.messages) == 8 and len(filtered.messages) == 4)
+    assert sorted(map(int, tagged.bodies)) == [number for number in range(12) if number % 3 < 2]
+    assert sorted(map(int, filtered.bodies)) == [6, 8, 10, 11]
+
+
+@feature("a wrong filter is refused at start")
+async def test_a_wrong_filter_is_refused_at_start(system: System) -> None:
+    topic = await system.topic()
+    with pytest.raises(BrokerRefused, match=r"CHECK_CLIENT_CONFIG.*SUBSCRIPTION_PARSE_FAILED"):
+        async with Consumer(system.address, await system.group(), {topic: Sql("price >")}, Inbox()):
+            pass
+
+
+@feature("rebalance among our members: no message twice, none lost")
+async def test_members_hand_queues_over(system: System) -> None:
+    topic, group = await system.topic(8), await system.group()
+    inboxes = [Inbox() for _ in range(3)]
+    sent = 0
+    async with Producer(system.address) as producer, AsyncExitStack() as stack:
+        first = await stack.enter_async_context(Consumer(system.address, group, topic, inboxes[0], start="first"))
+        await first.assigned()
+        members = [first]
+        for inbox in inboxes[1:]:
+            for _ in range(30):
+                await producer.send(topic, b"%d" % sent)
+                sent += 1
+            members.append(
+                await stack.enter_async_context(Consumer(system.address, group, topic, inbox, start="first"))
+            )
+            for member in members:
+                await eventually(lambda member=member: 2 <= own(member, topic) <= 8)  # type: ignore[misc]
+        await eventually(lambda: sorted(own(member, topic) for member in members) == [2, 3, 3], 60)
+        for _ in range(60):
+            await producer.send(topic, b"%d" % sent)
+            sent += 1
+        await eventually(lambda: sum(len(inbox.messages) for inbox in inboxes) >= sent)
+    counted = Counter(body for inbox in inboxes for body in inbox.bodies)
+    assert counted == Counter({b"%d" % number: 1 for number in range(sent)})
+
+
+@feature("groups of our members and Java's")
+async def test_members_share_a_group_with_java(system: System, java: Run) -> None:
+    topic, group = await system.topic(6), await system.group()
+    inbox = Inbox()
+    async with java("consume", ns=system.address, group=group, topic=topic) as peer:
+        await peer.started()
+        async with (
+            Consumer(system.address, group, topic, inbox, start="first") as consumer,
+            Producer(system.address) as producer,
+        ):
+            await eventually(lambda: own(consumer, topic) == 3, 60)
+            for number in range(60):
+                await producer.send(topic, b"%d" % number)
+            await peer.until(lambda: len(inbox.messages) + len(peer.bodies) >= 60)
+        mine = {body.decode() for body in inbox.bodies}
+        assert mine
+        assert peer.bodies
+        assert mine | set(peer.bodies) == {str(number) for number in range(60)}
+
+
+@feature("a broker that restarts")
+async def test_a_broker_that_restarts_is_found_again(system: System) -> None:
+    topic, group = await system.topic(), await system.group()
+    inbox = Inbox()
+    async with (
+        Consumer(system.address, group, topic, inbox, start="first") as consumer,
+        Producer(system.address, retries=20, timeout_s=60) as producer,
+    ):
+        for number in range(20):
+            await producer.send(topic, b"%d" % number)
+        await eventually(lambda: len(inbox.messages) == 20)
+        await consumer.commit()
+        await system.restart_broker()
+        for number in range(20, 40):
+            async with asyncio.timeout(60):
+                while True:
+                    try:
+                        await producer.send(topic, b"%d" % number)
+                        break
+                    except Exception:
+                        await asyncio.sleep(0.2)
+        await eventually(lambda: {*inbox.bodies} == {b"%d" % number for number in range(40)}, 90)
+    assert all(times == 1 for body, times in Counter(inbox.bodies).items() if int(body) < 20)
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+@feature("the Spark source")
+async def test_spark_reads_a_topic(system: System, tmp_path: Path) -> None:
+    topic, group = await system.topic(), await system.group()
+    async with Producer(system.address) as producer:
+        for number in range(50):
+            await producer.send(topic, b"%d" % number)
+    program = Path(__file__).parent / "spark_job.py"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(program), system.address, topic, group, str(tmp_path),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+    )  # fmt: skip
+    output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()[-3000:]
+    assert output.decode().split()[-1] == str(sum(range(50)))
+    assert sum(await system.committed(group, topic)) == 50
