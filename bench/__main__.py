@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-PROGRAMS = ("sends", "drain", "start")
+PROGRAMS = ("sends", "drain", "start", "java")
 
 if __name__ == "__main__":
     sys.exit(max(subprocess.call([sys.executable, "-m", f"bench.{name}", *sys.argv[1:]]) for name in PROGRAMS))

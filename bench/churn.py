@@ -22,7 +22,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
 from . import common
-from .peers import APACHE_VERSION, CACHE, POM, Peer
+from .peers import Peer, compiled, java_options
 
 TOPIC = "churn"
 STAY_S = 2.5
@@ -126,15 +126,8 @@ async def members_of(peer: Peer, run: Run, options: Any) -> AsyncIterator[Member
         finally:
             await python.close()
         return
-    jars = CACHE / f"apache-{APACHE_VERSION}"
-    classes = jars / "churn"
-    subprocess.run(
-        ["javac", "-cp", f"{jars}/*", "-d", str(classes), str(POM.parent / "Churn.java")],
-        check=True,
-        capture_output=True,
-    )
     process = await asyncio.create_subprocess_exec(
-        "java", "-Drocketmq.client.logUseSlf4j=true", "-cp", f"{classes}:{jars}/*", "Churn", peer.address, "churn", TOPIC,
+        "java", *java_options(), "-cp", await compiled("Churn.java"), "Churn", peer.address, "churn", TOPIC,
         str(options.handler_ms), str(options.threads),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip

@@ -114,6 +114,24 @@ async def _apache_jars(version: str) -> Path:
     return folder
 
 
+async def compiled(program: str) -> str:
+    """The classpath of one of our Java programs beside Apache's client."""
+    jars = await _apache_jars(APACHE_VERSION)
+    classes = jars / "programs"
+    source = POM.parent / program
+    child = await asyncio.create_subprocess_exec("javac", "-cp", f"{jars}/*", "-d", str(classes), str(source))
+    if await child.wait():
+        raise RuntimeError(f"{program} does not compile; see the output above")
+    return f"{classes}:{jars}/*"
+
+
+def java_options() -> tuple[str, ...]:
+    """Of a client: quiet."""
+    quiet = CACHE / "logback.xml"
+    quiet.write_text(LOGGING)
+    return ("-Drocketmq.client.logUseSlf4j=true", f"-Dlogback.configurationFile={quiet}")
+
+
 LOGGING = '<configuration><root level="OFF"/></configuration>\n'
 
 
@@ -193,7 +211,8 @@ class Apache:
         return (
             "java", *heap, f"-Duser.home={self._home}", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
             "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
-            "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED", "-cp", f"{self._jars}/*", f"org.apache.rocketmq.{main}", "-c", str(self._home / properties),
+            "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+            "-cp", f"{self._jars}/*", f"org.apache.rocketmq.{main}", "-c", str(self._home / properties),
         )  # fmt: skip
 
 

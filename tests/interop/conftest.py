@@ -61,7 +61,7 @@ _passed = pytest.StashKey[bool]()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    path: Path | None = session.config.getoption("--compatibility")
+    path: Path | None = session.config.getoption("--compatibility", None)
     if path is not None:
         path.write_text(compatibility.document(_proofs))
 

@@ -244,20 +244,30 @@ async def test_java_goes_on_where_it_was(nodes: Nodes, connect: Connect, java: R
 
 
 @pytest.mark.timeout(400)
-@feature("a client that is stopped for 3 minutes and continued")
-async def test_a_java_client_that_stood_still_for_three_minutes_recovers(
-    start_cluster: StartCluster, java: Run
-) -> None:
-    cluster = await start_cluster(1)
-    await cluster.create_topic("t")
-    async with java("consume", ns=cluster.address, group="g", topic="t") as peer:
-        await peer.started()
+@feature("a client that is stopped for 3 minutes and continued; a handler that takes longer than the consume timeout")
+async def test_clients_that_stand_still_recover(start_cluster: StartCluster, java: Run) -> None:
+    """Both take minutes, and so run beside each other."""
+    cluster = await start_cluster(1, delay_levels_ms=(100,) * 18)
+    for topic in ("t", "u"):
+        await cluster.create_topic(topic)
+    async with (
+        java("consume", ns=cluster.address, group="stopped", topic="t") as stopped,
+        java("consume", ns=cluster.address, group="slow", topic="u", work_ms=130_000, **{"timeout-minutes": 1}) as slow,
+    ):
+        await stopped.started()
+        await slow.started()
         await send(cluster, "t", ["before"])
-        await peer.until(lambda: "before" in peer.bodies)
-        peer.process.send_signal(signal.SIGSTOP)
+        await send(cluster, "u", ["long"])
+        await stopped.until(lambda: "before" in stopped.bodies)
+        stopped.process.send_signal(signal.SIGSTOP)
         await send(cluster, "t", ["meanwhile"])
         await asyncio.sleep(180)
-        peer.process.send_signal(signal.SIGCONT)
-        await peer.until(lambda: "meanwhile" in peer.bodies)
+        stopped.process.send_signal(signal.SIGCONT)
+        await stopped.until(lambda: "meanwhile" in stopped.bodies)
         await send(cluster, "t", ["after"])
-        await peer.until(lambda: "after" in peer.bodies)
+        await stopped.until(lambda: "after" in stopped.bodies)
+        assert stopped.bodies.count("after") == 1
+        assert [line[4] for line in slow.found("GOT")][:2] == ["0", "1"], (
+            "sent back after a minute, and delivered again"
+        )
+        await slow.kill()

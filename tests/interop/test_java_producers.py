@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.names import TRACE_TOPIC
 from rocketlet.protocol.properties import decode
+
+from bench.peers import APACHE_VERSION, Apache, apache_fault
 
 from ..client.test_consumer import Inbox
 from ..conftest import eventually
@@ -162,6 +165,52 @@ async def test_java_sends_over_the_vip_channel(start_cluster: StartCluster, java
         await peer.started()
         assert server.vip_connections == 1
     assert cluster.stored("t") == 1
+
+
+@feature(
+    "errors: illegal and forbidden topics, no such topic or queue, too large; the codes are Apache's, side by side"
+)
+async def test_errors_have_the_codes_of_apaches_broker(
+    start_cluster: StartCluster, brokers: int, java: Run, tmp_path: Path
+) -> None:
+    fault = apache_fault()
+    if fault:
+        pytest.skip(fault)
+    cluster = await start_cluster(brokers)
+
+    async def errors(name_server: str, broker: str) -> dict[str, tuple[str, str]]:
+        async with java("errors", ns=name_server, broker=broker, topic="t") as peer:
+            await peer.until(lambda: len(peer.found("ERROR")) == 9)
+        return {line[1]: (line[2], " ".join(line[3:])) for line in peer.found("ERROR")}
+
+    async with Apache(tmp_path, APACHE_VERSION, ("-Xms512m", "-Xmx512m")) as apache:
+        theirs = await errors(apache.address, apache.broker_address)
+    ours = await errors(cluster.address, cluster.nodes[0].address)
+    assert {name: code for name, (code, _) in ours.items()} == {name: code for name, (code, _) in theirs.items()}
+    facts = {
+        "illegal-topic": "no such topic!",
+        "long-topic": "127",
+        "system-topic": "SCHEDULE_TOPIC_XXXX",
+        "half-topic": "RMQ_SYS_TRANS_HALF_TOPIC",
+        "no-topic": "nobody_made_it",
+        "queue-id": "[99]",
+        "too-large": "4194304",
+        "properties": "32767",
+    }
+    for name, fact in facts.items():
+        assert fact in ours[name][1]
+
+
+@feature("errors: no route, and a broker that may not be written to")
+async def test_java_learns_that_it_may_not_write(start_cluster: StartCluster, java: Run) -> None:
+    cluster = await start_cluster(1, auto_create_topics=False)
+    async with java("produce", ns=cluster.address, topic="nobody_made_it") as peer:
+        await eventually(lambda: bool(peer.found("FAILED")), 60)
+    assert "No route info of this topic" in " ".join(peer.found("FAILED")[0])
+    await cluster.create_topic("t", perm=4)
+    async with java("produce", ns=cluster.address, topic="t") as peer:
+        await eventually(lambda: bool(peer.found("FAILED")), 60)
+    assert "No route info of this topic" in " ".join(peer.found("FAILED")[0])
 
 
 async def test_python_and_java_can_be_asked_about_one_transaction_group(start_cluster: StartCluster, java: Run) -> None:
