@@ -89,13 +89,13 @@ class Topics:
             self._topics[name] = before
 
     def change_config(self, config: BrokerConfig) -> None:
-        """The settings that the built-in topics follow have changed: TBW102 comes, goes, or has other queues."""
+        """The settings that topics follow have changed: permissions, and TBW102 comes, goes, or has other queues."""
         self._config = config
+        self._touch()
         self._topics.pop(names.DEFAULT_TOPIC, None)
         for topic in self._built_in():
             if topic.name == names.DEFAULT_TOPIC:
                 self._topics[topic.name] = topic
-                self.on_change(topic)
 
     def delete(self, name: str) -> None:
         self._topics.pop(name, None)
@@ -110,8 +110,12 @@ class Topics:
         count = max(min(queues, pattern.write_queues), 1)
         return self.put(replace(pattern, name=name, read_queues=count, write_queues=count, perm=6), position)
 
-    def _save(self) -> None:
+    def _touch(self) -> None:
+        """Name servers take over what has another version than they know."""
         self.version = DataVersion(int(time.time() * 1000), self.version.counter + 1)
+
+    def _save(self) -> None:
+        self._touch()
         kept = [
             topic_json(topic) | {"since": self._since.get(topic.name, 0)}
             for topic in self._topics.values()

@@ -16,7 +16,7 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.routes import Routes
 from rocketlet.broker.server import Server
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.codes import Language, RequestCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
 
@@ -103,9 +103,10 @@ class Wire:
         *,
         flag: int = 0,
         serialize_type: int = JSON,
+        language: int = Language.JAVA,
     ) -> Frame:
         """The answer to a request."""
-        opaque = self.send(code, ext, body, flag=flag, serialize_type=serialize_type)
+        opaque = self.send(code, ext, body, flag=flag, serialize_type=serialize_type, language=language)
         return await self.answer(opaque)
 
     def send(
@@ -116,9 +117,11 @@ class Wire:
         *,
         flag: int = 0,
         serialize_type: int = JSON,
+        language: int = Language.JAVA,
     ) -> int:
         self._opaque += 1
-        self._writer.write(encode(Frame(code, self._opaque, ext or {}, body, flag, serialize_type=serialize_type)))
+        frame = Frame(code, self._opaque, ext or {}, body, flag, language=language, serialize_type=serialize_type)
+        self._writer.write(encode(frame))
         return self._opaque
 
     async def answer(self, opaque: int) -> Frame:
