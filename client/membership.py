@@ -456,8 +456,8 @@ class Membership:
             header = UpdateOffset(self.group, queue.topic, queue.queue_id, offset, epoch or None)
             await connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, write(header), timeout_s=OFFSET_TIMEOUT_S)
         except BrokerRefused as error:
-            log.warning("commit refused", queue=str(queue), offset=offset, reason=error.remark)
-            if self.owned.get(queue) == epoch:
+            log.warning("commit refused", queue=str(queue), offset=offset, reason=str(error))
+            if error.code == ResponseCode.NO_PERMISSION and self.owned.get(queue) == epoch:
                 self._lose(queue, "another member owns it")
                 self._wake.set()
             return None

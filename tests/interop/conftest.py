@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker import broker as broker_module
+from rocketlet.broker import logs
 from rocketlet.broker.clients import Clients
 from rocketlet.broker.dispatch import Dispatch
 from rocketlet.broker.routes import Routes
@@ -45,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 _proofs = compatibility.Proofs()
+logs.configure("warning")  # so that a failed test shows what client and broker had to say
 
 
 @pytest.hookimpl(wrapper=True)

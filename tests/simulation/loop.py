@@ -1,0 +1,253 @@
+"""An event loop on a virtual clock, with a network inside: real code of brokers and clients, no socket and no waiting.
+
+A `Process` is everything that was started in its context: its callbacks can be put off (it stands still) or dropped (it
+is killed). Bytes written together arrive together, in order within a connection, after a random delay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import random
+import selectors
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+EPOCH_S = 1_700_000_000.0
+MAX_DELAY_S = 0.05
+
+_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class Process:
+    """What runs together and dies together."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_paused = False
+        self.is_dead = False
+        self.transports: list[Transport] = []
+        self._deferred: list[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """What is started in this block belongs to the process."""
+        token = _process.set(self)
+        try:
+            yield
+        finally:
+            _process.reset(token)
+
+    def call(self, callback: Callable[..., object], *arguments: Any) -> None:
+        if self.is_dead:
+            return
+        if self.is_paused:
+            self._deferred.append((callback, arguments, contextvars.copy_context()))
+        else:
+            callback(*arguments)
+
+    def resume(self) -> None:
+        self.is_paused = False
+        loop = asyncio.get_running_loop()
+        deferred, self._deferred = self._deferred, []
+        for callback, arguments, context in deferred:
+            loop.call_soon(callback, *arguments, context=context)
+
+    def kill(self) -> None:
+        """Nothing of it runs any more; its sockets close."""
+        self.is_dead = True
+        for transport in list(self.transports):
+            transport.cut()
+
+
+class _Clock(selectors.SelectSelector):
+    """Stands where a selector stands: instead of waiting, time passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("nothing will ever happen again")
+        self.now_s += max(timeout, 0.0)
+        return []
+
+
+class SimLoop(asyncio.SelectorEventLoop):
+    def __init__(self, seed: int) -> None:
+        self.clock = _Clock()
+        super().__init__(self.clock)
+        self.random = random.Random(seed)
+        self.servers: dict[int, Server] = {}
+        self._ports = itertools.count(40_000)
+
+    def time(self) -> float:
+        return self.clock.now_s
+
+    def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+        process = (context or contextvars.copy_context()).get(_process)
+        if process is None:
+            return super().call_soon(callback, *args, context=context)
+        return super().call_soon(process.call, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+        process = (context or contextvars.copy_context()).get(_process)
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+        return super().call_at(when, process.call, callback, *args, context=context)
+
+    def delay_s(self) -> float:
+        """How long bytes are on their way: mostly a millisecond, sometimes much longer."""
+        return self.random.uniform(0.0002, 0.002) if self.random.random() < 0.9 else self.random.uniform(0, MAX_DELAY_S)
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        if port in self.servers:
+            raise OSError(98, "Address already in use")
+        self.servers[port] = Server(self, protocol_factory, port)
+        return self.servers[port]
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        await asyncio.sleep(self.delay_s())
+        server = self.servers.get(port)
+        if server is None or server.process is None or server.process.is_dead:
+            raise ConnectionRefusedError(111, "Connection refused")
+        mine = ("127.0.0.1", next(self._ports))
+        near = Transport(self, mine, ("127.0.0.1", port))
+        far = Transport(self, ("127.0.0.1", port), mine)
+        near.peer, far.peer = far, near
+        protocol = protocol_factory()
+        near.attach(protocol, contextvars.copy_context())
+        server.context.run(self.call_soon, far.attach, None, server.context, server.factory)
+        await asyncio.sleep(self.delay_s())
+        return near, protocol
+
+
+class Server:
+    def __init__(self, loop: SimLoop, factory: Callable[[], asyncio.Protocol], port: int) -> None:
+        self._loop = loop
+        self.factory = factory
+        self.port = port
+        self.context = contextvars.copy_context()
+        self.process = _process.get()
+        self.sockets = [self]
+
+    def getsockname(self) -> tuple[str, int]:
+        return ("127.0.0.1", self.port)
+
+    def close(self) -> None:
+        if self._loop.servers.get(self.port) is self:
+            del self._loop.servers[self.port]
+
+
+class Transport(asyncio.Transport):
+    """One end of a connection."""
+
+    peer: Transport
+
+    def __init__(self, loop: SimLoop, mine: tuple[str, int], theirs: tuple[str, int]) -> None:
+        super().__init__({"peername": theirs, "sockname": mine})
+        self._loop = loop
+        self._protocol: asyncio.Protocol | None = None
+        self._context = contextvars.copy_context()
+        self._arrives_s = 0.0
+        self._early: list[bytes] = []
+        self._is_closing = False
+        self._is_lost = False
+        self._is_cut = False
+
+    def attach(
+        self,
+        protocol: asyncio.Protocol | None,
+        context: contextvars.Context,
+        factory: Callable[[], asyncio.Protocol] | None = None,
+    ) -> None:
+        self._context = context
+        process = context.get(_process)
+        if process is not None:
+            process.transports.append(self)
+        self._protocol = protocol or (factory() if factory else None)
+        assert self._protocol is not None
+        self._protocol.connection_made(self)
+        early, self._early = self._early, []
+        for data in early:
+            self._receive(data)
+
+    def _later(self, callback: Callable[..., object], *arguments: Any, target: Transport) -> None:
+        """Runs at the other end when it arrives: in order, and in the context of whom it belongs to."""
+        target._arrives_s = max(target._arrives_s, self._loop.time() + self._loop.delay_s())
+        context = target._context
+        context.copy().run(self._loop.call_at, target._arrives_s, callback, *arguments)
+
+    def write(self, data: Any) -> None:
+        if not self._is_closing:
+            self._later(self.peer._receive, bytes(data), target=self.peer)
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def _receive(self, data: bytes) -> None:
+        if self._protocol is None:
+            self._early.append(data)
+        elif not self._is_lost and not self._is_cut:
+            self._protocol.data_received(data)
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._context.copy().run(self._loop.call_soon, self._lose)
+            self._later(self.peer._lose, target=self.peer)
+
+    def abort(self) -> None:
+        self.close()
+
+    def cut(self, mine_s: float = 0.0, theirs_s: float = 0.0) -> None:
+        """The connection breaks; each end sees it after its own time, and what is on the way is lost."""
+        for end, seconds in ((self, mine_s), (self.peer, theirs_s)):
+            end._is_closing = end._is_cut = True
+            end._context.copy().run(self._loop.call_at, self._loop.time() + seconds, end._lose)
+
+    def _lose(self) -> None:
+        if self._is_lost:
+            return
+        self._is_closing = self._is_lost = True
+        process = self._context.get(_process)
+        if process is not None and self in process.transports:
+            process.transports.remove(self)
+        if self._protocol is not None:
+            self._protocol.connection_lost(None)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def is_reading(self) -> bool:
+        return True
+
+    def can_write_eof(self) -> bool:
+        return False
+
+
+@contextmanager
+def virtual_time(loop: SimLoop) -> Iterator[None]:
+    """Every clock of the time module is the loop's."""
+    real = (time.monotonic, time.time, time.time_ns, time.perf_counter)
+    module = cast("Any", time)
+    module.monotonic = module.perf_counter = loop.time
+    module.time = lambda: EPOCH_S + loop.time()
+    module.time_ns = lambda: int((EPOCH_S + loop.time()) * 1e9)
+    try:
+        yield
+    finally:
+        module.monotonic, module.time, module.time_ns, module.perf_counter = real

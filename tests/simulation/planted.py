@@ -1,0 +1,97 @@
+"""Known faults of other designs, planted into ours, to see that the simulation finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rocketlet.broker.consumer_groups import ConsumerGroup, Member
+from rocketlet.broker.locks import Locks
+from rocketlet.client.consumer import Consumer
+from rocketlet.client.membership import Membership
+from rocketlet.protocol.bodies import ConsumerData, Queue
+
+
+async def _no_drain(self: Consumer, queue: Queue) -> int | None:
+    """A queue is given up while its handlers run."""
+    item = self._queues.get(queue)
+    if item is None:
+        return None
+    item.stop()
+    return item.commit_offset
+
+
+def _no_epoch(self: Locks, group: str, queue: tuple[str, int], connection: Any, epoch: int | None) -> str | None:
+    """Whoever commits is believed."""
+    return None
+
+
+async def _commit_after_unlock(self: Membership, queue: Queue, epoch: int) -> None:
+    """The next owner asks for the offset before it is there."""
+    offset = await self._user.give_queue(queue)
+    await self._unlock(queue)
+    if offset is not None:
+        await self.commit({queue: offset}, {queue: epoch})
+    self._user.lose_queue(queue)
+    self._releasing.pop(queue, None)
+    self._wake.set()
+
+
+_member_ids = Membership._member_ids
+
+
+async def _stale_list(self: Membership, topic: str, queues: list[Queue]) -> list[str]:
+    """The first list of members is used for ever."""
+    lists: dict[str, list[str]] = self.__dict__.setdefault("_stale", {})
+    if topic not in lists:
+        lists[topic] = await _member_ids(self, topic, queues)
+    return lists[topic]
+
+
+_update = Member.update
+
+
+def _table_overwritten(self: Member, data: ConsumerData, now_s: float) -> bool:
+    """A group has one table of subscriptions, the last heartbeat's."""
+    changed = _update(self, data, now_s)
+    _tables[data.group] = dict(self.subscriptions)
+    return changed
+
+
+_tables: dict[str, Any] = {}
+
+
+def _last_table(self: ConsumerGroup, connection: Any, topic: str) -> Any:
+    return _tables.get(self.name, {}).get(topic)
+
+
+def _everyone(self: ConsumerGroup, topic: str | None = None) -> list[str]:
+    return list(dict.fromkeys(member.client_id for member in self.members.values()))
+
+
+FAULTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
+    "no-drain": [(Consumer, "give_queue", _no_drain)],
+    "no-epoch": [(Locks, "commit_fault", _no_epoch)],
+    "commit-after-unlock": [(Membership, "_hand_over", _commit_after_unlock)],
+    "stale-list": [(Membership, "_member_ids", _stale_list)],
+    "table-overwritten": [
+        (Member, "update", _table_overwritten),
+        (ConsumerGroup, "subscription", _last_table),
+        (ConsumerGroup, "client_ids", _everyone),
+    ],
+}
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """The fault is there while the block runs; None plants none."""
+    changes = FAULTS[name] if name else []
+    before = [(kind, attribute, kind.__dict__[attribute]) for kind, attribute, _ in changes]
+    for kind, attribute, fault in changes:
+        setattr(kind, attribute, fault)
+    try:
+        yield
+    finally:
+        for kind, attribute, real in before:
+            setattr(kind, attribute, real)

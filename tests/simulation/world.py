@@ -1,0 +1,497 @@
+"""One simulated run: brokers, members and faults by a seed, and what must hold whatever happens.
+
+- a queue has one owner; the members that stood still or lost their connection are excused until the end, the broker is not
+- every acknowledged message is handled, by a member that subscribes to its topic
+- without a crash (kill, standstill, cut, broker killed) every message is handled exactly once
+- in the end every queue is owned, each member has the share that the allocation gives it, and everything is committed
+- a committed offset never goes back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rocketlet.broker import broker as broker_module
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.routes import Routes
+from rocketlet.broker.server import Server
+from rocketlet.client import Consumer, Message, Producer, RocketletError
+from rocketlet.protocol.bodies import Queue, TopicConfig
+from rocketlet.protocol.names import RETRY_PREFIX
+
+from .loop import Process, SimLoop, virtual_time
+
+GROUP = "g"
+NAME_SERVER_PORT = 9876
+CHAOS_S = 40.0
+PEACE_S = 240.0
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass
+class Plan:
+    """What a seed decides."""
+
+    brokers: int
+    topics: int
+    queues: int
+    members: int
+    gentle: bool
+    mixed: bool
+    orderly: bool
+    handler_s: float
+    lost_notifications: float
+    events: int
+
+    @classmethod
+    def of(cls, rng: random.Random) -> Plan:
+        return cls(
+            brokers=rng.choice((1, 1, 2)),
+            topics=rng.choice((1, 2)),
+            queues=rng.choice((1, 3, 4, 8)),
+            members=rng.randint(1, 4),
+            gentle=rng.random() < 0.5,
+            mixed=rng.random() < 0.3,
+            orderly=rng.random() < 0.3,
+            handler_s=rng.choice((0.001, 0.02, 0.2)),
+            lost_notifications=rng.choice((0.0, 0.0, 0.3)),
+            events=rng.randint(2, 8),
+        )
+
+
+@dataclass(eq=False)
+class Node:
+    """A broker's place: it may run, be down, and run again."""
+
+    name: str
+    port: int
+    folder: Path
+    runs_name_server: bool
+    process: Process = field(default_factory=lambda: Process("down"))
+    broker: Broker | None = None
+    server: Server | None = None
+
+
+class Member:
+    """A consumer of the group that notes what it owns and handles."""
+
+    def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
+        self.name = name
+        self.topics = topics
+        self.process = Process(name)
+        self.is_excused = False
+        self.has_left = False
+        self._world = world
+        plan = world.plan
+        self.consumer = Consumer(
+            f"127.0.0.1:{NAME_SERVER_PORT}",
+            GROUP,
+            dict.fromkeys(topics, "*"),
+            self._handle,
+            start="first",
+            orderly=plan.orderly,
+            concurrency=4,
+            commit_interval_s=1.0,
+            on_assigned=lambda queues: world.taken(self, queues),
+        )
+        consumer = self.consumer
+        lose, give = consumer.lose_queue, consumer.give_queue
+
+        def lost(queue: Queue) -> None:
+            world.given(self, queue)
+            lose(queue)
+
+        async def gave(queue: Queue) -> int | None:
+            offset = await give(queue)
+            world.given(self, queue)  # from here on it may commit and unlock, and reads no more
+            return offset
+
+        consumer.lose_queue, consumer.give_queue = lost, gave  # type: ignore[method-assign]
+
+    async def _handle(self, message: Message) -> None:
+        self._world.handled(self, message)
+        await asyncio.sleep(self._world.rng.uniform(0.2, 1.8) * self._world.plan.handler_s)
+
+
+class World:
+    def __init__(self, seed: int, loop: SimLoop, folder: Path) -> None:
+        self.rng = random.Random(seed)
+        self.plan = Plan.of(self.rng)
+        self.loop = loop
+        self.members: list[Member] = []
+        self.trace: list[str] = []
+        self._owners: dict[Queue, list[Member]] = defaultdict(list)
+        self._handled: dict[tuple[str, str, int, int], list[tuple[float, Member]]] = defaultdict(list)
+        self._bodies: Counter[bytes] = Counter()
+        self._acknowledged: list[tuple[str, bytes]] = []
+        self._crashes: list[float] = []
+        self._numbers = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.nodes = [
+            Node(f"broker-{letter}", port, folder / letter, runs_name_server=port == NAME_SERVER_PORT)
+            for letter, port in list(zip("ab", (NAME_SERVER_PORT, 10_911), strict=True))[: self.plan.brokers]
+        ]
+        self.topics = [f"t{number}" for number in range(self.plan.topics)]
+
+    # Notes and checks while it runs
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self.loop.time():9.4f} {text}")
+
+    def crashed(self) -> None:
+        self._crashes.append(self.loop.time())
+
+    def taken(self, member: Member, queues: set[Queue]) -> None:
+        for queue in queues:
+            self.note(f"{member.name} takes {queue}")
+            others = [other for other in self._owners[queue] if other is not member]
+            guilty = [other.name for other in others if not other.is_excused and not other.process.is_dead]
+            if guilty:
+                raise_later(Violation(f"{member.name} takes {queue}, which {guilty} has"))
+            if member not in self._owners[queue]:
+                self._owners[queue].append(member)
+
+    def given(self, member: Member, queue: Queue) -> None:
+        if member in self._owners[queue]:
+            self.note(f"{member.name} gives {queue}")
+            self._owners[queue].remove(member)
+
+    def handled(self, member: Member, message: Message) -> None:
+        queue = message.queue
+        self.note(f"{member.name} handles {queue} {message.queue_offset}")
+        if message.topic not in member.topics:
+            raise_later(Violation(f"{member.name} gets a message of {message.topic}, to which it does not subscribe"))
+        times = self._handled[queue.topic, queue.broker_name, queue.queue_id, message.queue_offset]
+        now_s = self.loop.time()
+        if times and not any(times[-1][0] - 10 <= crash <= now_s for crash in self._crashes):
+            raise_later(Violation(f"{queue} {message.queue_offset} handled again by {member.name} without a crash"))
+        times.append((now_s, member))
+        self._bodies[message.body] += 1
+
+    def _watch_offsets(self, broker: Broker) -> None:
+        put = broker.offsets.put
+
+        def checked(group: str, topic: str, queue_id: int, offset: int) -> None:
+            before = broker.offsets.get(group, topic, queue_id)
+            if before is not None and offset < before:
+                raise_later(Violation(f"the offset of {topic}:{queue_id} goes back from {before} to {offset}"))
+            put(group, topic, queue_id, offset)
+
+        broker.offsets.put = checked  # type: ignore[method-assign]
+
+    # Brokers
+
+    async def start_node(self, node: Node) -> None:
+        node.process = Process(node.name)
+        config = BrokerConfig(
+            data_dir=node.folder,
+            address=f"127.0.0.1:{node.port}",
+            name=node.name,
+            name_servers=() if node.runs_name_server else (f"127.0.0.1:{NAME_SERVER_PORT}",),
+            segment_bytes=1 << 20,
+            vip_channel=False,
+        )
+        with node.process.running():
+            node.broker = Broker(config)
+            self._watch_offsets(node.broker)
+            routes = Routes() if node.runs_name_server else None
+            node.server = Server("127.0.0.1", node.port, broker=node.broker, routes=routes)
+            for topic in self.topics:
+                if node.broker.topics.get(topic) is None:
+                    node.broker.topics.put(TopicConfig(topic, self.plan.queues, self.plan.queues), 0)
+            await asyncio.create_task(node.server.__aenter__())
+
+    async def stop_node(self, node: Node) -> None:
+        assert node.server is not None
+        with node.process.running():
+            await asyncio.create_task(node.server.__aexit__())
+        node.broker = node.server = None
+
+    def kill_node(self, node: Node) -> None:
+        assert node.server is not None
+        assert node.broker is not None
+        node.process.kill()
+        self.loop.servers.pop(node.port, None)
+        node.broker.store.close()
+        node.broker = node.server = None
+
+    # Members
+
+    async def join(self, topics: tuple[str, ...] | None = None) -> None:
+        if topics is None:
+            topics = tuple(self.topics)
+            if self.plan.mixed:
+                topics = tuple(self.rng.sample(self.topics, self.rng.randint(1, len(self.topics))))
+        member = Member(self, f"m{len(self.members)}", topics)
+        self.members.append(member)
+        self.note(f"{member.name} joins {topics}")
+        with member.process.running():
+            task = asyncio.create_task(self._enter(member))
+        await task
+
+    async def _enter(self, member: Member) -> None:
+        while True:
+            try:
+                await member.consumer.__aenter__()
+                return
+            except RocketletError as error:
+                self.note(f"{member.name} cannot join: {error}")
+                member.has_left = True
+                return
+
+    async def leave(self, member: Member) -> None:
+        self.note(f"{member.name} leaves")
+        member.has_left = True
+        with member.process.running():
+            task = asyncio.create_task(member.consumer.__aexit__())
+        await task
+
+    def living(self) -> list[Member]:
+        return [member for member in self.members if not member.has_left and not member.process.is_dead]
+
+    # Chaos
+
+    async def run(self) -> None:
+        for node in self.nodes:
+            await self.start_node(node)
+        await asyncio.sleep(1)
+        await self.join(tuple(self.topics))  # somebody subscribes to everything, whoever else comes
+        for _ in range(self.plan.members - 1):
+            await self.join()
+        producing = asyncio.create_task(self._produce())
+        times = sorted(self.rng.uniform(1, CHAOS_S) for _ in range(self.plan.events))
+        began_s = self.loop.time()
+        for moment in times:
+            await asyncio.sleep(max(began_s + moment - self.loop.time(), 0))
+            self._spawn(self._event())
+            check_raised()
+        await asyncio.sleep(max(began_s + CHAOS_S - self.loop.time(), 0))
+        producing.cancel()
+        await asyncio.gather(producing, *self._tasks, return_exceptions=True)
+        await self._peace()
+        self._judge()
+        for member in self.living():
+            await self.leave(member)
+        for node in self.nodes:
+            await self.stop_node(node)
+        check_raised()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+
+    async def _event(self) -> None:
+        gentle: list[Callable[[], Any]] = [self.join, self._someone_leaves, self._several, self._restart, self._grow]
+        harsh: list[Callable[[], Any]] = [self._kill, self._pause, self._cut, self._kill_broker]
+        await self.rng.choice(gentle if self.plan.gentle else gentle + harsh)()
+
+    def _spare(self) -> Member | None:
+        """A living member other than the first, which subscribes to everything."""
+        others = self.living()[1:]
+        return self.rng.choice(others) if others else None
+
+    async def _someone_leaves(self) -> None:
+        member = self._spare()
+        if member is not None:
+            await self.leave(member)
+
+    async def _several(self) -> None:
+        """Some come and some go at once."""
+        await asyncio.gather(self.join(), self._someone_leaves(), self.join(), self._someone_leaves())
+
+    async def _restart(self) -> None:
+        node = self.rng.choice(self.nodes)
+        if node.broker is None:
+            return
+        self.note(f"{node.name} restarts")
+        await self.stop_node(node)
+        await asyncio.sleep(self.rng.uniform(0, 2))
+        await self.start_node(node)
+
+    async def _kill_broker(self) -> None:
+        node = self.rng.choice(self.nodes)
+        if node.broker is None:
+            return
+        self.note(f"{node.name} is killed")
+        for member in self.members:
+            member.is_excused = True
+        self.crashed()
+        self.kill_node(node)
+        await asyncio.sleep(self.rng.uniform(0, 4))
+        self.crashed()
+        await self.start_node(node)
+
+    async def _grow(self) -> None:
+        """A topic gets more queues."""
+        node, topic = self.rng.choice(self.nodes), self.rng.choice(self.topics)
+        if node.broker is not None:
+            old = node.broker.topics.get(topic)
+            assert old is not None
+            count = old.read_queues + self.rng.randint(1, 3)
+            self.note(f"{topic} grows to {count} at {node.name}")
+            with node.process.running():
+                node.broker.topics.put(replace(old, read_queues=count, write_queues=count), 0)
+
+    async def _kill(self) -> None:
+        member = self._spare()
+        if member is not None:
+            self.note(f"{member.name} is killed")
+            self.crashed()
+            member.process.kill()
+
+    async def _pause(self) -> None:
+        member = self._spare()
+        if member is not None:
+            self.note(f"{member.name} stands still")
+            member.is_excused = True
+            self.crashed()
+            member.process.is_paused = True
+            await asyncio.sleep(self.rng.choice((1, 10, 25, 45)))
+            self.note(f"{member.name} goes on")
+            self.crashed()
+            member.process.resume()
+            await asyncio.sleep(10)
+            self.crashed()
+
+    async def _cut(self) -> None:
+        member = self._spare()
+        if member is not None and member.process.transports:
+            self.note(f"{member.name} loses a connection")
+            member.is_excused = True
+            self.crashed()
+            self.rng.choice(member.process.transports).cut(self.rng.uniform(0, 2), self.rng.uniform(0, 2))
+            await asyncio.sleep(10)
+            self.crashed()
+
+    async def _produce(self) -> None:
+        process = Process("producer")
+        with process.running():
+            await asyncio.create_task(self._send_forever())
+
+    async def _send_forever(self) -> None:
+        async with Producer(f"127.0.0.1:{NAME_SERVER_PORT}", retries=0) as producer:
+            while True:
+                topic = self.rng.choice(self.topics)
+                self._numbers += 1
+                body = b"%d" % self._numbers
+                try:
+                    await producer.send(topic, body)
+                    self._acknowledged.append((topic, body))
+                except RocketletError as error:
+                    self.note(f"not sent: {type(error).__name__}")
+                await asyncio.sleep(self.rng.expovariate(8))
+
+    # The end
+
+    async def _peace(self) -> None:
+        """Waits until everything is as it should be, or long enough."""
+        end_s = self.loop.time() + PEACE_S
+        while self.loop.time() < end_s:
+            check_raised()
+            if self._fault() is None:
+                return
+            await asyncio.sleep(1)
+
+    def _judge(self) -> None:
+        fault = self._fault()
+        if fault:
+            raise Violation(f"in the end {fault}")
+
+    def _fault(self) -> str | None:
+        unhandled = [(topic, body) for topic, body in self._acknowledged if not self._bodies[body]]
+        if unhandled:
+            return f"{len(unhandled)} messages were never handled: {unhandled[:3]}"
+        for node in self.nodes:
+            broker = node.broker
+            assert broker is not None
+            for topic in self.topics:
+                config = broker.topics.get(topic)
+                assert config is not None
+                for queue_id in range(config.read_queues):
+                    fault = self._queue_fault(broker, Queue(topic, node.name, queue_id))
+                    if fault:
+                        return fault
+        return self._balance_fault()
+
+    def _queue_fault(self, broker: Broker, queue: Queue) -> str | None:
+        owners = [member.name for member in self.living() if queue in member.consumer.assignment()]
+        if len(owners) != 1:
+            return f"{queue} is owned by {owners}"
+        stored = broker.store.queues.get((queue.topic, queue.queue_id))
+        end = stored.next if stored else 0
+        offset = broker.offsets.get(GROUP, queue.topic, queue.queue_id) or 0
+        return None if offset == end else f"{queue} is committed to {offset} of {end}"
+
+    def _balance_fault(self) -> str | None:
+        for topic in self.topics:
+            shares = [
+                sum(queue.topic == topic for queue in member.consumer.assignment())
+                for member in self.living()
+                if topic in member.topics
+            ]
+            if max(shares) - min(shares) > 1:
+                return f"the shares of {topic} are {shares}"
+        return None
+
+
+_raised: list[Violation] = []
+
+
+def raise_later(violation: Violation) -> None:
+    """Callbacks of clients and brokers swallow exceptions; the world raises them."""
+    _raised.append(violation)
+
+
+def check_raised() -> None:
+    if _raised:
+        raise _raised[0]
+
+
+def simulate(seed: int) -> World:
+    """One run. Raises Violation."""
+    _raised.clear()
+    loop = SimLoop(seed)
+    folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    real_notify, real_sync = broker_module.notify, os.fdatasync
+    state = random.getstate()
+    random.seed(seed)
+    asyncio.set_event_loop(loop)
+    try:
+        with virtual_time(loop):
+            world = World(seed, loop, folder)
+
+            def notify(connection: Any, group: str) -> None:
+                if world.rng.random() >= world.plan.lost_notifications:
+                    real_notify(connection, group)
+
+            broker_module.notify = notify
+            os.fdatasync = lambda descriptor: None
+            try:
+                loop.run_until_complete(world.run())
+            except Violation as violation:
+                violation.world = world  # type: ignore[attr-defined]
+                raise
+            finally:
+                for task in asyncio.all_tasks(loop):
+                    task.cancel()
+                loop.run_until_complete(asyncio.sleep(0))
+    finally:
+        broker_module.notify, os.fdatasync = real_notify, real_sync
+        random.setstate(state)
+        asyncio.set_event_loop(None)
+        loop.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return world
