@@ -71,7 +71,9 @@ def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     fault = _foreign_client(broker, connection, request)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    broker.locks.unlock(request, connection)
+    faults = broker.locks.unlock(request, connection)
+    if faults and request.handover:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"not unlocked: {'; '.join(faults)}")
     return answer(frame)
 
 

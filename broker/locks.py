@@ -95,15 +95,21 @@ class Locks:
         self._note("locked", key, fresh)
         return fresh.epoch
 
-    def unlock(self, request: LockRequest, connection: Any) -> None:
-        """Frees the client's own locks; others' are left alone."""
+    def unlock(self, request: LockRequest, connection: Any) -> list[str]:
+        """Frees the client's own locks; others' are left alone. Which it did not have, in words."""
+        faults: list[str] = []
         for queue in request.queues:
             key = (request.group, queue.topic, queue.queue_id)
             lock = self._locks.get(key)
-            if lock is None or lock.client_id != request.client_id:
-                continue
-            if not lock.handover or lock.connection is connection:
+            if lock is None:
+                faults.append(f"{queue.topic}:{queue.queue_id} is not locked")
+            elif lock.client_id != request.client_id or (lock.handover and lock.connection is not connection):
+                faults.append(f"{queue.topic}:{queue.queue_id} is locked by {lock.client_id} (epoch {lock.epoch})")
+            elif request.epochs.get(queue, lock.epoch) != lock.epoch:
+                faults.append(f"{queue.topic}:{queue.queue_id} has the epoch {lock.epoch} by now")
+            else:
                 self._free(key, "unlocked")
+        return faults
 
     def drop(self, connection: Any) -> None:
         """The connection is gone: its leases end, its waiting too."""

@@ -19,6 +19,7 @@ from ..protocol.subscription import SQL92, TAG, Subscription, SubscriptionError,
 from .answers import Buffers, answer, answer_pieces
 from .config import MAX_HOLD_S
 from .held_pulls import HeldPull
+from .querying import offset_fault
 from .store.consume_queue import ConsumeQueue
 from .store.store import StoreFull
 
@@ -138,7 +139,8 @@ def _registered_subscription(broker: Broker, connection: Connection, header: Pul
 
 def _commit(broker: Broker, connection: Connection, header: PullMessage) -> None:
     group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-    if broker.locks.commit_fault(group, (topic, queue_id), connection, None) is None:
+    fault = broker.locks.commit_fault(group, (topic, queue_id), connection, None)
+    if fault is None and offset_fault(broker, (topic, queue_id), header.commit_offset) is None:
         broker.offsets.put(group, topic, queue_id, header.commit_offset)
 
 

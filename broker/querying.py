@@ -67,8 +67,21 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
     if fault:
         log.warning("commit refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.NO_PERMISSION, remark=f"the offset is not stored: {fault}")
+    fault = offset_fault(broker, queue, header.commit_offset)
+    if fault:
+        log.warning("commit refused", group=group, peer=connection.peer, reason=fault)
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
     broker.offsets.put(group, *queue, header.commit_offset)
     return answer(frame, ext={})
+
+
+def offset_fault(broker: Broker, queue: tuple[str, int], offset: int) -> str | None:
+    """Why an offset cannot be a group's, in words; None if it can. Apache's broker takes any number."""
+    found = broker.store.queues.get(queue)
+    begin, end = (found.begin, found.next) if found else (0, 0)
+    if begin <= offset <= end:
+        return None
+    return f"{offset} is not between the start {begin} and the end {end} of {queue[0]}:{queue[1]}"
 
 
 def _queue(broker: Broker, topic: str, queue_id: int) -> ConsumeQueue | None:

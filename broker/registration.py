@@ -22,6 +22,7 @@ from .routes import Routes
 log = structlog.get_logger("rocketlet.registration")
 
 MAX_PENDING_TOPICS = 10_000
+LINK_CHECK_S = 1.0
 
 
 class _Link:
@@ -44,7 +45,8 @@ class _Link:
                 raise
 
     async def _request(self, frame: Frame) -> Frame:
-        if self._streams is None:
+        if self._streams is None or self.is_fresh:
+            self.close()
             host, _, port = self.address.rpartition(":")
             self._streams = await asyncio.open_connection(host.strip("[]"), int(port))
             self._frames = FrameReader()
@@ -57,6 +59,11 @@ class _Link:
             for answer in self._frames.feed(data):
                 if answer.is_response and answer.opaque == frame.opaque:
                     return answer
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the name server may be another than the one that was told before: it has hung up, or was never told."""
+        return self._streams is None or self._streams[0].at_eof()
 
     def close(self) -> None:
         if self._streams is not None:
@@ -105,12 +112,22 @@ class Registration:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REGISTER_INTERVAL_S):
-                    await self._wake.wait()
+            await self._until_due()
             self._wake.clear()
             changed, self._changed = self._changed, {}
-            await self._register(list(changed.values()) or list(self._broker.topics))
+            is_fresh = any(link.is_fresh for link in self._links)
+            await self._register(list(self._broker.topics) if is_fresh or not changed else list(changed.values()))
+
+    async def _until_due(self) -> None:
+        """Returns when a topic has changed, a name server has hung up, or the interval is over."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + REGISTER_INTERVAL_S
+        while loop.time() < end_s and not any(link.is_fresh for link in self._links):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINK_CHECK_S):
+                    await self._wake.wait()
+                    return
+        await asyncio.sleep(LINK_CHECK_S)
 
     async def _register(self, topics: list[TopicConfig]) -> None:
         self._register_locally(topics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 from ..protocol import bodies, names
@@ -12,7 +13,7 @@ from ..protocol.bodies import Queue, Route
 from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import TopicName, write
-from .config import MAX_NAME_SERVERS, ROUTE_INTERVAL_S
+from .config import MAX_NAME_SERVERS, ROUTE_INTERVAL_S, ROUTE_PATIENCE_S
 from .connection import Connection, Connections
 from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
 from .log import get_logger
@@ -30,6 +31,8 @@ class Cluster:
         random.shuffle(self._name_servers)
         self._routes: dict[str, Route] = {}
         self._masters: dict[str, str] = {}
+        self.keeps_brokers = False
+        self._missing_s: dict[tuple[str, str], float] = {}
         self._refresher: asyncio.Task[None] | None = None
         self.on_change: Callable[[str], None] = lambda topic: None
         self.requests: dict[int, Callable[[Connection, Frame], None]] = {}
@@ -90,6 +93,7 @@ class Cluster:
         return self._keep(topic, bodies.decode_route(answer.body))
 
     def _keep(self, topic: str, route: Route) -> Route:
+        route = self._with_living(topic, route)
         changed = self._routes.get(topic) != route
         self._routes[topic] = route
         for broker in route.brokers:
@@ -98,6 +102,30 @@ class Cluster:
         if changed:
             self.on_change(topic)
         return route
+
+    def _with_living(self, topic: str, route: Route) -> Route:
+        """For a member of a group: the route with the brokers that were in it before. A broker that restarts is missing for
+        a moment, and a name server that has just started does not know all; neither may take queues from their owners.
+        After a minute the route is believed."""
+        if not self.keeps_brokers:
+            return route
+        now_s = asyncio.get_running_loop().time()
+        before = self._routes.get(topic)
+        named = {broker.name for broker in route.brokers}
+        for name in named:
+            self._missing_s.pop((topic, name), None)
+        kept = [
+            broker
+            for broker in (before.brokers if before else ())
+            if broker.name not in named
+            and now_s - self._missing_s.setdefault((topic, broker.name), now_s) < ROUTE_PATIENCE_S
+        ]
+        if not kept or before is None:
+            return route
+        names_kept = {broker.name for broker in kept}
+        log.warning("brokers missing in the route; keeping them", topic=topic, brokers=sorted(names_kept))
+        queues = tuple(data for data in before.queues if data.broker_name in names_kept)
+        return replace(route, queues=route.queues + queues, brokers=route.brokers + tuple(kept))
 
     async def _refresh_all(self) -> None:
         while True:

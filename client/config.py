@@ -15,13 +15,16 @@ LOCK_TIMEOUT_S: Final = 1.0
 DEADLINE_SWEEP_S: Final = 0.25
 
 ROUTE_INTERVAL_S: Final = 30.0
+ROUTE_PATIENCE_S: Final = 60.0  # how long a member believes in a broker that is missing in a route
 MISSING_ROUTE_INTERVAL_S: Final = 0.5  # a topic without a route yet: the retry topic of a new group, mostly
 HEARTBEAT_INTERVAL_S: Final = 30.0
 REBALANCE_INTERVAL_S: Final = 20.0
 LOCK_INTERVAL_S: Final = 5.0  # Rocketlet's leases last 20 s
 LOCK_RETRY_S: Final = 0.5  # a queue that another member still holds, where the broker does not tell us
 RECONNECT_S: Final = 0.2
-HAND_OVER_COMMITS: Final = 5  # attempts to commit to a broker that is away before its queue is given up
+HAND_OVER_PATIENCE_S: Final = (
+    15.0  # how long a hand-over waits for a broker that is away: nobody else has the queue then
+)
 COMMIT_INTERVAL_S: Final = 5.0
 MAX_HANDLER_CONCURRENCY: Final = 10_000
 

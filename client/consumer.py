@@ -304,6 +304,7 @@ class Consumer:
         if item is None:
             return
         item.suspended = False
+        item.committed = None  # a broker that was killed may have lost the last commits
         if self._workers is not None:
             self._workers.resume(item)
         self._arrived.set()

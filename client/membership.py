@@ -40,7 +40,7 @@ from ..protocol.subscription import Subscription
 from .allocation import AVG, Strategy, sorted_ids
 from .cluster import Cluster, by_broker, subscribe_queues
 from .config import (
-    HAND_OVER_COMMITS,
+    HAND_OVER_PATIENCE_S,
     HEARTBEAT_INTERVAL_S,
     LOCK_INTERVAL_S,
     LOCK_RETRY_S,
@@ -116,6 +116,7 @@ class Membership:
         self._wants_retry_s = REBALANCE_INTERVAL_S
         cluster.requests[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = lambda connection, frame: self._wake.set()
         cluster.on_lost = self._on_lost
+        cluster.keeps_brokers = True
         cluster.on_change = lambda topic: self._wake.set()
 
     # Life
@@ -183,7 +184,9 @@ class Membership:
             )
         )
         addresses = set(self.cluster.masters().values())
-        await asyncio.gather(*(self._heartbeat_to(address, body) for address in addresses))
+        for queue in (*self.owned, *self._releasing):  # their brokers, also when the route lacks them
+            addresses.add(self.cluster.master(queue.broker_name) or "")
+        await asyncio.gather(*(self._heartbeat_to(address, body) for address in addresses - {""}))
 
     async def _heartbeat_to(self, address: str, body: bytes) -> None:
         try:
@@ -381,7 +384,7 @@ class Membership:
             offset = await self._user.give_queue(queue)
             if offset is not None:
                 await self._commit_at_last(queue, offset, epoch)
-            await self._unlock(queue)
+            await self._unlock(queue, epoch)
             log.info("queue handed over", queue=str(queue), offset=offset)
         except RocketletError as error:
             log.warning("hand-over failed; the broker will end the lease", queue=str(queue), reason=str(error))
@@ -393,9 +396,9 @@ class Membership:
     async def _commit_at_last(self, queue: Queue, offset: int, epoch: int) -> None:
         """The commit before the unlock: without it what was acknowledged would be delivered again. A broker that has
         restarted takes it when the lock has been reclaimed."""
-        for _ in range(HAND_OVER_COMMITS):
-            if await self.commit({queue: offset}, {queue: epoch}):
-                return
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + HAND_OVER_PATIENCE_S
+        while not await self.commit({queue: offset}, {queue: epoch}) and loop.time() < end_s:
             await asyncio.sleep(RECONNECT_S)
             try:
                 await self._heartbeat()
@@ -404,10 +407,12 @@ class Membership:
             except RocketletError as error:
                 log.info("lock not reclaimed; trying again", queue=str(queue), reason=str(error))
 
-    async def _unlock(self, queue: Queue) -> None:
+    async def _unlock(self, queue: Queue, epoch: int | None = None) -> None:
+        epochs = {queue: epoch} if epoch else {}
+        request = LockRequest(self.client_id, self.group, (queue,), handover=True, epochs=epochs)
         try:
             connection = await self.cluster.broker(queue.broker_name)
-            body = lock_bodies.encode_lock_request(LockRequest(self.client_id, self.group, (queue,), handover=True))
+            body = lock_bodies.encode_lock_request(request)
             await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
         except RocketletError as error:
             log.info("not unlocked; the broker will end the lease", queue=str(queue), reason=str(error))

@@ -173,6 +173,9 @@ async def test_a_late_commit_is_refused_and_moves_nothing(node: Node, connect: C
     one, two = await connect(node.address), await connect(node.address)
     await beat(one, "c1")
     await beat(two, "c2")
+    await create_topic(one, "t", 1)
+    for _ in range(9):
+        await send(one)
     old = lock_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE]
 
     async def commit(wire: Wire, offset: int, epoch: int | None) -> int:
@@ -189,6 +192,38 @@ async def test_a_late_commit_is_refused_and_moves_nothing(node: Node, connect: C
     assert await commit(two, 8, old) == 16
     assert node.broker.offsets.get("g", "t", 0) == 5
     assert await commit(two, 9, new) == 0
+
+
+@pytest.mark.parametrize("offset", [-1, 2, 4])
+async def test_a_commit_outside_of_the_queue_is_refused(node: Node, wire: Wire, offset: int) -> None:
+    await create_topic(wire, "t", 1)
+    for _ in range(4):
+        await send(wire)
+    node.broker.store.queue("t", 0).begin = 3
+    answer = await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, write(UpdateOffset("g", "t", 0, offset)))
+    assert answer.code == (0 if offset == 4 else 1)
+    if offset != 4:
+        assert "the start 3 and the end 4" in (answer.remark or "")
+    assert node.broker.offsets.get("g", "t", 0) == (4 if offset == 4 else None)
+
+
+async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    epoch = lock_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE]
+
+    async def unlock(wire: Wire, client: str, queue: Queue = QUEUE, epochs: int | None = None) -> str:
+        request = LockRequest(client, "g", (queue,), True, {queue: epochs} if epochs else {})
+        answer = await wire.call(RequestCode.UNLOCK_BATCH_MQ, body=lock_bodies.encode_lock_request(request))
+        assert answer.code == 1
+        return answer.remark or ""
+
+    assert "locked by c1" in await unlock(two, "c2"), "another's"
+    assert "not c1" in await unlock(two, "c1"), "with a foreign client id"
+    assert "is not locked" in await unlock(one, "c1", Queue("t", "broker-a", 7)), "what it never had"
+    assert "by now" in await unlock(one, "c1", epochs=epoch - 1), "an old epoch"
+    assert lock_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE] == epoch
 
 
 def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

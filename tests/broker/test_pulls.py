@@ -225,7 +225,9 @@ async def test_a_held_pull_ends_when_its_time_is_up(wire: Wire) -> None:
 
 async def test_a_pull_commits_its_offset_if_the_bit_says_so(wire: Wire) -> None:
     await create_topic(wire, "t")
-    ext = pull(flags=SUBSCRIBED | 0x1, commit_offset=42)
-    await wire.call(RequestCode.PULL_MESSAGE, ext)
+    for _ in range(3):
+        await send(wire)
+    for offset in (2, 9):  # the second is beyond the end
+        await wire.call(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | 0x1, commit_offset=offset))
     query = {"consumerGroup": "g", "topic": "t", "queueId": "0"}
-    assert int((await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, query)).ext["offset"]) == 42
+    assert int((await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, query)).ext["offset"]) == 2

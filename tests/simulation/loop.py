@@ -18,6 +18,7 @@ from typing import Any, cast
 
 EPOCH_S = 1_700_000_000.0
 MAX_DELAY_S = 0.05
+MAX_TURNS = 20_000
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
@@ -69,10 +70,14 @@ class _Clock(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
+        self._turns = 0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
             raise RuntimeError("nothing will ever happen again")
+        self._turns = 0 if timeout > 0 else self._turns + 1
+        if self._turns > MAX_TURNS:
+            raise RuntimeError(f"{MAX_TURNS} turns of the loop without time passing: something runs in circles")
         self.now_s += max(timeout, 0.0)
         return []
 
@@ -88,13 +93,17 @@ class SimLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.clock.now_s
 
-    def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> Any:
         process = (context or contextvars.copy_context()).get(_process)
         if process is None:
             return super().call_soon(callback, *args, context=context)
         return super().call_soon(process.call, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> Any:
         process = (context or contextvars.copy_context()).get(_process)
         if process is None:
             return super().call_at(when, callback, *args, context=context)

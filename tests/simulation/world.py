@@ -27,7 +27,6 @@ from rocketlet.broker.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer, RocketletError
 from rocketlet.protocol.bodies import Queue, TopicConfig
-from rocketlet.protocol.names import RETRY_PREFIX
 
 from .loop import Process, SimLoop, virtual_time
 
@@ -212,12 +211,14 @@ class World:
             for topic in self.topics:
                 if node.broker.topics.get(topic) is None:
                     node.broker.topics.put(TopicConfig(topic, self.plan.queues, self.plan.queues), 0)
-            await asyncio.create_task(node.server.__aenter__())
+            task = asyncio.create_task(node.server.__aenter__())
+        await task
 
     async def stop_node(self, node: Node) -> None:
         assert node.server is not None
         with node.process.running():
-            await asyncio.create_task(node.server.__aexit__())
+            task = asyncio.create_task(node.server.__aexit__())
+        await task
         node.broker = node.server = None
 
     def kill_node(self, node: Node) -> None:
@@ -379,7 +380,11 @@ class World:
     async def _produce(self) -> None:
         process = Process("producer")
         with process.running():
-            await asyncio.create_task(self._send_forever())
+            task = asyncio.create_task(self._send_forever())
+        try:
+            await task
+        finally:
+            task.cancel()
 
     async def _send_forever(self) -> None:
         async with Producer(f"127.0.0.1:{NAME_SERVER_PORT}", retries=0) as producer:
@@ -478,16 +483,18 @@ def simulate(seed: int) -> World:
                     real_notify(connection, group)
 
             broker_module.notify = notify
-            os.fdatasync = lambda descriptor: None
+            os.fdatasync = lambda fd: None
             try:
                 loop.run_until_complete(world.run())
             except Violation as violation:
                 violation.world = world  # type: ignore[attr-defined]
                 raise
             finally:
-                for task in asyncio.all_tasks(loop):
+                tasks = asyncio.all_tasks(loop)
+                for task in tasks:
                     task.cancel()
-                loop.run_until_complete(asyncio.sleep(0))
+                if tasks:  # those of killed processes never end
+                    loop.run_until_complete(asyncio.wait(tasks, timeout=1))
     finally:
         broker_module.notify, os.fdatasync = real_notify, real_sync
         random.setstate(state)

@@ -1,0 +1,47 @@
+"""A few hundred seeds, the planted faults, and the replay; `python -m tests.simulation 0 10000` runs more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from .planted import FAULTS
+
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, whose hashes do not vary."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", range(3))
+def test_what_must_hold_holds_for_every_seed(part: int) -> None:
+    size = SEEDS // 3
+    found = run(str(part * size), str((part + 1) * size))
+    assert found.returncode == 0, found.stdout + found.stderr[-2000:]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_a_known_fault_is_found(fault: str) -> None:
+    found = run("0", "300", "--plant", fault)
+    assert found.returncode == 1, f"{fault} was not found: {found.stdout}"
+    assert "Traceback" not in found.stdout
+
+
+def test_a_seed_replays_exactly() -> None:
+    one, two = run("0", "8", "--digest"), run("0", "8", "--digest")
+    digests = [line for line in one.stdout.splitlines() if not line.startswith("8 seeds")]
+    assert len(digests) == 8
+    assert digests == [line for line in two.stdout.splitlines() if not line.startswith("8 seeds")]
+    assert len(set(digests)) == 8
