@@ -13,6 +13,8 @@ import structlog
 from ..protocol.bodies import TopicConfig
 from ..protocol.codes import ONEWAY_FLAG, RequestCode
 from ..protocol.frame import Frame, encode
+from ..protocol.headers import ConsumerGroup as ConsumerGroupHeader
+from ..protocol.headers import write
 from ..protocol.message import MessageError, encode_host
 from ..protocol.names import SCHEDULE_TOPIC, reply_topic
 from . import config as limits
@@ -51,7 +53,7 @@ class Broker:
         self.recovered = self.store.recover(self.topics.since())
         self.offsets = Offsets(folder / "offsets.json")
         self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
-        self.groups = ConsumerGroups(self.history)
+        self.groups = ConsumerGroups(self.history, config.name, self.queues_of)
         self.locks = Locks(self.history, folder / "locks.json")
         self.held_pulls = HeldPulls()
         self.delays = Delays(self)
@@ -194,7 +196,20 @@ class Broker:
     def _notify_waiter(self, group: str, connection: Any) -> None:
         notify(connection, group)
 
+    def topic_changed(self, topic: TopicConfig) -> None:
+        """Tells the groups that read a topic that it has other queues; name servers know it by now."""
+        for group in self.groups:
+            if any(topic.name in member.subscriptions for member in group.members.values()):
+                for connection in group.members:
+                    notify(connection, group.name, topic.name)
+                self.groups.check(group)
+
     # Topics
+
+    def queues_of(self, topic: str) -> int:
+        """How many queues of a topic may be read here."""
+        found = self.topics.get(topic)
+        return found.read_queues if found else 0
 
     def ensure_topic(self, topic: TopicConfig) -> TopicConfig:
         """The topic as it is, or made as asked. Raises StoreFull, TopicLimit."""
@@ -209,10 +224,11 @@ class Broker:
         return self.store.queue(SCHEDULE_TOPIC, level - 1)
 
 
-def notify(connection: Any, group: str) -> None:
-    """NOTIFY_CONSUMER_IDS_CHANGED; JSON, because its receiver may be of any kind."""
+def notify(connection: Any, group: str, topic: str | None = None) -> None:
+    """NOTIFY_CONSUMER_IDS_CHANGED; JSON, because its receiver may be of any kind. A topic, which only Rocketlet clients
+    look at, has other queues than before."""
     code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
-    connection.write([encode(Frame(code, 0, {"consumerGroup": group}, flag=ONEWAY_FLAG))])
+    connection.write([encode(Frame(code, 0, write(ConsumerGroupHeader(group, topic)), flag=ONEWAY_FLAG))])
 
 
 def _store_host(address: str) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from ..protocol.bodies import ConsumerData
+from ..protocol.names import sorted_ids
 from ..protocol.subscription import Subscription
 from .config import HEARTBEAT_LIMIT_S, MAX_MEMBERS
 from .history import History
@@ -34,6 +35,7 @@ class Member:
     version: int
     seen_s: float
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    has_news: bool = False
 
     def update(self, data: ConsumerData, now_s: float) -> bool:
         """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""
@@ -44,6 +46,7 @@ class Member:
             if new is not None and new.version <= old.version:
                 fresh[topic] = old
         changed = before != fresh.keys() or data.leaving != self.data.leaving
+        self.has_news = data.assigned != self.data.assigned or data.queue_counts != self.data.queue_counts
         self.subscriptions = fresh
         self.data = data
         self.seen_s = now_s
@@ -57,6 +60,7 @@ class ConsumerGroup:
         self.name = name
         self.members: dict[Any, Member] = {}
         self.reported: frozenset[str] = frozenset()
+        self._places: dict[str | None, dict[str, int]] = {}
 
     @property
     def message_model(self) -> str:
@@ -76,10 +80,28 @@ class ConsumerGroup:
         ids = (member.client_id for member in staying if topic is None or topic in member.subscriptions)
         return list(dict.fromkeys(ids))
 
-    def faults(self) -> frozenset[str]:
-        """What members disagree in, in words that name them."""
+    def place(self, client_id: str, topic: str | None) -> tuple[int, int]:
+        """Which of the members that subscribe to a topic a client is, and how many they are; -1 if it is none of them.
+        Sorted once per change, because every member asks after each."""
+        places = self._places.get(topic)
+        if places is None:
+            places = {item: index for index, item in enumerate(sorted_ids(self.client_ids(topic)))}
+            self._places[topic] = places
+        return places.get(client_id, -1), len(places)
+
+    def changed(self) -> None:
+        """Members or their topics are others than before."""
+        self._places.clear()
+
+    def strategies(self) -> frozenset[str]:
+        """How the members allocate; a foreign one does not say."""
+        return frozenset(member.data.strategy or "foreign" for member in self.members.values())
+
+    def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:
+        """What members disagree in, among themselves or with the broker, in words that name them."""
         members = list(self.members.values())
-        return frozenset((*_differing_topics(members), *_differing_settings(members), *_doubled_ids(members)))
+        stale = _stale_queue_lists(members, broker_name, queues_of)
+        return frozenset((*_differing_topics(members), *_differing_settings(members), *_doubled_ids(members), *stale))
 
 
 def _differing_topics(members: list[Member]) -> Iterator[str]:
@@ -108,6 +130,13 @@ def _differing_settings(members: list[Member]) -> Iterator[str]:
         yield f"different allocation strategies: {named}"
 
 
+def _stale_queue_lists(members: list[Member], broker_name: str, queues_of: Callable[[str], int]) -> Iterator[str]:
+    for member in members:
+        for topic, count in member.data.queue_counts.get(broker_name, {}).items():
+            if topic in member.subscriptions and count != queues_of(topic):
+                yield f"{member.client_id} sees {count} queues of {topic} at {broker_name}, there are {queues_of(topic)}"
+
+
 def _doubled_ids(members: list[Member]) -> Iterator[str]:
     for client_id, count in Counter(member.client_id for member in members).items():
         if count > 1:
@@ -115,9 +144,12 @@ def _doubled_ids(members: list[Member]) -> Iterator[str]:
 
 
 class ConsumerGroups:
-    """All groups. `on_change(group)` is called when members or their topics changed, the group perhaps empty then."""
+    """All groups. `on_change(group)` is called when members or their topics changed, the group perhaps empty then;
+    `queues_of(topic)` says how many queues may be read."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, broker_name: str, queues_of: Callable[[str], int]) -> None:
+        self._broker_name = broker_name
+        self._queues_of = queues_of
         self._groups: dict[str, ConsumerGroup] = {}
         self._history = history
         self.on_change: Callable[[ConsumerGroup], None] = lambda group: None
@@ -136,6 +168,10 @@ class ConsumerGroups:
         if member is not None:
             if member.update(data, now_s):
                 self._changed(group, "leaving" if data.leaving else "subscribed", member)
+            if member.has_news:
+                queues = " ".join(map(str, data.assigned))
+                self._history.add(group.name, "assigned", client_id, queues=queues, count=len(data.assigned))
+                self.check(group, client_id)
             return
         if len(group.members) >= MAX_MEMBERS:
             raise OverflowError(f"the group {data.group} has {MAX_MEMBERS} members; no more are taken")
@@ -172,9 +208,14 @@ class ConsumerGroups:
     def _changed(self, group: ConsumerGroup, event: str, member: Member) -> None:
         self._history.add(group.name, event, member.client_id, members=len(group.members))
         log.info("member " + event, group=group.name, client=member.client_id, members=len(group.members))
-        faults = group.faults()
+        group.changed()
+        self.check(group, member.client_id)
+        self.on_change(group)
+
+    def check(self, group: ConsumerGroup, client_id: str = "") -> None:
+        """Names what members disagree in, each thing once."""
+        faults = group.faults(self._broker_name, self._queues_of)
         for fault in sorted(faults - group.reported):
             log.warning("members disagree", group=group.name, fault=fault)
-            self._history.add(group.name, "disagreement", member.client_id, fault=fault)
+            self._history.add(group.name, "disagreement", client_id, fault=fault)
         group.reported = faults
-        self.on_change(group)

@@ -8,12 +8,14 @@ import orjson
 import structlog
 
 from ..protocol import bodies, lock_bodies, names
-from ..protocol.bodies import TopicConfig
-from ..protocol.codes import ResponseCode
+from ..protocol.bodies import ConsumerData, Queue, TopicConfig
+from ..protocol.codes import EXT_DETAIL, ResponseCode
 from ..protocol.frame import Frame
-from ..protocol.headers import ConsumerGroup, UnregisterClient, read
+from ..protocol.headers import ConsumerGroup as ConsumerGroupHeader
+from ..protocol.headers import UnregisterClient, read
 from ..protocol.subscription import SQL92, TAG
 from .answers import Buffers, answer
+from .consumer_groups import ConsumerGroup
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -30,12 +32,34 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     for consumer in beat.consumers:
         settings = broker.group_configs.find(consumer.group)
+        if settings is not None and settings.strict:
+            fault = _strict_fault(broker, connection, consumer)
+            if fault:
+                return answer(frame, ResponseCode.NO_PERMISSION, remark=fault)
         if settings is not None:
             queues = settings.retry_queues
             broker.ensure_topic(TopicConfig(names.retry_topic(consumer.group), queues, queues))
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
     broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     return answer(frame)
+
+
+def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData) -> str | None:
+    """Why a strict group does not take a member, in words; None if it does."""
+    wanted = {item.topic: item.expression for item in consumer.subscriptions}
+    group = broker.groups.get(consumer.group)
+    for at, member in group.members.items() if group else ():
+        found = {item.topic: item.expression for item in member.subscriptions.values()}
+        if at is not connection and found != wanted:
+            return (
+                f"the group {consumer.group} is strict: this client subscribes to {_spelled(wanted)}, {member.client_id} to "
+                f"{_spelled(found)}; subscribe to the same, or use `rocketlet groups {consumer.group} --strict off`"
+            )
+    return None
+
+
+def _spelled(subscriptions: dict[str, str]) -> str:
+    return ", ".join(f"{topic} [{expression}]" for topic, expression in sorted(subscriptions.items()))
 
 
 def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
@@ -49,13 +73,23 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
 
 
 def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    header = read(ConsumerGroup, frame.ext)
+    header = read(ConsumerGroupHeader, frame.ext)
     group = broker.groups.get(header.consumer_group)
     client_ids = group.client_ids(header.topic) if group else []
     if not client_ids:
         remark = f"no consumer for this group, {header.consumer_group}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    return answer(frame, body=bodies.encode_consumer_ids(client_ids))
+    detail = frame.ext.get(EXT_DETAIL)
+    if group is not None and detail == "position":
+        member = group.members.get(connection)
+        index, count = group.place(member.client_id if member else "", header.topic)
+        return answer(frame, ext={"index": index, "count": count})
+    members = bodies.MemberList(client_ids, {}, frozenset())
+    if group is not None and detail == "owners":
+        owners = broker.locks.owners(group.name).items()
+        found = {Queue(topic, broker.config.name, number): owner for (topic, number), owner in owners}
+        members = bodies.MemberList(client_ids, found, group.strategies())
+    return answer(frame, body=bodies.encode_members(members))
 
 
 def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
@@ -118,9 +152,14 @@ def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     return answer(frame)
 
 
+def _topics_of(group: ConsumerGroup | None) -> list[str]:
+    members = group.members.values() if group else ()
+    return sorted({topic for member in members for topic in member.subscriptions})
+
+
 def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
-    name = read(ConsumerGroup, frame.ext).consumer_group
+    name = read(ConsumerGroupHeader, frame.ext).consumer_group
     group = broker.groups.get(name)
     members: list[dict[str, Any]] = [
         {
@@ -128,6 +167,7 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffe
             "peer": connection.peer,
             "strategy": member.data.strategy,
             "messageModel": member.data.message_model,
+            "leaving": member.data.leaving,
             "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},
         }
         for connection, member in (group.members.items() if group else ())
@@ -140,6 +180,7 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffe
         "broker": broker.config.name,
         "members": members,
         "owners": owners,
+        "queues": {topic: broker.queues_of(topic) for topic in _topics_of(group)},
         "disagreements": sorted(group.reported) if group else [],
         "events": broker.history.of(name),
     }

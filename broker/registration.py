@@ -102,6 +102,8 @@ class Registration:
 
     def _topic_changed(self, topic: TopicConfig) -> None:
         self._register_locally([topic])
+        if not self._links:
+            self._broker.topic_changed(topic)
         if self._links and len(self._changed) < MAX_PENDING_TOPICS:
             self._changed[topic.name] = topic
             self._wake.set()
@@ -117,6 +119,8 @@ class Registration:
             changed, self._changed = self._changed, {}
             is_fresh = any(link.is_fresh for link in self._links)
             await self._register(list(self._broker.topics) if is_fresh or not changed else list(changed.values()))
+            for topic in changed.values():
+                self._broker.topic_changed(topic)
 
     async def _until_due(self) -> None:
         """Returns when a topic has changed, a name server has hung up, or the interval is over."""

@@ -2,15 +2,19 @@
 
 A strategy is called with a member's own id, all queues and all member ids of one topic, both sorted, and returns the
 member's queues. All members must use the same one: they do not talk to each other.
+
+What moves when the n-th member joins or leaves a group that shares q queues: AVG about half of all, because shares are
+consecutive; AVG_BY_CIRCLE nearly all; CONSISTENT_HASH about q / n, but shares differ; STICKY the fewest possible, q / n at
+most, and shares differ by one at most. STICKY needs Rocketlet's broker, which knows who owns what now.
 """
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from ..protocol.bodies import Queue
 
@@ -24,9 +28,11 @@ class Strategy(Protocol):
     def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]: ...
 
 
-def sorted_ids(client_ids: Sequence[str]) -> list[str]:
-    """Member ids in Java's order, by UTF-16 units."""
-    return sorted(client_ids, key=lambda client_id: client_id.encode("utf-16-be", "surrogatepass"))
+@runtime_checkable
+class ByPosition(Protocol):
+    """A strategy that needs to know only how many members there are, and which of them a member is: not their ids."""
+
+    def allocate_at(self, index: int, members: int, queues: Sequence[Queue]) -> list[Queue]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,10 @@ class Averagely:
     def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
         if client_id not in client_ids:
             return []
-        index, total, members = client_ids.index(client_id), len(queues), len(client_ids)
+        return self.allocate_at(client_ids.index(client_id), len(client_ids), queues)
+
+    def allocate_at(self, index: int, members: int, queues: Sequence[Queue]) -> list[Queue]:
+        total = len(queues)
         rest = total % members
         size = 1 if total <= members else total // members + (1 if index < rest else 0)
         start = index * size if index < rest else index * size + rest
@@ -54,7 +63,10 @@ class AveragelyByCircle:
     def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
         if client_id not in client_ids:
             return []
-        return list(queues[client_ids.index(client_id) :: len(client_ids)])
+        return self.allocate_at(client_ids.index(client_id), len(client_ids), queues)
+
+    def allocate_at(self, index: int, members: int, queues: Sequence[Queue]) -> list[Queue]:
+        return list(queues[index::members])
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +167,40 @@ def _next(points: Sequence[int], point: int) -> int:
     return points[index] if index < len(points) else points[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Sticky:
+    """Equal shares, sizes differing by one at most, with the fewest queues moved. Where not all members use it, or the
+    broker does not tell owners, it is AVG."""
+
+    name: str = "STICKY"
+
+    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
+        return AVG.allocate(client_id, queues, client_ids)
+
+    def allocate_owned(
+        self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str], owners: Mapping[Queue, str]
+    ) -> list[Queue]:
+        """The share, given who owns which queue now."""
+        held: dict[str, list[Queue]] = {member: [] for member in client_ids}
+        free: list[Queue] = []
+        for queue in queues:
+            held.get(owners.get(queue, ""), free).append(queue)
+        if client_id not in held:
+            return []
+        size, rest = divmod(len(queues), len(client_ids))
+        larger = sorted(client_ids, key=lambda member: -len(held[member]))[
+            :rest
+        ]  # those who have most may have one more
+        for member in client_ids:
+            target = size + (member in larger)
+            free += held[member][target:]
+            del held[member][target:]
+        free.sort(reverse=True)
+        for member in client_ids:
+            while free and len(held[member]) < size + (member in larger):
+                held[member].append(free.pop())
+        return held[client_id]
+
+
 AVG = Averagely()
+STICKY = Sticky()

@@ -23,7 +23,8 @@ from typing import Protocol
 
 from ..protocol import bodies, lock_bodies, names
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
-from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
+from ..protocol.codes import EXT_DETAIL, EXT_UNKNOWN, RequestCode, ResponseCode
+from ..protocol.frame import Ext, Frame
 from ..protocol.headers import (
     ConsumerGroup,
     Offset,
@@ -37,7 +38,7 @@ from ..protocol.headers import (
 )
 from ..protocol.lock_bodies import LockRequest
 from ..protocol.subscription import Subscription
-from .allocation import AVG, Strategy, sorted_ids
+from .allocation import AVG, ByPosition, Sticky, Strategy
 from .cluster import Cluster, by_broker, subscribe_queues
 from .config import (
     HAND_OVER_PATIENCE_S,
@@ -109,12 +110,15 @@ class Membership:
         self._first_seen: dict[str, frozenset[Queue]] = {}
         self._registered: set[str] = set()
         self._failing: set[str] = set()
+        self._refusal: BrokerRefused | None = None
+        self._grown: set[str] = set()
+        self._reported: set[Queue] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._has_left = False
         self._wants_retry_s = REBALANCE_INTERVAL_S
-        cluster.requests[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = lambda connection, frame: self._wake.set()
+        cluster.requests[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = self._notified
         cluster.on_lost = self._on_lost
         cluster.keeps_brokers = True
         cluster.on_change = lambda topic: self._wake.set()
@@ -122,10 +126,13 @@ class Membership:
     # Life
 
     async def join(self) -> None:
-        """Registers at the brokers that can be reached, and starts. Raises ConnectionFailed if no name server can be."""
+        """Registers at the brokers that can be reached, and starts. Raises ConnectionFailed if no name server can be, and
+        BrokerRefused if a broker does not take this member."""
         for topic in self._subscriptions:
             await self.cluster.find_route(topic)
         await self._heartbeat()
+        if self._refusal is not None:
+            raise self._refusal
         self._tasks = [
             asyncio.create_task(self._rebalance_forever(), name="rebalance"),
             asyncio.create_task(self._heartbeat_forever(), name="heartbeat"),
@@ -178,15 +185,27 @@ class Membership:
                         tuple(self._subscriptions.values()),
                         strategy=self._strategy.name,
                         leaving=self._has_left,
+                        assigned=tuple(sorted(self.owned)),
+                        queue_counts=self._queue_counts(),
                     ),
                 ),
                 (names.INNER_PRODUCER_GROUP,),
             )
         )
+        self._reported = set(self.owned)
         addresses = set(self.cluster.masters().values())
         for queue in (*self.owned, *self._releasing):  # their brokers, also when the route lacks them
             addresses.add(self.cluster.master(queue.broker_name) or "")
         await asyncio.gather(*(self._heartbeat_to(address, body) for address in addresses - {""}))
+
+    def _queue_counts(self) -> dict[str, dict[str, int]]:
+        """How many queues this member sees, by broker and topic: brokers name those who see other numbers than they have."""
+        counts: dict[str, dict[str, int]] = {}
+        for topic in self._subscriptions:
+            route = self.cluster.route(topic)
+            for data in route.queues if route else ():
+                counts.setdefault(data.broker_name, {})[topic] = data.read_queues
+        return counts
 
     async def _heartbeat_to(self, address: str, body: bytes) -> None:
         try:
@@ -194,6 +213,7 @@ class Membership:
             await connection.request(RequestCode.HEART_BEAT, {}, body)
         except RocketletError as error:
             self._registered.discard(address)
+            self._refusal = error if isinstance(error, BrokerRefused) else None
             if address not in self._failing:
                 log.warning("heartbeat failed; trying on", broker=address, reason=str(error))
             self._failing.add(address)
@@ -209,6 +229,13 @@ class Membership:
             await self._heartbeat()
 
     # Rebalance
+
+    def _notified(self, connection: Connection, frame: Frame) -> None:
+        """Members have changed, or the queues of a topic."""
+        topic = frame.ext.get("topic")
+        if topic in self._subscriptions:
+            self._grown.add(str(topic))
+        self._wake.set()
 
     def _on_lost(self, address: str) -> None:
         """A broker's socket closed. Whether its queues are still ours is known when it has answered again."""
@@ -257,6 +284,9 @@ class Membership:
             if self._failing:
                 self._wants_retry_s = RECONNECT_S
         await self._reclaim()
+        grown, self._grown = self._grown, set()
+        for topic in grown:
+            await self.cluster.find_route(topic)
         mine: set[Queue] = set()
         complete = not self._suspended
         for topic in self._subscriptions:
@@ -276,6 +306,8 @@ class Membership:
             self._wants_retry_s = min(self._wants_retry_s, LOCK_RETRY_S)
         elif not self._releasing:
             self._settled.set()
+            if self._reported != self.owned.keys():
+                await self._heartbeat()  # so that whoever watches sees the assignment as this member does
 
     async def _share(self, topic: str) -> set[Queue] | None:
         """The queues of a topic that are this member's; None if that cannot be known now."""
@@ -285,25 +317,51 @@ class Membership:
                 self._wants_retry_s = min(self._wants_retry_s, MISSING_ROUTE_INTERVAL_S)
                 return set() if topic.startswith(names.RETRY_PREFIX) else None
             queues = subscribe_queues(topic, route)
-            ids = await self._member_ids(topic, queues)
+            share = await self._computed(topic, queues)
         except (RocketletError, bodies.BodyError) as error:
             log.info("lookup failed; the assignment stays", topic=topic, reason=str(error))
             return None
-        if self.client_id not in ids:
+        if share is None:
             self._registered.clear()  # the broker forgot us: register again
             return None
         self._first_seen.setdefault(topic, frozenset(queues))
-        return set(self._strategy.allocate(self.client_id, queues, ids))
+        return set(share)
 
-    async def _member_ids(self, topic: str, queues: list[Queue]) -> list[str]:
-        """The members that subscribe to a topic, from the first of its brokers that answers, sorted."""
+    async def _computed(self, topic: str, queues: list[Queue]) -> list[Queue] | None:
+        """This member's share; None if the broker does not count it among the members."""
+        strategy = self._strategy
+        if isinstance(strategy, Sticky):
+            return await self._sticky(strategy, topic, queues)
+        detail = "position" if isinstance(strategy, ByPosition) else None
+        answer = await self._members(topic, queues, detail)
+        if isinstance(strategy, ByPosition) and "index" in answer.ext:
+            index, count = int(answer.ext["index"]), int(answer.ext["count"])
+            return None if index < 0 else strategy.allocate_at(index, count, queues)
+        ids = names.sorted_ids(bodies.decode_members(answer.body).client_ids)
+        return strategy.allocate(self.client_id, queues, ids) if self.client_id in ids else None
+
+    async def _sticky(self, strategy: Sticky, topic: str, queues: list[Queue]) -> list[Queue] | None:
+        """Asks every broker of the topic who owns its queues."""
+        found = [
+            bodies.decode_members((await self._members(topic, of_broker, "owners")).body)
+            for of_broker in by_broker(queues).values()
+        ]
+        ids = names.sorted_ids(found[0].client_ids)
+        if self.client_id not in ids:
+            return None
+        if any(item.strategies != {strategy.name} for item in found):
+            return strategy.allocate(self.client_id, queues, ids)
+        owners = {queue: owner for item in found for queue, owner in item.owners.items()}
+        return strategy.allocate_owned(self.client_id, queues, ids, owners)
+
+    async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
+        """What the first broker of the queues that answers says of the members that subscribe to a topic."""
         error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
+        ext: Ext = write(ConsumerGroup(self.group, topic)) | ({EXT_DETAIL: detail} if detail else {})
         for broker_name in dict.fromkeys(queue.broker_name for queue in queues):
             try:
                 connection = await self.cluster.broker(broker_name)
-                ext = write(ConsumerGroup(self.group, topic))
-                answer = await connection.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
-                return sorted_ids(bodies.decode_consumer_ids(answer.body))
+                return await connection.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
             except (*_UNREACHED, BrokerRefused) as failed:
                 error = failed
         raise error

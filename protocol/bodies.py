@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from io import BytesIO
 from typing import Any, NamedTuple, TypeVar
@@ -60,7 +60,8 @@ def reads(name: str) -> Callable[[Callable[[Any], T]], Callable[[bytes], T]]:
 @dataclass(frozen=True, slots=True)
 class ConsumerData:
     """One consumer group in a heartbeat. Rocketlet's own fields, which Apache's brokers ignore: `strategy`, how the member
-    allocates queues, and `leaving`, that it is giving its queues up and wants no share any more."""
+    allocates queues; `leaving`, that it is giving its queues up and wants no share any more; `assigned`, the queues that it
+    owns; `queue_counts`, how many queues it sees, by broker name and topic."""
 
     group: str
     consume_type: str = "CONSUME_PASSIVELY"
@@ -70,6 +71,8 @@ class ConsumerData:
     unit_mode: bool = False
     strategy: str | None = None
     leaving: bool = False
+    assigned: tuple[Queue, ...] = ()
+    queue_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,10 @@ def _encode_consumer(consumer: ConsumerData) -> dict[str, Any]:
         data["allocateStrategy"] = consumer.strategy
     if consumer.leaving:
         data["leaving"] = True
+    if consumer.assigned:
+        data["assigned"] = [list(queue) for queue in consumer.assigned]
+    if consumer.queue_counts:
+        data["queueCounts"] = {name: dict(counts) for name, counts in consumer.queue_counts.items()}
     return data
 
 
@@ -157,6 +164,8 @@ def _read_consumer(data: Mapping[str, Any]) -> ConsumerData:
         unit_mode=bool(data.get("unitMode")),
         strategy=data.get("allocateStrategy"),
         leaving=bool(data.get("leaving")),
+        assigned=tuple(Queue(str(item[0]), str(item[1]), int(item[2])) for item in data.get("assigned") or ()),
+        queue_counts=data.get("queueCounts") or {},
     )
 
 
@@ -180,13 +189,30 @@ def encode_client_check(client_id: str, group: str, subscription: Subscription) 
     return orjson.dumps(value)
 
 
-def encode_consumer_ids(client_ids: Iterable[str]) -> bytes:
-    return orjson.dumps({"consumerIdList": list(client_ids)})
+class MemberList(NamedTuple):
+    """GET_CONSUMER_LIST_BY_GROUP's answer. What owns which queue of the broker, and the strategies of the members, stand
+    there only if a Rocketlet broker was asked for "owners"."""
+
+    client_ids: list[str]
+    owners: dict[Queue, str]
+    strategies: frozenset[str]
+
+
+def encode_members(members: MemberList) -> bytes:
+    value: dict[str, Any] = {"consumerIdList": members.client_ids}
+    if members.strategies:
+        value["owners"] = [[*queue, client_id] for queue, client_id in members.owners.items()]
+        value["strategies"] = sorted(members.strategies)
+    return orjson.dumps(value)
 
 
 @reads("consumer list")
-def decode_consumer_ids(data: Any) -> list[str]:
-    return [str(item) for item in data.get("consumerIdList") or ()]
+def decode_members(data: Any) -> MemberList:
+    return MemberList(
+        [str(item) for item in data.get("consumerIdList") or ()],
+        {Queue(topic, name, int(number)): owner for topic, name, number, owner in data.get("owners") or ()},
+        frozenset(data.get("strategies") or ()),
+    )
 
 
 # Queues
@@ -410,7 +436,8 @@ def decode_topic_list(data: Any) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """A consumer group's settings at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200)."""
+    """A consumer group's settings at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200). `strict` is ours: members that
+    subscribe to something else than the others are refused."""
 
     name: str
     consume_enable: bool = True
@@ -421,6 +448,7 @@ class GroupConfig:
     broker_id: int = 0
     slow_broker_id: int = 1
     notify_enable: bool = True
+    strict: bool = False
 
 
 def group_json(group: GroupConfig) -> dict[str, Any]:
@@ -433,6 +461,7 @@ def group_json(group: GroupConfig) -> dict[str, Any]:
         "notifyConsumerIdsChangedEnable": group.notify_enable,
         "retryMaxTimes": group.retry_max_times,
         "retryQueueNums": group.retry_queues,
+        "strict": group.strict,
         "whichBrokerWhenConsumeSlowly": group.slow_broker_id,
     }
 
@@ -448,6 +477,7 @@ def read_group(data: Mapping[str, Any]) -> GroupConfig:
         broker_id=int(data.get("brokerId", 0)),
         slow_broker_id=int(data.get("whichBrokerWhenConsumeSlowly", 1)),
         notify_enable=bool(data.get("notifyConsumerIdsChangedEnable", True)),
+        strict=bool(data.get("strict", False)),
     )
 
 

@@ -82,6 +82,7 @@ class RequestCode(IntEnum):
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
+    QUERY_ASSIGNMENT = 400  # 5.0's: a member asks the broker for its share
     # Rocketlet's own, far from Apache's (whose highest is 4 digits); an Apache broker answers 3 to it.
     GET_GROUP_HISTORY = 77_001
 
@@ -171,6 +172,7 @@ PULL_SUBSCRIPTION: Final = 0x4
 
 # Extension fields that only Rocketlet peers understand and Apache's ignore.
 EXT_ACCEPT_ENCODING: Final = "acceptEncoding"
+EXT_DETAIL: Final = "detail"  # of GET_CONSUMER_LIST_BY_GROUP: "position" or "owners"
 EXT_UNKNOWN: Final = "unknown"  # of QUERY_CONSUMER_OFFSET: "error" or "latest"
 
 

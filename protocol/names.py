@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -45,6 +46,11 @@ def retry_topic(group: str) -> str:
 
 def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
+
+
+def sorted_ids(client_ids: Iterable[str]) -> list[str]:
+    """Member ids in Java's order, by UTF-16 units."""
+    return sorted(client_ids, key=lambda client_id: client_id.encode("utf-16-be", "surrogatepass"))
 
 
 def reply_topic(cluster: str) -> str:

@@ -31,7 +31,7 @@ async def beat(wire: Wire, client_id: str, topics: dict[str, str] | None = None,
 
 async def members(wire: Wire, **ext: str) -> list[str]:
     answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g", **ext})
-    return bodies.decode_consumer_ids(answer.body) if answer.code == 0 else []
+    return bodies.decode_members(answer.body).client_ids if answer.code == 0 else []
 
 
 async def lock(wire: Wire, client_id: str, *, handover: bool = True, code: int = RequestCode.LOCK_BATCH_MQ) -> Frame:

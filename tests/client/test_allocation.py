@@ -11,9 +11,9 @@ from rocketlet.client.allocation import (
     MachineRoom,
     MachineRoomNearby,
     Strategy,
-    sorted_ids,
 )
 from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.names import sorted_ids
 
 EIGHT = [Queue("T", "b-a", number) for number in range(8)]
 THREE = ["10.0.0.1@1", "10.0.0.1@2", "10.0.0.1@3"]

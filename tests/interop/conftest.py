@@ -91,9 +91,9 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         seen.add((code, client))
         ask(clients, connection, code, *arguments)
 
-    def notifying(connection: Any, group: str) -> None:
+    def notifying(connection: Any, group: str, topic: str | None = None) -> None:
         seen.add((RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, client))
-        notify(connection, group)
+        notify(connection, group, topic)
 
     monkeypatch.setattr(Dispatch, "serve", serving)
     monkeypatch.setattr(Clients, "tell", telling)

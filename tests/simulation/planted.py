@@ -11,6 +11,7 @@ from rocketlet.broker.locks import Locks
 from rocketlet.client.consumer import Consumer
 from rocketlet.client.membership import Membership
 from rocketlet.protocol.bodies import ConsumerData, Queue
+from rocketlet.protocol.frame import Frame
 
 
 async def _no_drain(self: Consumer, queue: Queue) -> int | None:
@@ -38,14 +39,14 @@ async def _commit_after_unlock(self: Membership, queue: Queue, epoch: int) -> No
     self._wake.set()
 
 
-_member_ids = Membership._member_ids
+_members = Membership._members
 
 
-async def _stale_list(self: Membership, topic: str, queues: list[Queue]) -> list[str]:
+async def _stale_list(self: Membership, topic: str, queues: list[Queue], detail: str | None) -> Frame:
     """The first list of members is used for ever."""
-    lists: dict[str, list[str]] = self.__dict__.setdefault("_stale", {})
+    lists: dict[str, Frame] = self.__dict__.setdefault("_stale", {})
     if topic not in lists:
-        lists[topic] = await _member_ids(self, topic, queues)
+        lists[topic] = await _members(self, topic, queues, detail)
     return lists[topic]
 
 
@@ -74,7 +75,7 @@ FAULTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
     "no-drain": [(Consumer, "give_queue", _no_drain)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
     "commit-after-unlock": [(Membership, "_hand_over", _commit_after_unlock)],
-    "stale-list": [(Membership, "_member_ids", _stale_list)],
+    "stale-list": [(Membership, "_members", _stale_list)],
     "table-overwritten": [
         (Member, "update", _table_overwritten),
         (ConsumerGroup, "subscription", _last_table),

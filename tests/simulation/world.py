@@ -26,6 +26,7 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer, RocketletError
+from rocketlet.client.allocation import AVG, STICKY
 from rocketlet.protocol.bodies import Queue, TopicConfig
 
 from .loop import Process, SimLoop, virtual_time
@@ -51,6 +52,7 @@ class Plan:
     gentle: bool
     mixed: bool
     orderly: bool
+    sticky: bool
     handler_s: float
     lost_notifications: float
     events: int
@@ -65,6 +67,7 @@ class Plan:
             gentle=rng.random() < 0.5,
             mixed=rng.random() < 0.3,
             orderly=rng.random() < 0.3,
+            sticky=rng.random() < 0.3,
             handler_s=rng.choice((0.001, 0.02, 0.2)),
             lost_notifications=rng.choice((0.0, 0.0, 0.3)),
             events=rng.randint(2, 8),
@@ -102,6 +105,7 @@ class Member:
             self._handle,
             start="first",
             orderly=plan.orderly,
+            strategy=STICKY if plan.sticky else AVG,
             concurrency=4,
             commit_interval_s=1.0,
             on_assigned=lambda queues: world.taken(self, queues),
@@ -478,9 +482,9 @@ def simulate(seed: int) -> World:
         with virtual_time(loop):
             world = World(seed, loop, folder)
 
-            def notify(connection: Any, group: str) -> None:
+            def notify(connection: Any, group: str, topic: str | None = None) -> None:
                 if world.rng.random() >= world.plan.lost_notifications:
-                    real_notify(connection, group)
+                    real_notify(connection, group, topic)
 
             broker_module.notify = notify
             os.fdatasync = lambda fd: None
