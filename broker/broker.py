@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
 import structlog
 
-from ..protocol.bodies import TopicConfig
+from ..protocol.bodies import Route, TopicConfig
 from ..protocol.codes import ONEWAY_FLAG, RequestCode
 from ..protocol.frame import Frame, encode
 from ..protocol.headers import ConsumerGroup as ConsumerGroupHeader
@@ -32,6 +32,7 @@ from .store.consume_queue import ConsumeQueue
 from .store.store import Store, StoreFull
 from .topics import Topics
 from .transactions import Transactions
+from .watch import Watch
 
 log = structlog.get_logger("rocketlet.broker")
 
@@ -60,9 +61,11 @@ class Broker:
         self.clients = Clients()
         self.transactions = Transactions(self)
         self.statistics = Statistics(self)
+        self.watch = Watch(self)
         self.reply_topic = reply_topic(config.cluster)
         self.config_changes = 0
         self.on_config: Callable[[], None] = lambda: None
+        self.find_route: Callable[[str], Awaitable[Route | None]] = _no_route
         self.groups.on_change = self.notify_later
         self.locks.on_free = self._notify_waiter
         self.locks.on_change = self._save_locks_later
@@ -81,6 +84,7 @@ class Broker:
             asyncio.create_task(self._every(limits.LEASE_SWEEP_S, self.locks.expire), name="leases"),
             asyncio.create_task(self._every(limits.RETENTION_SWEEP_S, self.expire_segments), name="retention"),
             asyncio.create_task(self._every(limits.SWEEP_INTERVAL_S, self._expire_members), name="members"),
+            asyncio.create_task(self._every(limits.LEASE_SWEEP_S, self.watch.look), name="watch"),
             asyncio.create_task(self._every(limits.SAMPLE_INTERVAL_S, self.statistics.sample), name="samples"),
             asyncio.create_task(
                 self._every(self.config.transaction_sweep_s, self.transactions.check), name="transactions"
@@ -161,6 +165,7 @@ class Broker:
         self.locks.drop(connection)
         self.held_pulls.drop(connection)
         self.clients.drop(connection)
+        self.watch.drop(connection)
 
     def _save_locks_later(self) -> None:
         """Soon, so that a broker that is killed remembers; not at each of the many that a rebalance moves."""
@@ -222,6 +227,11 @@ class Broker:
 
     def schedule_queue(self, level: int) -> ConsumeQueue:
         return self.store.queue(SCHEDULE_TOPIC, level - 1)
+
+
+async def _no_route(topic: str) -> Route | None:
+    """Before the broker is registered anywhere."""
+    return None
 
 
 def notify(connection: Any, group: str, topic: str | None = None) -> None:

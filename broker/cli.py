@@ -70,7 +70,15 @@ def _add_groups_command(commands: argparse._SubParsersAction[argparse.ArgumentPa
     groups.add_argument("group")
     groups.add_argument("--nameserver", default=f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT[;HOST:PORT]")
     groups.add_argument("--timeline", action="store_true", help="also show the events, oldest first")
-    groups.add_argument("--json", action="store_true", help="print one JSON object")
+    groups.add_argument(
+        "--follow", action="store_true", help="with --timeline: go on printing events until interrupted"
+    )
+    groups.add_argument("--json", action="store_true", help="print one JSON object; with --follow one a line per event")
+    groups.add_argument(
+        "--strict",
+        choices=("on", "off"),
+        help="set whether members with other subscriptions than the others are refused",
+    )
     groups.add_argument("--log-level", choices=logs.LEVELS, default="warning")
     groups.set_defaults(run=_groups, host="", port=0)
 
@@ -106,6 +114,7 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-vip", action="store_true", help="do not listen two ports below for clients that use the VIP channel"
     )
+    parser.add_argument("--metrics-port", type=_port, help="serve Prometheus metrics there, at /metrics; default: none")
     parser.add_argument(
         "--flush", choices=("os", "sync"), default="os", help="acknowledge when written (os) or when synced to disk"
     )
@@ -183,9 +192,11 @@ async def _nameserver(options: argparse.Namespace) -> int:
 
 
 async def _groups(options: argparse.Namespace) -> int:
-    from .group_report import report
+    from .group_report import report, set_strict
 
-    return await report(options.group, options.nameserver, options.timeline, options.json)
+    if options.strict:
+        return await set_strict(options.group, options.nameserver, options.strict == "on")
+    return await report(options.group, options.nameserver, options.timeline, options.json, follow=options.follow)
 
 
 def _bind(options: argparse.Namespace) -> str:
@@ -224,6 +235,7 @@ def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, 
         retain_bytes=options.retain_bytes,
         segment_bytes=options.segment_bytes,
         vip_channel=not options.no_vip,
+        metrics_port=options.metrics_port,
     )
 
 

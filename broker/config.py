@@ -31,6 +31,7 @@ MAX_KV_KEYS: Final = 10_000
 MAX_GROUPS: Final = 10_000
 MAX_MEMBERS: Final = 10_000
 VIP_DISTANCE: Final = 2
+ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named
 CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
 MAX_QUERY_MESSAGES: Final = 64
 SAMPLE_INTERVAL_S: Final = 10.0  # of the counters behind the rates
@@ -70,5 +71,6 @@ class BrokerConfig:
     segment_bytes: int = 256 * 1024 * 1024
     delay_levels_ms: tuple[int, ...] = field(default=DELAY_LEVELS_MS)
     vip_channel: bool = True
+    metrics_port: int | None = None
     transaction_sweep_s: float = TRANSACTION_SWEEP_S
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S

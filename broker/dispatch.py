@@ -18,7 +18,19 @@ from ..protocol.bodies import BodyError
 from ..protocol.codes import RequestCode, ResponseCode, request_name
 from ..protocol.frame import Frame
 from ..protocol.headers import HeaderError
-from . import admin, group_admin, grouping, naming, pulling, querying, replies, searching, sending, transactions
+from . import (
+    admin,
+    assigning,
+    group_admin,
+    grouping,
+    naming,
+    pulling,
+    querying,
+    replies,
+    searching,
+    sending,
+    transactions,
+)
 from .answers import Buffers, answer
 from .store.files import StoreError, StoreFull
 from .topics import TopicLimit
@@ -84,6 +96,7 @@ BROKER_HANDLERS: Mapping[int, Callable[..., Buffers | None]] = {
     RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: group_admin.consumer_status,
     RequestCode.GET_CONSUMER_RUNNING_INFO: group_admin.forward,
     RequestCode.CONSUME_MESSAGE_DIRECTLY: group_admin.forward,
+    RequestCode.QUERY_ASSIGNMENT: assigning.query_assignment,
     RequestCode.GET_GROUP_HISTORY: grouping.group_history,
 }
 NAME_SERVER_HANDLERS: Mapping[int, Callable[..., Buffers | None]] = {

@@ -95,7 +95,7 @@ def progress(broker: Broker, group: str, topic: str) -> dict[Queue, Progress]:
     return found
 
 
-def _topics_of(broker: Broker, group: str) -> list[str]:
+def topics_of(broker: Broker, group: str) -> list[str]:
     """The topics in which a group has an offset, and those its members subscribe to."""
     online = broker.groups.get(group)
     subscribed = [topic for member in (online.members.values() if online else ()) for topic in member.subscriptions]
@@ -106,7 +106,7 @@ def _topics_of(broker: Broker, group: str) -> list[str]:
 def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(GroupTopic, frame.ext)
     group = header.consumer_group
-    topics = [header.topic] if header.topic else _topics_of(broker, group)
+    topics = [header.topic] if header.topic else topics_of(broker, group)
     table = {queue: item for topic in topics for queue, item in progress(broker, group, topic).items()}
     tps = sum(broker.statistics.rate(CONSUMED, f"{topic}@{group}", 60).per_second for topic in topics)
     return answer(frame, body=admin_bodies.encode_consume_stats(table, tps))
@@ -117,7 +117,7 @@ def all_consume_stats(broker: Broker, connection: Connection, frame: Frame) -> B
     groups = {
         group.name: {
             queue: item
-            for topic in _topics_of(broker, group.name)
+            for topic in topics_of(broker, group.name)
             for queue, item in progress(broker, group.name, topic).items()
         }
         for group in broker.group_configs
@@ -182,7 +182,7 @@ def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> B
 def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """CLONE_GROUP_OFFSET: a group begins where another one is."""
     header = read(CloneOffset, frame.ext)
-    topics = [header.topic] if header.topic else _topics_of(broker, header.src_group)
+    topics = [header.topic] if header.topic else topics_of(broker, header.src_group)
     for topic in topics:
         for queue_id, offset in broker.offsets.of(header.src_group, topic).items():
             broker.offsets.put(header.dest_group, topic, queue_id, offset)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from ..client.cluster import Cluster
 from ..client.errors import RocketletError
-from ..protocol.bodies import decode_cluster
+from ..protocol import fastjson_text
+from ..protocol.bodies import decode_cluster, encode_group, read_group
 from ..protocol.codes import RequestCode
 from ..protocol.headers import ConsumerGroup, write
+
+FOLLOW_S = 0.5
 
 
 async def histories(name_server: str, group: str) -> list[dict[str, Any]]:
@@ -30,19 +35,61 @@ async def histories(name_server: str, group: str) -> list[dict[str, Any]]:
         await cluster.close()
 
 
-async def report(group: str, name_server: str, timeline: bool, as_json: bool) -> int:
-    """Prints the report; the exit status."""
+async def set_strict(group: str, name_server: str, strict: bool) -> int:
+    """Sets at every broker whether a group is strict; the exit status."""
+    cluster = Cluster(name_server)
     try:
-        reports = await histories(name_server, group)
+        answer = await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        for broker in decode_cluster(answer.body):
+            connection = await cluster.connection(broker.addresses[0])
+            found = await connection.request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
+            known = fastjson_text.loads(found.body)["subscriptionGroupTable"].get(group, {"groupName": group})
+            body = encode_group(replace(read_group(known), strict=strict))
+            await connection.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
+            print(f"{broker.name}: the group {group} is {'strict' if strict else 'not strict'}")
     except RocketletError as error:
         print(f"rocketlet: {error}", file=sys.stderr)
         return 1
-    events = sorted(
-        ({"broker": item["broker"], **event} for item in reports for event in item.pop("events")),
+    finally:
+        await cluster.close()
+    return 0
+
+
+async def report(group: str, name_server: str, timeline: bool, as_json: bool, *, follow: bool = False) -> int:
+    """Prints the report; the exit status. `follow`: and then events as they come, until interrupted."""
+    try:
+        reports = await histories(name_server, group)
+        status = _print(group, reports, timeline, as_json)
+        while follow and timeline:
+            seen = {orjson.dumps(event) for event in _events(reports)}
+            await asyncio.sleep(FOLLOW_S)
+            reports = await histories(name_server, group)
+            fresh = [event for event in _events(reports) if orjson.dumps(event) not in seen]
+            if as_json:
+                for event in fresh:
+                    print(orjson.dumps(event).decode())
+            else:
+                _print_events(fresh)
+            sys.stdout.flush()
+    except RocketletError as error:
+        print(f"rocketlet: {error}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _events(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of all brokers, oldest first."""
+    return sorted(
+        ({"broker": item["broker"], **event} for item in reports for event in item["events"]),
         key=lambda event: event["ms"],
     )
+
+
+def _print(group: str, reports: list[dict[str, Any]], timeline: bool, as_json: bool) -> int:
+    events = _events(reports)
+    summary = [{name: value for name, value in item.items() if name != "events"} for item in reports]
     if as_json:
-        print(orjson.dumps({"group": group, "brokers": reports, "events": events if timeline else []}).decode())
+        print(orjson.dumps({"group": group, "brokers": summary, "events": events if timeline else []}).decode())
         return 0
     members = {member["clientId"]: member for item in reports for member in item["members"]}
     if not members and not events:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import structlog
 
-from ..protocol import bodies, lock_bodies, names
+from ..protocol import bodies, group_bodies, names
 from ..protocol.bodies import ConsumerData, Queue, TopicConfig
 from ..protocol.codes import EXT_DETAIL, ResponseCode
 from ..protocol.frame import Frame
@@ -84,24 +84,24 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
         member = group.members.get(connection)
         index, count = group.place(member.client_id if member else "", header.topic)
         return answer(frame, ext={"index": index, "count": count})
-    members = bodies.MemberList(client_ids, {}, frozenset())
+    members = group_bodies.MemberList(client_ids, {}, frozenset())
     if group is not None and detail == "owners":
         owners = broker.locks.owners(group.name).items()
         found = {Queue(topic, broker.config.name, number): owner for (topic, number), owner in owners}
-        members = bodies.MemberList(client_ids, found, group.strategies())
-    return answer(frame, body=bodies.encode_members(members))
+        members = group_bodies.MemberList(client_ids, found, group.strategies())
+    return answer(frame, body=group_bodies.encode_members(members))
 
 
 def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    request = lock_bodies.decode_lock_request(frame.body)
+    request = group_bodies.decode_lock_request(frame.body)
     fault = _foreign_client(broker, connection, request)
     if fault:
-        return answer(frame, ResponseCode.SYSTEM_ERROR, body=lock_bodies.encode_locked({}), remark=fault)
-    return answer(frame, body=lock_bodies.encode_locked(broker.locks.lock(request, connection)))
+        return answer(frame, ResponseCode.SYSTEM_ERROR, body=group_bodies.encode_locked({}), remark=fault)
+    return answer(frame, body=group_bodies.encode_locked(broker.locks.lock(request, connection)))
 
 
 def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    request = lock_bodies.decode_lock_request(frame.body)
+    request = group_bodies.decode_lock_request(frame.body)
     fault = _foreign_client(broker, connection, request)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
@@ -111,7 +111,7 @@ def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame)
 
 
-def _foreign_client(broker: Broker, connection: Connection, request: lock_bodies.LockRequest) -> str | None:
+def _foreign_client(broker: Broker, connection: Connection, request: group_bodies.LockRequest) -> str | None:
     """Why a lease is not this connection's to take or free; None if it is. Apache's clients are believed."""
     if not request.handover:
         return None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.bodies import Queue
-from ..protocol.lock_bodies import LockRequest
+from ..protocol.group_bodies import LockRequest
 from .config import HANDOVER_LEASE_S, LOCK_LEASE_S, RECLAIM_S
 from .history import History
 from .store.files import read_state, write_state
@@ -35,6 +35,8 @@ class Lock:
     epoch: int
     handover: bool
     renewed_s: float
+    has_pulled: bool = False
+    has_committed: bool = False
     waiters: dict[Any, None] = field(default_factory=dict)
 
     def is_over(self, now_s: float) -> bool:
@@ -139,6 +141,21 @@ class Locks:
         if lock.connection is not connection or (epoch is not None and epoch != lock.epoch):
             return f"the queue {queue[0]}:{queue[1]} is owned by {lock.client_id} (epoch {lock.epoch})"
         return None
+
+    def note_pull(self, group: str, topic: str, queue_id: int) -> None:
+        """A pull: the owner's first one is history."""
+        key = (group, topic, queue_id)
+        lock = self._locks.get(key)
+        if lock is not None and lock.handover and not lock.has_pulled:
+            lock.has_pulled = True
+            self._history.add(group, "first pull", lock.client_id, topic=topic, queue=queue_id, epoch=lock.epoch)
+
+    def note_commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """A commit: the owner's first one is history, the others are too many."""
+        lock = self._locks.get((group, topic, queue_id))
+        if lock is not None and lock.handover and not lock.has_committed:
+            lock.has_committed = True
+            self._history.add(group, "first commit", lock.client_id, topic=topic, queue=queue_id, offset=offset)
 
     def owners(self, group: str) -> dict[tuple[str, int], str]:
         """Client id by topic and queue id."""

@@ -45,6 +45,7 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         return answer(frame, refusal.code, remark=str(refusal))
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
+    broker.watch.pulled(connection, header.consumer_group, header.topic, header.queue_id)
     queue = broker.store.queue(header.topic, header.queue_id)
     wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
     if wants_hold and queue.next == header.queue_offset:

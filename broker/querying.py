@@ -72,6 +72,7 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
         log.warning("commit refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
     broker.offsets.put(group, *queue, header.commit_offset)
+    broker.locks.note_commit(group, *queue, header.commit_offset)
     return answer(frame, ext={})
 
 

@@ -11,10 +11,10 @@ import itertools
 
 import structlog
 
-from ..protocol.bodies import TopicConfig, encode_registration
+from ..protocol.bodies import Route, TopicConfig, decode_route, encode_registration
 from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode
 from ..protocol.frame import Frame, FrameError, FrameReader, encode
-from ..protocol.headers import BrokerName, RegisterBroker, write
+from ..protocol.headers import BrokerName, RegisterBroker, TopicName, write
 from .broker import Broker
 from .config import REGISTER_INTERVAL_S, REGISTER_TIMEOUT_S
 from .routes import Routes
@@ -84,6 +84,7 @@ class Registration:
         """Returns when every name server has answered or failed to."""
         self._broker.topics.on_change = self._topic_changed
         self._broker.on_config = self._config_changed
+        self._broker.find_route = self._find_route
         await self._register(list(self._broker.topics))
         if self._links:
             self._task = asyncio.create_task(self._run(), name="registration")
@@ -107,6 +108,19 @@ class Registration:
         if self._links and len(self._changed) < MAX_PENDING_TOPICS:
             self._changed[topic.name] = topic
             self._wake.set()
+
+    async def _find_route(self, topic: str) -> Route | None:
+        """A topic's route, of the name server in this process or of the first one that answers."""
+        if self._local is not None:
+            return self._local.route(topic)
+        for link in self._links:
+            try:
+                answer = await link.request(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=write(TopicName(topic))))
+            except (OSError, FrameError) as error:
+                log.warning("name server not reached", address=link.address, reason=str(error) or "timeout")
+                continue
+            return decode_route(answer.body) if answer.code == 0 else None
+        return None
 
     def _config_changed(self) -> None:
         self._register_locally(list(self._broker.topics))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -21,6 +22,9 @@ from .dispatch import Dispatch
 from .flusher import Flusher
 from .registration import Registration
 from .routes import Routes
+
+if TYPE_CHECKING:
+    from .metrics import Metrics
 
 log = structlog.get_logger("rocketlet.server")
 
@@ -46,6 +50,7 @@ class Server:
         self._external_port = external_port
         self._external: asyncio.Server | None = None
         self._vip: asyncio.Server | None = None
+        self._metrics: Metrics | None = None
         self._broker = broker
         self._routes = routes
         self._flusher = Flusher(broker.store) if broker and broker.config.flush == "sync" else None
@@ -74,6 +79,10 @@ class Server:
             )
         if self._broker is not None and self._broker.config.vip_channel:
             await self._listen_for_vip()
+        if self._broker is not None and self._broker.config.metrics_port is not None:
+            from .metrics import Metrics
+
+            self._metrics = Metrics(self._broker, self._host, self._broker.config.metrics_port)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         if self._broker is not None:
             self._broker.start()
@@ -84,6 +93,8 @@ class Server:
     async def __aexit__(self, *exception: object) -> None:
         assert self._server is not None and self._sweeper is not None
         self._server.close()
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
         for other in (self._external, self._vip):
             if other is not None:
                 other.close()
@@ -113,6 +124,11 @@ class Server:
             )
         except (OSError, OverflowError) as error:
             log.info("no VIP channel", port=port, reason=str(error))
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of the metrics, also when 0 was asked for."""
+        return self._metrics.port if self._metrics else None
 
     @property
     def vip_connections(self) -> int:

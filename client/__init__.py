@@ -2,8 +2,9 @@
 
 producer, consumer   what users call
 membership           WHEN: heartbeats, rebalance, locks, hand-over of queues
-allocation           HOW: the allocation strategies, pure
 process_queue        what was pulled of one queue and not yet acknowledged
+settling             waits for a group to come to rest
+shares               whose queues are whose, asked of brokers
 transactions         half messages and their outcome
 questions            what brokers ask a consumer for an administrator
 pulling, handling    bytes to messages; messages to the user's handler
@@ -11,8 +12,8 @@ cluster, connection  name servers, routes, sockets
 message, errors, config
 """
 
+from ..protocol.allocation import Strategy
 from ..protocol.subscription import Sql
-from .allocation import Strategy
 from .config import Start
 from .consumer import Consumer, Reject, RetryLater
 from .errors import (
@@ -26,6 +27,7 @@ from .errors import (
 )
 from .message import Message, Outgoing
 from .producer import Producer, SendResult
+from .settling import settled
 
 __all__ = [
     "BrokerRefused",
@@ -45,4 +47,5 @@ __all__ = [
     "Start",
     "Strategy",
     "TopicNotFound",
+    "settled",
 ]

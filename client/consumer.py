@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..protocol import bodies, names
+from ..protocol.allocation import AVG, Strategy
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.headers import SendBack, write
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
-from .allocation import AVG, Strategy
 from .broadcast import Broadcast
 from .cluster import Cluster
 from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, PullLimits, Start

@@ -1,8 +1,8 @@
 """WHEN queues change hands: heartbeats, rebalance, locks, hand-over.
 
 Every member registers by heartbeat at every broker, asks for the list of members, and computes its own share
-(`allocation` says how). Because members see changes at different moments, shares overlap for a while. Apache's clients
-then both read a queue; ours do not, because a queue is handed over, not grabbed:
+(`shares`, by the strategies of `protocol/allocation`). Because members see changes at different moments, shares overlap
+for a while. Apache's clients then both read a queue; ours do not, because a queue is handed over, not grabbed:
 
     giver: stop pulling -> running handlers end -> commit, answered -> unlock
     taker: lock, refused until then -> ask for the committed offset -> pull
@@ -21,12 +21,13 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from ..protocol import bodies, lock_bodies, names
+from ..protocol import bodies, group_bodies, names
+from ..protocol.allocation import AVG, Strategy
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
-from ..protocol.codes import EXT_DETAIL, EXT_UNKNOWN, RequestCode, ResponseCode
-from ..protocol.frame import Ext, Frame
+from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
+from ..protocol.frame import Frame
+from ..protocol.group_bodies import LockRequest
 from ..protocol.headers import (
-    ConsumerGroup,
     Offset,
     QueueOffset,
     SearchOffset,
@@ -36,9 +37,7 @@ from ..protocol.headers import (
     read,
     write,
 )
-from ..protocol.lock_bodies import LockRequest
 from ..protocol.subscription import Subscription
-from .allocation import AVG, ByPosition, Sticky, Strategy
 from .cluster import Cluster, by_broker, subscribe_queues
 from .config import (
     HAND_OVER_PATIENCE_S,
@@ -56,6 +55,7 @@ from .connection import Connection
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
 from .log import get_logger
 from .message import new_client_id
+from .shares import Shares
 
 log = get_logger("rocketlet.membership")
 
@@ -103,6 +103,7 @@ class Membership:
         self._user = user
         self._start = start
         self._strategy = strategy
+        self._shares = Shares(cluster, group, self.client_id, strategy)
         self._consume_type = consume_type
         self._suspended: set[Queue] = set()
         self._acquiring: set[Queue] = set()  # perhaps locked, not yet owned
@@ -317,7 +318,7 @@ class Membership:
                 self._wants_retry_s = min(self._wants_retry_s, MISSING_ROUTE_INTERVAL_S)
                 return set() if topic.startswith(names.RETRY_PREFIX) else None
             queues = subscribe_queues(topic, route)
-            share = await self._computed(topic, queues)
+            share = await self._shares.of(topic, queues)
         except (RocketletError, bodies.BodyError) as error:
             log.info("lookup failed; the assignment stays", topic=topic, reason=str(error))
             return None
@@ -326,45 +327,6 @@ class Membership:
             return None
         self._first_seen.setdefault(topic, frozenset(queues))
         return set(share)
-
-    async def _computed(self, topic: str, queues: list[Queue]) -> list[Queue] | None:
-        """This member's share; None if the broker does not count it among the members."""
-        strategy = self._strategy
-        if isinstance(strategy, Sticky):
-            return await self._sticky(strategy, topic, queues)
-        detail = "position" if isinstance(strategy, ByPosition) else None
-        answer = await self._members(topic, queues, detail)
-        if isinstance(strategy, ByPosition) and "index" in answer.ext:
-            index, count = int(answer.ext["index"]), int(answer.ext["count"])
-            return None if index < 0 else strategy.allocate_at(index, count, queues)
-        ids = names.sorted_ids(bodies.decode_members(answer.body).client_ids)
-        return strategy.allocate(self.client_id, queues, ids) if self.client_id in ids else None
-
-    async def _sticky(self, strategy: Sticky, topic: str, queues: list[Queue]) -> list[Queue] | None:
-        """Asks every broker of the topic who owns its queues."""
-        found = [
-            bodies.decode_members((await self._members(topic, of_broker, "owners")).body)
-            for of_broker in by_broker(queues).values()
-        ]
-        ids = names.sorted_ids(found[0].client_ids)
-        if self.client_id not in ids:
-            return None
-        if any(item.strategies != {strategy.name} for item in found):
-            return strategy.allocate(self.client_id, queues, ids)
-        owners = {queue: owner for item in found for queue, owner in item.owners.items()}
-        return strategy.allocate_owned(self.client_id, queues, ids, owners)
-
-    async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
-        """What the first broker of the queues that answers says of the members that subscribe to a topic."""
-        error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
-        ext: Ext = write(ConsumerGroup(self.group, topic)) | ({EXT_DETAIL: detail} if detail else {})
-        for broker_name in dict.fromkeys(queue.broker_name for queue in queues):
-            try:
-                connection = await self.cluster.broker(broker_name)
-                return await connection.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
-            except (*_UNREACHED, BrokerRefused) as failed:
-                error = failed
-        raise error
 
     # Taking
 
@@ -385,9 +347,9 @@ class Membership:
 
     async def _lock_at(self, connection: Connection, queues: list[Queue]) -> dict[Queue, int]:
         """Which of the queues are locked for us now, with their epochs."""
-        body = lock_bodies.encode_lock_request(LockRequest(self.client_id, self.group, tuple(queues), handover=True))
+        body = group_bodies.encode_lock_request(LockRequest(self.client_id, self.group, tuple(queues), handover=True))
         answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
-        return {queue: epoch for queue, epoch in lock_bodies.decode_locked(answer.body).items() if queue in queues}
+        return {queue: epoch for queue, epoch in group_bodies.decode_locked(answer.body).items() if queue in queues}
 
     async def _begin(self, connection: Connection, queue: Queue, epoch: int) -> None:
         """A queue was locked: finds where to read from, or unlocks it again."""
@@ -470,7 +432,7 @@ class Membership:
         request = LockRequest(self.client_id, self.group, (queue,), handover=True, epochs=epochs)
         try:
             connection = await self.cluster.broker(queue.broker_name)
-            body = lock_bodies.encode_lock_request(request)
+            body = group_bodies.encode_lock_request(request)
             await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
         except RocketletError as error:
             log.info("not unlocked; the broker will end the lease", queue=str(queue), reason=str(error))

@@ -136,7 +136,7 @@ def _encode_consumer(consumer: ConsumerData) -> dict[str, Any]:
 
 
 _CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
-_MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
+MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
 _CONSUME_FROM = (
     "CONSUME_FROM_LAST_OFFSET",
     "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
@@ -147,7 +147,7 @@ _CONSUME_FROM = (
 )
 
 
-def _enum(value: Any, names: tuple[str, ...], default: str) -> str:
+def read_enum(value: Any, names: tuple[str, ...], default: str) -> str:
     """fastjson reads an enum by its name or by its ordinal."""
     if isinstance(value, int) and 0 <= value < len(names):
         return names[value]
@@ -157,9 +157,9 @@ def _enum(value: Any, names: tuple[str, ...], default: str) -> str:
 def _read_consumer(data: Mapping[str, Any]) -> ConsumerData:
     return ConsumerData(
         group=str(data["groupName"]),
-        consume_type=_enum(data.get("consumeType"), _CONSUME_TYPES, "CONSUME_PASSIVELY"),
-        message_model=_enum(data.get("messageModel"), _MESSAGE_MODELS, "CLUSTERING"),
-        consume_from=_enum(data.get("consumeFromWhere"), _CONSUME_FROM, _CONSUME_FROM[0]),
+        consume_type=read_enum(data.get("consumeType"), _CONSUME_TYPES, "CONSUME_PASSIVELY"),
+        message_model=read_enum(data.get("messageModel"), MESSAGE_MODELS, "CLUSTERING"),
+        consume_from=read_enum(data.get("consumeFromWhere"), _CONSUME_FROM, _CONSUME_FROM[0]),
         subscriptions=tuple(read_subscription(item) for item in data.get("subscriptionDataSet") or ()),
         unit_mode=bool(data.get("unitMode")),
         strategy=data.get("allocateStrategy"),
@@ -187,32 +187,6 @@ def decode_client_check(data: Any) -> tuple[str, str, Mapping[str, Any]]:
 def encode_client_check(client_id: str, group: str, subscription: Subscription) -> bytes:
     value = {"clientId": client_id, "group": group, "subscriptionData": encode_subscription(subscription)}
     return orjson.dumps(value)
-
-
-class MemberList(NamedTuple):
-    """GET_CONSUMER_LIST_BY_GROUP's answer. What owns which queue of the broker, and the strategies of the members, stand
-    there only if a Rocketlet broker was asked for "owners"."""
-
-    client_ids: list[str]
-    owners: dict[Queue, str]
-    strategies: frozenset[str]
-
-
-def encode_members(members: MemberList) -> bytes:
-    value: dict[str, Any] = {"consumerIdList": members.client_ids}
-    if members.strategies:
-        value["owners"] = [[*queue, client_id] for queue, client_id in members.owners.items()]
-        value["strategies"] = sorted(members.strategies)
-    return orjson.dumps(value)
-
-
-@reads("consumer list")
-def decode_members(data: Any) -> MemberList:
-    return MemberList(
-        [str(item) for item in data.get("consumerIdList") or ()],
-        {Queue(topic, name, int(number)): owner for topic, name, number, owner in data.get("owners") or ()},
-        frozenset(data.get("strategies") or ()),
-    )
 
 
 # Queues
@@ -268,7 +242,7 @@ def read_topic(data: Mapping[str, Any]) -> TopicConfig:
         read_queues=int(data.get("readQueueNums", 16)),
         write_queues=int(data.get("writeQueueNums", 16)),
         perm=int(data.get("perm", 6)),
-        filter_type=_enum(data.get("topicFilterType"), ("SINGLE_TAG", "MULTI_TAG"), "SINGLE_TAG"),
+        filter_type=read_enum(data.get("topicFilterType"), ("SINGLE_TAG", "MULTI_TAG"), "SINGLE_TAG"),
         sys_flag=int(data.get("topicSysFlag", 0)),
         order=bool(data.get("order", False)),
     )

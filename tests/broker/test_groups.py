@@ -9,12 +9,12 @@ import pytest
 from rocketlet.broker.locks import Locks
 from rocketlet.broker.routes import Routes
 from rocketlet.broker.server import Server
-from rocketlet.protocol import bodies, lock_bodies
+from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, Queue, TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
-from rocketlet.protocol.lock_bodies import LockRequest
 from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, free_port
@@ -31,11 +31,11 @@ async def beat(wire: Wire, client_id: str, topics: dict[str, str] | None = None,
 
 async def members(wire: Wire, **ext: str) -> list[str]:
     answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g", **ext})
-    return bodies.decode_members(answer.body).client_ids if answer.code == 0 else []
+    return group_bodies.decode_members(answer.body).client_ids if answer.code == 0 else []
 
 
 async def lock(wire: Wire, client_id: str, *, handover: bool = True, code: int = RequestCode.LOCK_BATCH_MQ) -> Frame:
-    body = lock_bodies.encode_lock_request(LockRequest(client_id, "g", (QUEUE,), handover))
+    body = group_bodies.encode_lock_request(LockRequest(client_id, "g", (QUEUE,), handover))
     return await wire.call(code, body=body)
 
 
@@ -132,13 +132,13 @@ async def test_a_queue_has_one_owner_and_the_next_is_told_when_it_is_free(node: 
     await beat(one, "c1")
     await beat(two, "c2")
     await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
-    first = lock_bodies.decode_locked((await lock(one, "c1")).body)
-    assert lock_bodies.decode_locked((await lock(two, "c2")).body) == {}
-    assert lock_bodies.decode_locked((await lock(one, "c1")).body) == first, "renewing keeps the epoch"
+    first = group_bodies.decode_locked((await lock(one, "c1")).body)
+    assert group_bodies.decode_locked((await lock(two, "c2")).body) == {}
+    assert group_bodies.decode_locked((await lock(one, "c1")).body) == first, "renewing keeps the epoch"
     two.requests.clear()
     await lock(one, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
     await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
-    second = lock_bodies.decode_locked((await lock(two, "c2")).body)
+    second = group_bodies.decode_locked((await lock(two, "c2")).body)
     assert second[QUEUE] > first[QUEUE]
 
 
@@ -151,7 +151,7 @@ async def test_a_killed_owner_frees_its_queues_at_once(node: Node, connect: Conn
     await one.close()
     await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     await eventually(lambda: not node.broker.locks.owners("g"))
-    assert QUEUE in lock_bodies.decode_locked((await lock(two, "c2")).body)
+    assert QUEUE in group_bodies.decode_locked((await lock(two, "c2")).body)
 
 
 async def test_a_foreign_client_id_locks_and_unlocks_nothing(node: Node, connect: Connect) -> None:
@@ -176,7 +176,7 @@ async def test_a_late_commit_is_refused_and_moves_nothing(node: Node, connect: C
     await create_topic(one, "t", 1)
     for _ in range(9):
         await send(one)
-    old = lock_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE]
+    old = group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE]
 
     async def commit(wire: Wire, offset: int, epoch: int | None) -> int:
         return (
@@ -186,7 +186,7 @@ async def test_a_late_commit_is_refused_and_moves_nothing(node: Node, connect: C
     assert await commit(one, 5, old) == 0
     await lock(one, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
     assert await commit(one, 6, old) == 16, "nobody owns it"
-    new = lock_bodies.decode_locked((await lock(two, "c2")).body)[QUEUE]
+    new = group_bodies.decode_locked((await lock(two, "c2")).body)[QUEUE]
     assert await commit(one, 7, old) == 16
     assert await commit(one, 7, None) == 16
     assert await commit(two, 8, old) == 16
@@ -211,11 +211,11 @@ async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connec
     one, two = await connect(node.address), await connect(node.address)
     await beat(one, "c1")
     await beat(two, "c2")
-    epoch = lock_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE]
+    epoch = group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE]
 
     async def unlock(wire: Wire, client: str, queue: Queue = QUEUE, epochs: int | None = None) -> str:
         request = LockRequest(client, "g", (queue,), True, {queue: epochs} if epochs else {})
-        answer = await wire.call(RequestCode.UNLOCK_BATCH_MQ, body=lock_bodies.encode_lock_request(request))
+        answer = await wire.call(RequestCode.UNLOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
         assert answer.code == 1
         return answer.remark or ""
 
@@ -223,7 +223,7 @@ async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connec
     assert "not c1" in await unlock(two, "c1"), "with a foreign client id"
     assert "is not locked" in await unlock(one, "c1", Queue("t", "broker-a", 7)), "what it never had"
     assert "by now" in await unlock(one, "c1", epochs=epoch - 1), "an old epoch"
-    assert lock_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE] == epoch
+    assert group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE] == epoch
 
 
 def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,9 +249,9 @@ def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.Mo
 
 async def test_apaches_locks_last_and_survive_a_closed_socket(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
-    assert QUEUE in lock_bodies.decode_locked((await lock(one, "c1", handover=False)).body)
+    assert QUEUE in group_bodies.decode_locked((await lock(one, "c1", handover=False)).body)
     await one.close()
-    assert lock_bodies.decode_locked((await lock(two, "c2", handover=False)).body) == {}
+    assert group_bodies.decode_locked((await lock(two, "c2", handover=False)).body) == {}
 
 
 async def test_offsets_of_unknown_queues_are_0_and_of_new_groups_what_the_client_asks(wire: Wire) -> None:

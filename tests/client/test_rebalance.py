@@ -14,7 +14,7 @@ import pytest
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.lock_bodies import LockRequest
+from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import RETRY_PREFIX
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually

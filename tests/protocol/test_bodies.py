@@ -6,7 +6,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.protocol import bodies, fastjson_text, headers, lock_bodies, names
+from rocketlet.protocol import bodies, fastjson_text, group_bodies, headers, names
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.subscription import parse_subscription
 
@@ -47,7 +47,7 @@ def test_what_is_no_json_is_refused(text: bytes) -> None:
 
 @given(st.binary(max_size=80))
 def test_no_body_breaks_a_decoder(body: bytes) -> None:
-    for decode in (bodies.decode_heartbeat, lock_bodies.decode_lock_request, bodies.decode_route, bodies.decode_group):
+    for decode in (bodies.decode_heartbeat, group_bodies.decode_lock_request, bodies.decode_route, bodies.decode_group):
         try:
             decode(body)
         except bodies.BodyError:
@@ -84,10 +84,10 @@ def test_bodies_have_no_blanks_because_go_reads_them_as_text() -> None:
 
 def test_locks_carry_epochs() -> None:
     queue = Queue("t", "b", 1)
-    assert lock_bodies.decode_locked(lock_bodies.encode_locked({queue: 9})) == {queue: 9}
-    assert lock_bodies.decode_locked(b'{"lockOKMQSet":[{"brokerName":"b","queueId":1,"topic":"t"}]}') == {queue: 0}
-    request = lock_bodies.LockRequest("c", "g", (queue,), True, {queue: 3})
-    assert lock_bodies.decode_lock_request(lock_bodies.encode_lock_request(request)) == request
+    assert group_bodies.decode_locked(group_bodies.encode_locked({queue: 9})) == {queue: 9}
+    assert group_bodies.decode_locked(b'{"lockOKMQSet":[{"brokerName":"b","queueId":1,"topic":"t"}]}') == {queue: 0}
+    request = group_bodies.LockRequest("c", "g", (queue,), True, {queue: 3})
+    assert group_bodies.decode_lock_request(group_bodies.encode_lock_request(request)) == request
 
 
 def test_header_errors_name_the_field() -> None:

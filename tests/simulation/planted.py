@@ -10,6 +10,7 @@ from rocketlet.broker.consumer_groups import ConsumerGroup, Member
 from rocketlet.broker.locks import Locks
 from rocketlet.client.consumer import Consumer
 from rocketlet.client.membership import Membership
+from rocketlet.client.shares import Shares
 from rocketlet.protocol.bodies import ConsumerData, Queue
 from rocketlet.protocol.frame import Frame
 
@@ -39,10 +40,10 @@ async def _commit_after_unlock(self: Membership, queue: Queue, epoch: int) -> No
     self._wake.set()
 
 
-_members = Membership._members
+_members = Shares._members
 
 
-async def _stale_list(self: Membership, topic: str, queues: list[Queue], detail: str | None) -> Frame:
+async def _stale_list(self: Shares, topic: str, queues: list[Queue], detail: str | None) -> Frame:
     """The first list of members is used for ever."""
     lists: dict[str, Frame] = self.__dict__.setdefault("_stale", {})
     if topic not in lists:
@@ -75,7 +76,7 @@ FAULTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
     "no-drain": [(Consumer, "give_queue", _no_drain)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
     "commit-after-unlock": [(Membership, "_hand_over", _commit_after_unlock)],
-    "stale-list": [(Membership, "_members", _stale_list)],
+    "stale-list": [(Shares, "_members", _stale_list)],
     "table-overwritten": [
         (Member, "update", _table_overwritten),
         (ConsumerGroup, "subscription", _last_table),

@@ -26,7 +26,7 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer, RocketletError
-from rocketlet.client.allocation import AVG, STICKY
+from rocketlet.protocol.allocation import AVG, STICKY
 from rocketlet.protocol.bodies import Queue, TopicConfig
 
 from .loop import Process, SimLoop, virtual_time

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.client.allocation import (
+from rocketlet.protocol.allocation import (
     AVG,
     AveragelyByCircle,
     Configured,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
-from ..protocol.bodies import Queue
+from .bodies import Queue
 
 T = TypeVar("T")
 

@@ -1,0 +1,94 @@
+"""Prometheus metrics, served by prometheus-client in a thread of its own; it asks the broker's loop for the numbers.
+
+Imported only if a port is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from .group_admin import progress, topics_of
+
+if TYPE_CHECKING:
+    from .broker import Broker
+
+ANSWER_S = 5.0
+
+
+class Collector:
+    """What is measured; `collect` runs in the thread, `snapshot` in the loop."""
+
+    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+        self._broker = broker
+        self._loop = loop
+
+    def collect(self) -> Iterable[Metric]:
+        return asyncio.run_coroutine_threadsafe(self._snapshot(), self._loop).result(ANSWER_S)
+
+    async def _snapshot(self) -> list[Metric]:
+        broker = self._broker
+        put = CounterMetricFamily(
+            "rocketlet_messages_put", "Messages stored, since the data folder began", labels=["topic"]
+        )
+        for topic in {queue.topic for queue in broker.store.queues.values()}:
+            put.add_metric([topic], sum(q.next for q in broker.store.queues.values() if q.topic == topic))
+        got = CounterMetricFamily("rocketlet_messages_got", "Messages read, since the start", labels=["topic", "group"])
+        for key, count in broker.statistics.got.items():
+            got.add_metric(list(key.rsplit("@", 1)), count)
+        log_bytes = GaugeMetricFamily(
+            "rocketlet_commit_log_bytes", "Bytes in the commit log", broker.store.end - broker.store.begin
+        )
+        return [put, got, log_bytes, *self._groups()]
+
+    def _groups(self) -> list[Metric]:
+        broker = self._broker
+        members = GaugeMetricFamily("rocketlet_group_members", "Members of a group", labels=["group"])
+        faults = GaugeMetricFamily(
+            "rocketlet_group_disagreement",
+            "1 for each thing that members of a group disagree in",
+            labels=["group", "fault"],
+        )
+        lag = GaugeMetricFamily(
+            "rocketlet_group_lag", "Messages that a group has not committed", labels=["group", "topic"]
+        )
+        for group in broker.groups:
+            members.add_metric([group.name], len(group.members))
+            for fault in sorted(group.reported):
+                faults.add_metric([group.name, fault], 1)
+            for topic in topics_of(broker, group.name):
+                total = sum(item.lag for item in progress(broker, group.name, topic).values())
+                lag.add_metric([group.name, topic], total)
+        double = CounterMetricFamily(
+            "rocketlet_double_readers", "Times that a queue was read by two members", broker.watch.double_readers
+        )
+        orphans = GaugeMetricFamily(
+            "rocketlet_orphaned_queues", "Queues that no member reads now", broker.watch.orphans
+        )
+        waiting = GaugeMetricFamily(
+            "rocketlet_transactions_waiting", "Half messages without an outcome", broker.transactions.waiting
+        )
+        return [members, faults, lag, double, orphans, waiting]
+
+
+class Metrics:
+    """Serves until `close`. Raises OSError if the port is taken."""
+
+    def __init__(self, broker: Broker, host: str, port: int) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        collector: Any = Collector(broker, asyncio.get_running_loop())
+        collector.describe = list  # nothing is collected before the first request
+        registry.register(collector)
+        self._server, self._thread = start_http_server(port, host, registry)
+        self.port = int(self._server.server_port)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        thread: Thread = self._thread
+        thread.join(5)

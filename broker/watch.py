@@ -1,0 +1,76 @@
+"""Watches who reads which queue: names queues that two members read, and queues that nobody reads, when it happens.
+
+Rocketlet members cannot read a queue that another one has locked; foreign ones do not lock, and two of them read a queue
+while they disagree about the members. A member that pulls again after another one has pulled is the second reader.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from .config import ORPHAN_S
+
+if TYPE_CHECKING:
+    from .broker import Broker
+
+log = structlog.get_logger("rocketlet.groups")
+
+_Key = tuple[str, str, int]  # group, topic, queue id
+
+
+class Watch:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._readers: dict[_Key, tuple[Any, Any]] = {}  # the connection that pulled last, and another before it
+        self._unread_s: dict[_Key, float] = {}
+        self._named: set[_Key] = set()
+        self.double_readers = 0
+        self.orphans = 0
+
+    def pulled(self, connection: Any, group: str, topic: str, queue_id: int) -> None:
+        key = (group, topic, queue_id)
+        last, before = self._readers.get(key, (None, None))
+        if last is connection:
+            return
+        self._readers[key] = (connection, last)
+        self._broker.locks.note_pull(group, topic, queue_id)
+        if connection is before and last is not None:
+            found = self._broker.groups.get(group)
+            members = found.members if found else {}
+            if connection in members and last in members and members[connection].data.message_model == "CLUSTERING":
+                self.double_readers += 1
+                both = f"{members[last].client_id} and {members[connection].client_id}"
+                self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
+
+    def drop(self, connection: Any) -> None:
+        """The connection is gone, and reads nothing any more."""
+        for key, readers in list(self._readers.items()):
+            if connection in readers:
+                last, before = (None if item is connection else item for item in readers)
+                self._readers[key] = (last, before)
+
+    def look(self) -> None:
+        """Names the queues that no member has read or locked for some seconds though members subscribe to them."""
+        now_s = time.monotonic()
+        unread: set[_Key] = set()
+        for group in self._broker.groups:
+            owners = self._broker.locks.owners(group.name)
+            members = group.members
+            for topic in {topic for member in members.values() for topic in member.subscriptions}:
+                for queue_id in range(self._broker.queues_of(topic)):
+                    reader = self._readers.get((group.name, topic, queue_id), (None, None))[0]
+                    if (topic, queue_id) not in owners and reader not in members:
+                        unread.add((group.name, topic, queue_id))
+        self._unread_s = {key: self._unread_s.get(key, now_s) for key in unread}
+        orphans = {key for key, since_s in self._unread_s.items() if now_s - since_s >= ORPHAN_S}
+        for group_name, topic, queue_id in sorted(orphans - self._named):
+            self._name("orphaned", group_name, "", f"{topic}:{queue_id} is read by nobody")
+        self._named = orphans
+        self.orphans = len(orphans)
+
+    def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
+        log.warning(event, group=group, fault=fault)
+        self._broker.history.add(group, event, client_id, fault=fault)

@@ -1,0 +1,80 @@
+"""`settled`: waits until a group has come to rest, for tests and deployments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import orjson
+
+from ..protocol import bodies
+from ..protocol.codes import RequestCode
+from ..protocol.headers import ConsumerGroup, write
+from .cluster import Cluster
+from .errors import RocketletError
+
+LOOK_S = 0.05
+
+
+async def settled(
+    name_server: str, group: str, *, members: int | None = None, timeout_s: float = 30.0
+) -> dict[str, int]:
+    """Returns when every queue that the group reads has one owner, no member is leaving, and the members' shares of each
+    topic differ by one queue at most; how many queues each member owns, by client id.
+
+    members: and when the group has so many. Raises TimeoutError, whose text says what is missing, and RocketletError, also
+    for a broker that is not Rocketlet's: Apache's does not know who owns what.
+    """
+    cluster = Cluster(name_server)
+    missing = "nothing was heard"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                reports = await _reports(cluster, group)
+                missing, owned = _judged(reports, members)
+                if not missing:
+                    return owned
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise TimeoutError(f"the group {group} has not settled in {timeout_s} s: {missing}") from None
+    finally:
+        await cluster.close()
+
+
+async def _reports(cluster: Cluster, group: str) -> list[dict[str, Any]]:
+    answer = await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+    reports: list[dict[str, Any]] = []
+    for broker in bodies.decode_cluster(answer.body):
+        connection = await cluster.connection(broker.addresses[0])
+        found = await connection.request(RequestCode.GET_GROUP_HISTORY, write(ConsumerGroup(group)))
+        reports.append(orjson.loads(found.body))
+    if not reports:
+        raise RocketletError("the name server knows no broker")
+    return reports
+
+
+def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, dict[str, int]]:
+    """What is missing, empty if nothing, and how many queues each member owns."""
+    subscriptions = {item["clientId"]: item["subscriptions"] for report in reports for item in report["members"]}
+    if members is not None and len(subscriptions) != members:
+        return f"it has {len(subscriptions)} members", {}
+    if not subscriptions:
+        return "it has no members", {}
+    leaving = [item["clientId"] for report in reports for item in report["members"] if item["leaving"]]
+    if leaving:
+        return f"{leaving[0]} is leaving", {}
+    shares: dict[str, Counter[str]] = {}
+    for report in reports:
+        owners = {(item["topic"], item["queueId"]): item["clientId"] for item in report["owners"]}
+        for topic, count in report["queues"].items():
+            for number in range(count):
+                owner = owners.get((topic, number))
+                if owner is None or owner not in subscriptions:
+                    return f"{topic}@{report['broker']}:{number} has no owner", {}
+                shares.setdefault(topic, Counter())[owner] += 1
+    for topic, share in shares.items():
+        counts = [share[client] for client, topics in subscriptions.items() if topic in topics]
+        if max(counts) - min(counts) > 1:
+            return f"the shares of {topic} are {sorted(counts)}", {}
+    return "", {client: sum(share[client] for share in shares.values()) for client in subscriptions}

@@ -1,0 +1,67 @@
+"""Which queues of a topic are a member's: asks brokers for the members, or only for a place among them, and lets the strategy
+divide the queues.
+
+A strategy that needs no ids is told a position and a count by Rocketlet's broker, so that the answers to all members
+of a group grow with their number and not with its square.
+"""
+
+from __future__ import annotations
+
+from ..protocol import group_bodies, names
+from ..protocol.allocation import ByPosition, Sticky, Strategy
+from ..protocol.bodies import Queue
+from ..protocol.codes import EXT_DETAIL, RequestCode
+from ..protocol.frame import Ext, Frame
+from ..protocol.headers import ConsumerGroup, write
+from .cluster import Cluster, by_broker
+from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
+
+
+class Shares:
+    """Of one member of one group."""
+
+    def __init__(self, cluster: Cluster, group: str, client_id: str, strategy: Strategy) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._client_id = client_id
+        self._strategy = strategy
+
+    async def of(self, topic: str, queues: list[Queue]) -> list[Queue] | None:
+        """The member's share of all queues of a topic; None if the broker does not count it among the members. Raises
+        RocketletError and BodyError."""
+        strategy = self._strategy
+        if isinstance(strategy, Sticky):
+            return await self._sticky(strategy, topic, queues)
+        detail = "position" if isinstance(strategy, ByPosition) else None
+        answer = await self._members(topic, queues, detail)
+        if isinstance(strategy, ByPosition) and "index" in answer.ext:
+            index, count = int(answer.ext["index"]), int(answer.ext["count"])
+            return None if index < 0 else strategy.allocate_at(index, count, queues)
+        ids = names.sorted_ids(group_bodies.decode_members(answer.body).client_ids)
+        return strategy.allocate(self._client_id, queues, ids) if self._client_id in ids else None
+
+    async def _sticky(self, strategy: Sticky, topic: str, queues: list[Queue]) -> list[Queue] | None:
+        """Asks every broker of the topic who owns its queues."""
+        found = [
+            group_bodies.decode_members((await self._members(topic, of_broker, "owners")).body)
+            for of_broker in by_broker(queues).values()
+        ]
+        ids = names.sorted_ids(found[0].client_ids)
+        if self._client_id not in ids:
+            return None
+        if any(item.strategies != {strategy.name} for item in found):
+            return strategy.allocate(self._client_id, queues, ids)
+        owners = {queue: owner for item in found for queue, owner in item.owners.items()}
+        return strategy.allocate_owned(self._client_id, queues, ids, owners)
+
+    async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
+        """What the first broker of the queues that answers says of the members that subscribe to a topic."""
+        error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
+        ext: Ext = write(ConsumerGroup(self._group, topic)) | ({EXT_DETAIL: detail} if detail else {})
+        for broker_name in dict.fromkeys(queue.broker_name for queue in queues):
+            try:
+                connection = await self._cluster.broker(broker_name)
+                return await connection.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
+            except (ConnectionFailed, RequestTimeout, BrokerRefused) as failed:
+                error = failed
+        raise error
