@@ -1,0 +1,255 @@
+"""What a group can be asked and told: strictness, sticky shares, settling, growth, who reads what, metrics, assignments."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import urllib.request
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocketlet.broker.group_report import report, set_strict
+from rocketlet.client import BrokerRefused, Consumer, Producer, settled
+from rocketlet.protocol import bodies
+from rocketlet.protocol.allocation import AVG, STICKY
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.protocol.subscription import parse_subscription
+
+from ..broker.test_pulls import pull, send
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from .test_consumer import Inbox
+
+
+def owned(consumer: Consumer, topic: str = "t") -> set[Queue]:
+    return {queue for queue in consumer.assignment() if queue.topic == topic}
+
+
+async def test_a_strict_group_refuses_other_subscriptions_and_says_what_to_change(
+    node: Node, wire: Wire, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for topic in ("t", "u"):
+        await create_topic(wire, topic)
+    assert await set_strict("g", node.address, True) == 0
+    assert "the group g is strict" in capsys.readouterr().out
+    async with Consumer(node.address, "g", {"t": "A"}, Inbox()):
+        for subscriptions in ({"u": "*"}, {"t": "B"}, {"t": "A", "u": "*"}):
+            with pytest.raises(BrokerRefused, match=r"the group g is strict.*--strict off"):
+                async with Consumer(node.address, "g", subscriptions, Inbox()):
+                    pass
+        async with Consumer(node.address, "g", {"t": "A"}, Inbox()):
+            pass
+        assert await set_strict("g", node.address, False) == 0
+        async with Consumer(node.address, "g", {"u": "*"}, Inbox()) as consumer:
+            await eventually(lambda: len(owned(consumer, "u")) == 4)
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(st.integers(0, 11), max_size=40),
+    st.integers(0, 12),
+)
+def test_sticky_shares_are_equal_whole_and_move_the_fewest_queues(
+    members: int, before: list[int], strangers: int
+) -> None:
+    """`before`: who owns each queue, among members and some that are gone."""
+    ids = [f"c{number:02d}" for number in range(members)]
+    queues = [Queue("t", "b", number) for number in range(len(before))]
+    owners = {
+        queue: f"c{owner % (members + strangers):02d}" for queue, owner in zip(queues, before, strict=True) if owner
+    }
+    shares = {client: STICKY.allocate_owned(client, queues, ids, owners) for client in ids}
+    assert sorted(queue for share in shares.values() for queue in share) == queues
+    sizes = [len(share) for share in shares.values()]
+    assert max(sizes) - min(sizes) <= 1
+    moved = sum(owners.get(queue) != client for client, share in shares.items() for queue in share)
+    held = Counter(owner for owner in owners.values() if owner in shares)
+    size, rest = divmod(len(queues), members)
+    most = sorted((held[client] for client in ids), reverse=True)
+    kept = sum(min(count, size + (index < rest)) for index, count in enumerate(most))
+    assert moved == len(queues) - kept, "no allocation with equal shares moves fewer"
+    after = {queue: client for client, share in shares.items() for queue in share}
+    assert {client: STICKY.allocate_owned(client, queues, ids, after) for client in ids} == {
+        client: sorted(share) for client, share in shares.items()
+    }, "and then it stays"
+
+
+async def test_a_sticky_member_that_joins_takes_only_its_share(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 12)
+    moves: list[Queue] = []
+    options: dict[str, Any] = {"strategy": STICKY, "on_revoked": lambda queues: moves.extend(queues)}
+    async with AsyncExitStack() as stack:
+        members: list[Consumer] = []
+        for count in (1, 2, 3, 4):
+            members.append(await stack.enter_async_context(Consumer(node.address, "g", "t", Inbox(), **options)))
+            await settled(node.address, "g", members=count)
+            assert sorted(len(owned(member)) for member in members) == [12 // count] * count
+        assert sum(queue.topic == "t" for queue in moves) == 6 + 4 + 3
+        foreign = await stack.enter_async_context(Consumer(node.address, "g", "t", Inbox(), strategy=AVG))
+        everyone = [*members, foreign]
+        await eventually(lambda: sorted(len(owned(member)) for member in everyone) == [2, 2, 2, 3, 3])
+        first = min(everyone, key=lambda member: member.client_id)
+        assert owned(first) == {Queue("t", "broker-a", number) for number in range(3)}, "with AVG members it is AVG"
+
+
+async def test_settled_waits_for_the_whole_group_and_says_what_is_missing(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    with pytest.raises(TimeoutError, match="it has no members"):
+        await settled(node.address, "g", timeout_s=0.2)
+    async with Consumer(node.address, "g", "t", Inbox()) as one, Consumer(node.address, "g", "t", Inbox()) as two:
+        shares = await settled(node.address, "g", members=2)
+        assert shares == {member.client_id: len(member.assignment()) for member in (one, two)}
+        with pytest.raises(TimeoutError, match="it has 2 members"):
+            await settled(node.address, "g", members=3, timeout_s=0.2)
+
+
+async def test_members_learn_at_once_that_a_topic_has_grown(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    async with Consumer(node.address, "g", "t", Inbox()) as consumer:
+        await consumer.assigned()
+        await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 5, 5, 6)))
+        await eventually(lambda: len(owned(consumer)) == 5, 5)
+
+
+async def foreign(wire: Wire, client_id: str, topic: str = "t", **fields: Any) -> None:
+    data = ConsumerData("g", subscriptions=(parse_subscription(topic, "*", version=1),), **fields)
+    body = bodies.encode_heartbeat(Heartbeat(client_id, (data,)))
+    assert (await wire.call(RequestCode.HEART_BEAT, body=body)).code == 0
+
+
+async def test_a_member_whose_queue_list_is_stale_is_named(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 4)
+    await foreign(wire, "c1", queue_counts={"broker-a": {"t": 3}, "elsewhere": {"t": 1}})
+    group = node.broker.groups.get("g")
+    assert group is not None
+    assert group.reported == {"c1 sees 3 queues of t at broker-a, there are 4"}
+    await foreign(wire, "c1", queue_counts={"broker-a": {"t": 4}})
+    assert group.reported == frozenset()
+
+
+async def test_two_members_that_read_one_queue_are_named(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t", 1)
+    await send(one)
+    for wire, name in ((one, "c1"), (two, "c2")):
+        await foreign(wire, name)
+    for wire in (one, two):
+        await wire.call(RequestCode.PULL_MESSAGE, pull())
+    assert node.broker.watch.double_readers == 0, "a queue may change hands"
+    await one.call(RequestCode.PULL_MESSAGE, pull())
+    assert node.broker.watch.double_readers == 1
+    (event,) = [event for event in node.broker.history.of("g") if event["event"] == "two readers"]
+    assert event["fault"] == "t:0 is read by c2 and c1"
+
+
+async def test_a_queue_that_nobody_reads_is_named(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.broker.watch.ORPHAN_S", 0.0)
+    await create_topic(wire, "t", 2)
+    await send(wire)
+    await foreign(wire, "c1")
+    await wire.call(RequestCode.PULL_MESSAGE, pull())
+    node.broker.watch.look()
+    faults = {event["fault"] for event in node.broker.history.of("g") if event["event"] == "orphaned"}
+    assert faults == {"t:1 is read by nobody"}
+    assert node.broker.watch.orphans == 1
+
+
+async def test_the_history_has_the_first_pull_and_commit_of_each_owner(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    inbox = Inbox()
+    async with Consumer(node.address, "g", "t", inbox, start="first") as consumer, Producer(node.address) as producer:
+        for _ in range(3):
+            await producer.send("t", b"x")
+            await eventually(lambda: len(inbox.messages) >= 1)
+            await consumer.commit()
+        await eventually(lambda: any(event["event"] == "assigned" for event in node.broker.history.of("g")))
+    events = [event["event"] for event in node.broker.history.of("g") if event.get("topic", "t") == "t"]
+    for name in ("joined", "locked", "first pull", "first commit", "unlocked", "left"):
+        assert events.count(name) == 1, (name, events)
+
+
+async def test_the_timeline_can_be_followed(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Consumer(node.address, "g", "t", Inbox()):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "rocketlet.broker.cli", "groups", "g", "--nameserver", node.address, "--timeline",
+            "--follow", "--json", stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        first = orjson.loads(await process.stdout.readline())
+        assert "joined" in [event["event"] for event in first["events"]]
+        async with Consumer(node.address, "g", "t", Inbox()) as late:
+            async with asyncio.timeout(20):
+                while True:
+                    event = orjson.loads(await process.stdout.readline())
+                    if event["event"] == "joined" and event["client"] == late.client_id:
+                        break
+        process.terminate()
+        await process.wait()
+
+
+async def test_a_report_of_an_unknown_group_fails(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await report("nobody", node.address, True, False) == 1
+    assert "no broker knows the group nobody" in capsys.readouterr().out
+
+
+async def test_metrics_show_lag_and_what_members_disagree_in(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(metrics_port=0)
+    one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t", 1)
+    for _ in range(5):
+        await send(one)
+    await foreign(one, "c1")
+    await foreign(two, "c2", "u")
+    url = f"http://127.0.0.1:{node.server.metrics_port}/metrics"
+    text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read())).decode()
+    assert 'rocketlet_messages_put_total{topic="t"} 5.0' in text
+    assert 'rocketlet_group_lag{group="g",topic="t"} 5.0' in text
+    assert 'rocketlet_group_members{group="g"} 2.0' in text
+    assert 'fault="c2 not subscribed to t, while c1 are",group="g"} 1.0' in text
+
+
+@pytest.mark.parametrize("strategy", ["AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH"])
+async def test_the_broker_computes_assignments_for_who_asks(node: Node, connect: Connect, strategy: str) -> None:
+    wires = [await connect(node.address) for _ in range(3)]
+    await create_topic(wires[0], "t", 8)
+    for number, wire in enumerate(wires):
+        await foreign(wire, f"c{number}")
+    found: list[int] = []
+    for number, wire in enumerate(wires):
+        request = {"topic": "t", "consumerGroup": "g", "clientId": f"c{number}", "strategyName": strategy}
+        answer = await wire.call(RequestCode.QUERY_ASSIGNMENT, body=orjson.dumps(request))
+        items = orjson.loads(answer.body)["messageQueueAssignments"]
+        assert {item["mode"] for item in items} <= {"PULL"}
+        found += [item["messageQueue"]["queueId"] for item in items]
+    assert sorted(found) == list(range(8))
+    request = {"topic": "t", "consumerGroup": "g", "clientId": "c0", "messageModel": "BROADCASTING"}
+    answer = await wires[0].call(RequestCode.QUERY_ASSIGNMENT, body=orjson.dumps(request))
+    assert len(orjson.loads(answer.body)["messageQueueAssignments"]) == 8
+    for wrong in ({"strategyName": "MINE"}, {"topic": "nowhere"}):
+        answer = await wires[0].call(RequestCode.QUERY_ASSIGNMENT, body=orjson.dumps(request | wrong))
+        assert answer.code in (1, 17)
+
+
+async def test_an_assignment_needs_no_name_server_in_the_same_process(nodes: Nodes, connect: Connect) -> None:
+    names = await nodes.start(name="broker-a")
+    other = await nodes.start(name="broker-b", name_servers=(names.address,))
+    wire = await connect(other.address)
+    await create_topic(wire, "t", 3)
+    await eventually(lambda: names.server.dispatch is not None)
+    await foreign(wire, "c0")
+    request = orjson.dumps({"topic": "t", "consumerGroup": "g", "clientId": "c0"})
+
+    async def queues() -> int:
+        answer = await wire.call(RequestCode.QUERY_ASSIGNMENT, body=request)
+        return len(orjson.loads(answer.body)["messageQueueAssignments"]) if answer.code == 0 else 0
+
+    async with asyncio.timeout(10):
+        while await queues() != 3:
+            await asyncio.sleep(0.01)
