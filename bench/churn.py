@@ -1,7 +1,8 @@
 """Members join and leave while messages flow: duplicates, missing, queues with two owners, and how soon it is settled.
 
-Rocketlet's members on Rocketlet's broker, beside Apache's Java members on Apache's broker. A churn is one member that joins
-two, is given its share, and leaves gracefully. Every handler sleeps; who handled what, and when, is compared."""
+Rocketlet's members on Rocketlet's broker, beside Apache's Java members on Apache's broker and on ours. A churn is one member
+that joins the others, is given its share, and leaves gracefully. Every handler sleeps; who handled what, and when, is
+compared."""
 
 from __future__ import annotations
 
@@ -27,7 +28,6 @@ from .peers import Peer, compiled, java_options
 TOPIC = "churn"
 STAY_S = 2.5
 SETTLED_AFTER_S = 1.5
-STEADY = ("ada", "ben")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Run:
 
 
 class Members(Protocol):
-    async def join(self, name: str) -> None: ...
+    async def join(self, name: str, topic: str = TOPIC) -> None: ...
 
     async def leave(self, name: str) -> None: ...
 
@@ -62,14 +62,14 @@ class PythonMembers:
         self._threads = threads
         self._members: dict[str, Consumer] = {}
 
-    async def join(self, name: str) -> None:
+    async def join(self, name: str, topic: str = TOPIC) -> None:
         async def handle(message: Message) -> None:
             begin_ms = time.time() * 1000
             await asyncio.sleep(self._handler_s)
             body = message.body.decode().strip()
             self._run.handled.append(Handled(name, message.queue_id, body, begin_ms, time.time() * 1000))
 
-        consumer = Consumer(self._address, "churn", TOPIC, handle, start="first", concurrency=self._threads)
+        consumer = Consumer(self._address, "churn", topic, handle, start="first", concurrency=self._threads)
         self._members[name] = await consumer.__aenter__()
 
     async def leave(self, name: str) -> None:
@@ -104,8 +104,8 @@ class JavaMembers:
             while command not in self._done:
                 await asyncio.sleep(0.001)
 
-    async def join(self, name: str) -> None:
-        await self._command(f"join {name}")
+    async def join(self, name: str, topic: str = TOPIC) -> None:
+        await self._command(f"join {name} {topic}")
 
     async def leave(self, name: str) -> None:
         await self._command(f"leave {name}")
@@ -119,7 +119,7 @@ class JavaMembers:
 
 @asynccontextmanager
 async def members_of(peer: Peer, run: Run, options: Any) -> AsyncIterator[Members]:
-    if peer.name == "rocketlet":
+    if peer.name in ("rocketlet", "python-on-apache"):
         python = PythonMembers(peer.address, run, options.handler_ms / 1000, options.threads)
         try:
             yield python
@@ -138,12 +138,12 @@ async def members_of(peer: Peer, run: Run, options: Any) -> AsyncIterator[Member
         await java.close()
 
 
-async def make_topic(address: str, queues: int) -> None:
+async def make_topic(address: str, topic: str, queues: int) -> None:
     cluster = Cluster(address)
     found = decode_cluster((await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
     connection = await cluster.connection(found[0].addresses[0])
-    await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(TOPIC, queues, queues, 6)))
-    while await cluster.find_route(TOPIC) is None:
+    await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, queues, queues, 6)))
+    while await cluster.find_route(topic) is None:
         await asyncio.sleep(0.05)
     await cluster.close()
 
@@ -167,10 +167,10 @@ async def send_forever(producer: Producer, run: Run, rate: float) -> None:
 async def churn(peer: Peer, options: Any) -> Run:
     """Joins and leaves, each followed by a stay in which it is settled."""
     run = Run()
-    await make_topic(peer.address, options.queues)
+    await make_topic(peer.address, TOPIC, options.queues)
     async with Producer(peer.address, timeout_s=10) as producer, members_of(peer, run, options) as members:
-        for name in STEADY:
-            await members.join(name)
+        for number in range(options.members):
+            await members.join(f"steady{number}")
         sending = asyncio.create_task(send_forever(producer, run, options.rate))
         await asyncio.sleep(STAY_S)
         for number in range(options.churns):
@@ -272,14 +272,16 @@ async def run() -> None:
     parser.add_argument("--queues", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1000.0, help="messages a second")
     parser.add_argument("--handler-ms", type=int, default=50)
+    parser.add_argument("--members", type=int, default=2, help="members that stay; one more comes and goes")
     parser.add_argument("--threads", type=int, default=40, help="handlers at once in each member")
     options = parser.parse_args()
-    names = common.chosen(options.only, ("rocketlet", "apache"))
+    names = common.chosen(options.only, ("rocketlet", "apache", "java-on-rocketlet"))
     async with AsyncExitStack() as stack:
         peers = await stack.enter_async_context(common.started(names))
         found = {name: figures(await churn(peer, options)) for name, peer in peers.items()}
     rows = [[key, *(item[key] for item in found.values())] for key in next(iter(found.values()))]
-    title = f"{options.rate:.0f} messages/s, {options.queues} queues, {options.handler_ms} ms handlers, 2 members and a guest"
+    load = f"{options.rate:.0f} messages/s, {options.queues} queues, {options.handler_ms} ms handlers"
+    title = f"{load}, {options.members} members and a guest"
     common.show(title, ("", *found), rows)
     common.finish(options, "churn", found)
 

@@ -19,7 +19,16 @@ from rich.table import Table
 from rocketlet.broker import logs
 from rocketlet.client import Message
 
-from .peers import Peer, apache, apache_fault, jetstream, jetstream_fault, rocketlet
+from .peers import (
+    Peer,
+    apache,
+    apache_fault,
+    java_on_rocketlet,
+    jetstream,
+    jetstream_fault,
+    python_on_apache,
+    rocketlet,
+)
 
 BODY_BYTES = 1024
 BODY = os.urandom(BODY_BYTES // 2).hex().encode()
@@ -37,7 +46,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def chosen(only: str | None, names: Sequence[str]) -> list[str]:
     """The peers that are asked for and can run; says which are left out and why."""
-    faults = {"apache": apache_fault(), "jetstream": jetstream_fault()}
+    faults = {"apache": apache_fault(), "java-on-rocketlet": apache_fault(), "jetstream": jetstream_fault()}
     wanted = only.split(",") if only else list(names)
     for name in wanted:
         if faults.get(name):
@@ -48,7 +57,13 @@ def chosen(only: str | None, names: Sequence[str]) -> list[str]:
 @asynccontextmanager
 async def started(names: Sequence[str]) -> AsyncIterator[dict[str, Peer]]:
     """The peers, running; their data in a temporary folder."""
-    starters = {"rocketlet": rocketlet, "apache": apache, "jetstream": jetstream}
+    starters = {
+        "rocketlet": rocketlet,
+        "apache": apache,
+        "jetstream": jetstream,
+        "java-on-rocketlet": java_on_rocketlet,
+        "python-on-apache": python_on_apache,
+    }
     with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
         async with AsyncExitStack() as stack:
             yield {name: await stack.enter_async_context(starters[name](Path(folder))) for name in names}

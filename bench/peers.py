@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocketlet.client.cluster import Cluster
@@ -88,6 +88,22 @@ async def rocketlet(folder: Path, *options: str) -> AsyncIterator[Peer]:
     async with process(arguments, folder / "rocketlet.log") as pid:
         await listening(port)
         yield Peer("rocketlet", f"127.0.0.1:{port}", pid)
+
+
+@asynccontextmanager
+async def java_on_rocketlet(folder: Path) -> AsyncIterator[Peer]:
+    """Our broker once more, for Apache's clients."""
+    (folder / "java").mkdir()
+    async with rocketlet(folder / "java") as peer:
+        yield replace(peer, name="java-on-rocketlet")
+
+
+@asynccontextmanager
+async def python_on_apache(folder: Path) -> AsyncIterator[Peer]:
+    """Apache's broker once more, for our clients."""
+    (folder / "python").mkdir()
+    async with apache(folder / "python") as peer:
+        yield replace(peer, name="python-on-apache")
 
 
 def apache_fault() -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from ..protocol.bodies import ConsumerData
-from ..protocol.names import sorted_ids
+from ..protocol.names import RETRY_PREFIX, sorted_ids
 from ..protocol.subscription import Subscription
 from .config import HEARTBEAT_LIMIT_S, MAX_MEMBERS
 from .history import History
@@ -80,6 +80,24 @@ class ConsumerGroup:
         ids = (member.client_id for member in staying if topic is None or topic in member.subscriptions)
         return list(dict.fromkeys(ids))
 
+    def companions(self, connection: Any) -> list[str]:
+        """What a foreign member is told of the others: those that subscribe to a topic of its own. It does not say which
+        topic it asks for, and takes everybody for a reader of all its topics."""
+        asking = self.members.get(connection)
+        if asking is None:
+            return self.client_ids()
+        mine = _own_topics(asking)
+        staying = (member for member in self.members.values() if not member.data.leaving)
+        near = (member for member in staying if member is asking or not mine or mine & _own_topics(member))
+        return list(dict.fromkeys(member.client_id for member in near))
+
+    def reader_of_retries(self) -> str | None:
+        """Who reads the retry topic where members know only of some others; None where all know all."""
+        topics = [_own_topics(member) for member in self.members.values()]
+        if all(one & other for one in topics for other in topics):
+            return None
+        return sorted_ids(self.client_ids())[0]
+
     def place(self, client_id: str, topic: str | None) -> tuple[int, int]:
         """Which of the members that subscribe to a topic a client is, and how many they are; -1 if it is none of them.
         Sorted once per change, because every member asks after each."""
@@ -102,6 +120,11 @@ class ConsumerGroup:
         members = list(self.members.values())
         stale = _stale_queue_lists(members, broker_name, queues_of)
         return frozenset((*_differing_topics(members), *_differing_settings(members), *_doubled_ids(members), *stale))
+
+
+def _own_topics(member: Member) -> set[str]:
+    """The topics that a member wants, without the retry topic that all have."""
+    return {topic for topic in member.subscriptions if not topic.startswith(RETRY_PREFIX)}
 
 
 def _differing_topics(members: list[Member]) -> Iterator[str]:

@@ -75,7 +75,9 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
 def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(ConsumerGroupHeader, frame.ext)
     group = broker.groups.get(header.consumer_group)
-    client_ids = group.client_ids(header.topic) if group else []
+    client_ids: list[str] = []
+    if group is not None:
+        client_ids = group.client_ids(header.topic) if header.topic else group.companions(connection)
     if not client_ids:
         remark = f"no consumer for this group, {header.consumer_group}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)

@@ -157,6 +157,11 @@ class Locks:
             lock.has_committed = True
             self._history.add(group, "first commit", lock.client_id, topic=topic, queue=queue_id, offset=offset)
 
+    def has_lease(self, group: str, topic: str, queue_id: int, connection: Any) -> bool:
+        """Whether a Rocketlet member other than this one owns the queue."""
+        lock = self._locks.get((group, topic, queue_id))
+        return lock is not None and lock.handover and lock.connection is not connection
+
     def owners(self, group: str) -> dict[tuple[str, int], str]:
         """Client id by topic and queue id."""
         return {key[1:]: lock.client_id for key, lock in self._locks.items() if key[0] == group}

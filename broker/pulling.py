@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from ..protocol.bodies import Queue
 from ..protocol.codes import PERM_READ, ResponseCode
 from ..protocol.frame import Frame
 from ..protocol.headers import PullMessage, PullMessageResult, read, write
-from ..protocol.names import OFFSET_MOVED_TOPIC
+from ..protocol.names import OFFSET_MOVED_TOPIC, RETRY_PREFIX
 from ..protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
 from .answers import Buffers, answer, answer_pieces
 from .config import MAX_HOLD_S
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 log = structlog.get_logger("rocketlet.pulls")
+
+ANOTHERS_S = 0.2
 
 
 class _Refused(Exception):
@@ -45,6 +48,9 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         return answer(frame, refusal.code, remark=str(refusal))
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
+    if header.sys_flag & codes.PULL_SUSPEND and _is_anothers(broker, connection, header):
+        asyncio.get_running_loop().call_later(ANOTHERS_S, _answer_anothers, connection, frame, header)
+        return None
     broker.watch.pulled(connection, header.consumer_group, header.topic, header.queue_id)
     queue = broker.store.queue(header.topic, header.queue_id)
     wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
@@ -59,6 +65,24 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         if broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
             return None
     return _read(broker, frame, header, queue, subscription)
+
+
+def _is_anothers(broker: Broker, connection: Connection, header: PullMessage) -> bool:
+    """Whether a member of the group should read the queue that is not this foreign one: it would get everything twice.
+    Foreign members see changes of the group late, and where subscriptions differ only some of the members."""
+    group = broker.groups.get(header.consumer_group)
+    member = group.members.get(connection) if group else None
+    if group is None or member is None or member.data.strategy or member.data.message_model != "CLUSTERING":
+        return False
+    if broker.locks.has_lease(group.name, header.topic, header.queue_id, connection):
+        return True
+    return header.topic.startswith(RETRY_PREFIX) and group.reader_of_retries() not in (None, member.client_id)
+
+
+def _answer_anothers(connection: Connection, frame: Frame, header: PullMessage) -> None:
+    """Nothing new: the member asks again, and again, until the queue is its own or it has learned that it is not."""
+    offset = header.queue_offset
+    connection.write(_nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, 0, offset))
 
 
 def _check_group_and_topic(broker: Broker, header: PullMessage) -> None:

@@ -201,6 +201,7 @@ class Connections:
         self._open: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._is_closed = False
+        self._all_closed = asyncio.Event()
 
     def find(self, address: str) -> Connection | None:
         """The open connection, if there is one."""
@@ -243,14 +244,17 @@ class Connections:
     def _lost(self, connection: Connection) -> None:
         if self._open.get(connection.address) is connection:
             del self._open[connection.address]
+        if not self._open:
+            self._all_closed.set()
         if not self._is_closed:
             self._on_lost(connection)
 
     async def close(self) -> None:
         self._is_closed = True
+        self._all_closed.clear()
         for task in list(self._opening.values()):
             task.cancel()
         for connection in list(self._open.values()):
             connection.close()
-        while self._open:  # noqa: ASYNC110 -- a turn or two of the loop, until every socket says that it is closed
-            await asyncio.sleep(0)
+        if self._open:
+            await self._all_closed.wait()

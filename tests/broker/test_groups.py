@@ -15,10 +15,11 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
+from rocketlet.protocol.names import retry_topic
 from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, free_port
-from .test_pulls import pull, send
+from .test_pulls import SUBSCRIBED, SUSPEND, pull, send
 
 QUEUE = Queue("t", "broker-a", 0)
 
@@ -110,9 +111,42 @@ async def test_members_do_not_erase_each_others_subscriptions(node: Node, connec
     assert (await two.call(RequestCode.PULL_MESSAGE, pull("u", flags=0))).code == 19
     assert await members(one, topic="t") == ["c1"]
     assert await members(one, topic="u") == ["c2"]
-    assert await members(one) == ["c1", "c2"]
+    assert await members(one) == ["c1"], "a foreign client is told of those that share a topic with it"
+    assert await members(two) == ["c2"]
     faults = node.broker.groups.get("g").reported  # type: ignore[union-attr]
     assert "c2 not subscribed to t, while c1 are" in faults
+
+
+async def test_retries_have_one_reader_where_members_know_only_of_some(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    for topic in ("t", "u"):
+        await create_topic(one, topic)
+    retry = retry_topic("g")
+    await beat(one, "c1", {"t": "*", retry: "*"})
+    await beat(two, "c2", {"u": "*", retry: "*"})
+    await send(one, b"again", topic=retry)
+    flags = SUBSCRIBED | SUSPEND
+    assert (await two.call(RequestCode.PULL_MESSAGE, pull(retry, flags=flags))).code == 19
+    assert (await one.call(RequestCode.PULL_MESSAGE, pull(retry, flags=flags))).code == 0
+    await one.close()
+    await eventually(lambda: len(node.broker.groups.get("g").members) == 1)  # type: ignore[union-attr]
+    assert (await two.call(RequestCode.PULL_MESSAGE, pull(retry, flags=flags))).code == 0
+
+
+async def test_a_foreign_member_gets_nothing_of_a_queue_that_one_of_ours_owns(node: Node, connect: Connect) -> None:
+    ours, foreign = await connect(node.address), await connect(node.address)
+    await create_topic(ours, "t", 1)
+    data = ConsumerData("g", subscriptions=(parse_subscription("t", "*", version=1),), strategy="AVG")
+    await ours.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c1", (data,))))
+    await beat(foreign, "c2")
+    await send(ours)
+    await lock(ours, "c1")
+    flags = SUBSCRIBED | SUSPEND
+    answer = await foreign.call(RequestCode.PULL_MESSAGE, pull(flags=flags))
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (19, "0")
+    assert (await ours.call(RequestCode.PULL_MESSAGE, pull(flags=flags))).code == 0
+    await lock(ours, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
+    assert (await foreign.call(RequestCode.PULL_MESSAGE, pull(flags=flags))).code == 0
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"clientID":1}', b'{"consumerDataSet":5,"clientID":"c"}', b"\xff\xfe"])

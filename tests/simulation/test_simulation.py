@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -45,3 +46,17 @@ def test_a_seed_replays_exactly() -> None:
     assert len(digests) == 8
     assert digests == [line for line in two.stdout.splitlines() if not line.startswith("8 seeds")]
     assert len(set(digests)) == 8
+
+
+def test_a_join_costs_in_proportion_to_the_members() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.scaling", "10", "100"],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    small, large = (json.loads(line) for line in found.stdout.splitlines()[:2])
+    assert (small["strategy"], large["strategy"]) == ("AVG", "AVG")
+    assert large["requests"] < 13 * small["requests"]
+    assert large["bytes"] < 13 * small["bytes"]
