@@ -22,6 +22,7 @@ from .clients import Clients
 from .config import BrokerConfig
 from .consumer_groups import ConsumerGroup, ConsumerGroups
 from .delays import Delays, tag_code_of
+from .draining import Draining, is_foreign
 from .group_configs import GroupConfigs
 from .held_pulls import HeldPulls
 from .history import History
@@ -62,6 +63,8 @@ class Broker:
         self.transactions = Transactions(self)
         self.statistics = Statistics(self)
         self.watch = Watch(self)
+        self.draining = Draining(self)
+        self.locks.is_held_back = self.draining.is_draining
         self.reply_topic = reply_topic(config.cluster)
         self.config_changes = 0
         self.on_config: Callable[[], None] = lambda: None
@@ -184,6 +187,7 @@ class Broker:
 
     def notify_later(self, group: ConsumerGroup) -> None:
         """Tells the members that the group changed; changes within 5 ms make one notification."""
+        self.draining.changed(group)
         if not self._to_notify:
             asyncio.get_running_loop().call_later(limits.NOTIFY_DELAY_S, self._notify)
         self._to_notify[group.name] = group
@@ -192,11 +196,19 @@ class Broker:
         groups, self._to_notify = self._to_notify, {}
         for name in groups:
             group = self.groups.get(name)
-            settings = self.group_configs.find(name)
-            if group is not None and settings is not None and settings.notify_enable:
-                for connection in group.members:
-                    notify(connection, name)
-                self.history.add(name, "notified", "", members=len(group.members))
+            if group is not None:
+                self.notify_members(group)
+
+    def notify_members(self, group: ConsumerGroup) -> None:
+        """Tells the members that the group changed; foreign ones later if queues of theirs are still drained."""
+        settings = self.group_configs.find(group.name)
+        if settings is None or not settings.notify_enable:
+            return
+        later = self.draining.keep_back(group.name)
+        told = [at for at, member in group.members.items() if not (later and is_foreign(member))]
+        for connection in told:
+            notify(connection, group.name)
+        self.history.add(group.name, "notified", "", members=len(told))
 
     def _notify_waiter(self, group: str, connection: Any) -> None:
         notify(connection, group)

@@ -31,6 +31,7 @@ MAX_KV_KEYS: Final = 10_000
 MAX_GROUPS: Final = 10_000
 MAX_MEMBERS: Final = 10_000
 VIP_DISTANCE: Final = 2
+DRAIN_LIMIT_S: Final = 2.0  # how long a change of a group is kept from foreign members whose handlers run
 ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named
 CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
 MAX_QUERY_MESSAGES: Final = 64

@@ -77,7 +77,10 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
     group = broker.groups.get(header.consumer_group)
     client_ids: list[str] = []
     if group is not None:
-        client_ids = group.client_ids(header.topic) if header.topic else group.companions(connection)
+        if header.topic:
+            client_ids = group.client_ids(header.topic)
+        else:
+            client_ids = broker.draining.known(group.name, group.companions(connection))
     if not client_ids:
         remark = f"no consumer for this group, {header.consumer_group}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)

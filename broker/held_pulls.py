@@ -53,7 +53,7 @@ class HeldPulls:
             return False
         self._held.setdefault(pull.queue, []).append(pull)
         self._count += 1
-        pull.timer = asyncio.get_running_loop().call_later(wait_s, self._time_is_up, pull)
+        pull.timer = asyncio.get_running_loop().call_later(wait_s, self.let_go, pull)
         return True
 
     def wake(self, queues: list[ConsumeQueue]) -> None:
@@ -68,7 +68,8 @@ class HeldPulls:
                     self._release(pull)
                     pull.answer()
 
-    def _time_is_up(self, pull: HeldPull) -> None:
+    def let_go(self, pull: HeldPull) -> None:
+        """Answers a pull with what there is."""
         self._release(pull)
         pull.answer()
 
@@ -94,4 +95,4 @@ class HeldPulls:
         """Before the broker closes: clients learn at once that nothing came."""
         for waiting in list(self._held.values()):
             for pull in list(waiting):
-                self._time_is_up(pull)
+                self.let_go(pull)

@@ -53,6 +53,7 @@ class Locks:
         self.on_change: Callable[[], None] = lambda: None
         self._history = history
         self._epoch = int(time.time() * 1000) << 16  # beyond every epoch of an earlier run
+        self.is_held_back: Callable[[str, str, int], bool] = lambda group, topic, queue_id: False
         self.on_free: Callable[[str, Any], None] = lambda group, connection: None
         self._dirty = False
         since_s = time.monotonic() - HANDOVER_LEASE_S + RECLAIM_S
@@ -87,6 +88,8 @@ class Locks:
             if request.handover:
                 lock.waiters[connection] = None
             return None
+        if request.handover and self.is_held_back(*key):
+            return None  # a foreign member still handles messages of it; the group is notified when it does not
         if lock is not None:
             self._note("lock expired", key, lock)
         self._epoch += 1

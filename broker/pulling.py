@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("rocketlet.pulls")
 
 ANOTHERS_S = 0.2
+HEARTBEAT_LOOKS = 10
+HEARTBEAT_LOOK_S = 0.01
+DRAINING_S = 0.01
 
 
 class _Refused(Exception):
@@ -39,15 +42,21 @@ class _Refused(Exception):
         self.code = code
 
 
-def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: int = 1) -> Buffers | None:
     header = read(PullMessage, frame.ext)
     try:
         _check_group_and_topic(broker, header)
         subscription = _subscription(broker, connection, header)
     except _Refused as refusal:
+        if refusal.code == ResponseCode.SUBSCRIPTION_NOT_LATEST and attempt < HEARTBEAT_LOOKS:
+            asyncio.get_running_loop().call_later(HEARTBEAT_LOOK_S, _look_again, broker, connection, frame, attempt + 1)
+            return None
         return answer(frame, refusal.code, remark=str(refusal))
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
+    if header.sys_flag & codes.PULL_SUSPEND and broker.draining.holds_back(connection, header):
+        asyncio.get_running_loop().call_later(DRAINING_S, _answer_anothers, connection, frame, header)
+        return None
     if header.sys_flag & codes.PULL_SUSPEND and _is_anothers(broker, connection, header):
         asyncio.get_running_loop().call_later(ANOTHERS_S, _answer_anothers, connection, frame, header)
         return None
@@ -65,6 +74,13 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         if broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
             return None
     return _read(broker, frame, header, queue, subscription)
+
+
+def _look_again(broker: Broker, connection: Connection, frame: Frame, attempt: int) -> None:
+    """A client pulls before the heartbeat that has its new subscription; refused, a Java client would wait for a second."""
+    reply = pull_message(broker, connection, frame, attempt)
+    if reply is not None:
+        connection.write(reply)
 
 
 def _is_anothers(broker: Broker, connection: Connection, header: PullMessage) -> bool:

@@ -45,6 +45,10 @@ class Watch:
                 both = f"{members[last].client_id} and {members[connection].client_id}"
                 self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
 
+    def reader(self, group: str, topic: str, queue_id: int) -> Any | None:
+        """The connection that pulled last."""
+        return self._readers.get((group, topic, queue_id), (None, None))[0]
+
     def drop(self, connection: Any) -> None:
         """The connection is gone, and reads nothing any more."""
         for key, readers in list(self._readers.items()):
@@ -61,7 +65,7 @@ class Watch:
             members = group.members
             for topic in {topic for member in members.values() for topic in member.subscriptions}:
                 for queue_id in range(self._broker.queues_of(topic)):
-                    reader = self._readers.get((group.name, topic, queue_id), (None, None))[0]
+                    reader = self.reader(group.name, topic, queue_id)
                     if (topic, queue_id) not in owners and reader not in members:
                         unread.add((group.name, topic, queue_id))
         self._unread_s = {key: self._unread_s.get(key, now_s) for key in unread}
