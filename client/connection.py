@@ -238,6 +238,8 @@ class Connections:
             raise ConnectionFailed(f"{address} did not accept a connection in {CONNECT_TIMEOUT_S} s") from None
         except (OSError, ValueError) as error:
             raise ConnectionFailed(f"cannot connect to {address}: {error}") from None
+        if not connection.is_open:  # kept, it would never be replaced: its end was told before it was known here
+            raise ConnectionFailed(f"{address} closed the connection at once")
         self._open[address] = connection
         return connection
 

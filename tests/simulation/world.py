@@ -245,7 +245,7 @@ class World:
         self.note(f"{member.name} joins {topics}")
         with member.process.running():
             task = asyncio.create_task(self._enter(member))
-        await task
+        await _done_or_dead(task, member.process)
 
     async def _enter(self, member: Member) -> None:
         while True:
@@ -262,7 +262,7 @@ class World:
         member.has_left = True
         with member.process.running():
             task = asyncio.create_task(member.consumer.__aexit__())
-        await task
+        await _done_or_dead(task, member.process)
 
     def living(self) -> list[Member]:
         return [member for member in self.members if not member.has_left and not member.process.is_dead]
@@ -454,6 +454,14 @@ class World:
             if max(shares) - min(shares) > 1:
                 return f"the shares of {topic} are {shares}"
         return None
+
+
+async def _done_or_dead(task: asyncio.Task[None], process: Process) -> None:
+    """Returns when the task is done, or will never be."""
+    while not task.done() and not process.is_dead:
+        await asyncio.wait({task}, timeout=1)
+    if task.done():
+        task.result()
 
 
 _raised: list[Violation] = []
