@@ -70,13 +70,7 @@ class Consumer:
         on_assigned: Listener | None = None,
         on_revoked: Listener | None = None,
     ) -> None:
-        fault = names.group_fault(group)
-        if fault:
-            raise ConfigError(f"group: {fault}")
-        if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"batch_size: {batch_size} is less than 1")
-        if not 1 <= concurrency <= MAX_HANDLER_CONCURRENCY:
-            raise ConfigError(f"concurrency: {concurrency} is not 1 to {MAX_HANDLER_CONCURRENCY}")
+        _check(group, batch_size, concurrency)
         self.group = group
         self._name_server = name_server
         self._subscriptions = _parsed(subscriptions)
@@ -405,6 +399,16 @@ class Consumer:
                     self._acknowledged(item)
             if not any(item.runs and not item.stopped and not item.suspended for item in self._queues.values()):
                 await self._arrived.wait()
+
+
+def _check(group: str, batch_size: int | None, concurrency: int) -> None:
+    fault = names.group_fault(group)
+    if fault:
+        raise ConfigError(f"group: {fault}")
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError(f"batch_size: {batch_size} is less than 1")
+    if not 1 <= concurrency <= MAX_HANDLER_CONCURRENCY:
+        raise ConfigError(f"concurrency: {concurrency} is not 1 to {MAX_HANDLER_CONCURRENCY}")
 
 
 def _now_ms() -> int:

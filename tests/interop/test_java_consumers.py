@@ -199,6 +199,38 @@ async def test_members_come_and_go_and_nothing_is_lost(cluster: Cluster, java: R
     assert len(sent) > 100
 
 
+@feature("joins and leaves of Java members deliver nothing twice (one broker)")
+async def test_java_members_hand_queues_over(start_cluster: StartCluster, java: Run) -> None:
+    """On Apache's broker every join repeats some dozens of messages."""
+    cluster = await start_cluster(1)
+    await cluster.create_topic("t", 8)
+    options = {"ns": cluster.address, "group": "g", "topic": "t", "work_ms": 40, "await_ms": 5000}
+    sent: list[str] = []
+    async with Producer(cluster.address) as producer, java("consume", **options) as one:
+
+        async def flow() -> None:
+            while True:
+                await producer.send("t", b"%d" % len(sent))
+                sent.append(str(len(sent)))
+                await asyncio.sleep(0.004)
+
+        flowing = asyncio.create_task(flow())
+        await one.started()
+        guests = []
+        for _ in range(2):
+            async with java("consume", **options) as guest:
+                guests.append(guest)
+                await guest.until(lambda: len(guests[-1].bodies) >= 50)
+            before = len(one.bodies)
+            await one.until(lambda: len(one.bodies) >= before + 100)  # noqa: B023
+        flowing.cancel()
+        everyone = [one, *guests]
+        await one.until(lambda: sum(len(peer.bodies) for peer in everyone) >= len(sent))
+    counted = Counter(body for peer in everyone for body in peer.bodies)
+    assert counted == Counter(dict.fromkeys(sent, 1))
+    assert cluster.nodes[0].broker.watch.double_readers == 0
+
+
 @feature("groups of Java and Python members: every queue has one owner")
 async def test_java_and_python_members_share_a_group(cluster: Cluster, java: Run) -> None:
     await cluster.create_topic("t", 4)

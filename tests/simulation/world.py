@@ -30,6 +30,7 @@ from rocketlet.protocol.allocation import AVG, STICKY
 from rocketlet.protocol.bodies import Queue, TopicConfig
 
 from .loop import Process, SimLoop, virtual_time
+from .plan import Plan
 
 GROUP = "g"
 NAME_SERVER_PORT = 9876
@@ -39,39 +40,6 @@ PEACE_S = 240.0
 
 class Violation(AssertionError):
     """An invariant does not hold."""
-
-
-@dataclass
-class Plan:
-    """What a seed decides."""
-
-    brokers: int
-    topics: int
-    queues: int
-    members: int
-    gentle: bool
-    mixed: bool
-    orderly: bool
-    sticky: bool
-    handler_s: float
-    lost_notifications: float
-    events: int
-
-    @classmethod
-    def of(cls, rng: random.Random) -> Plan:
-        return cls(
-            brokers=rng.choice((1, 1, 2)),
-            topics=rng.choice((1, 2)),
-            queues=rng.choice((1, 3, 4, 8)),
-            members=rng.randint(1, 4),
-            gentle=rng.random() < 0.5,
-            mixed=rng.random() < 0.3,
-            orderly=rng.random() < 0.3,
-            sticky=rng.random() < 0.3,
-            handler_s=rng.choice((0.001, 0.02, 0.2)),
-            lost_notifications=rng.choice((0.0, 0.0, 0.3)),
-            events=rng.randint(2, 8),
-        )
 
 
 @dataclass(eq=False)

@@ -35,6 +35,7 @@ final class Consumers {
         consumer.setConsumeMessageBatchMaxSize(peer.number("batch", 1));
         consumer.setMaxReconsumeTimes(peer.number("tries", -1));
         consumer.setPullThresholdForQueue(peer.number("cached", 1000));
+        consumer.setAwaitTerminationMillisWhenShutdown(peer.number("await-ms", 0));
         consumer.setConsumeTimeout(peer.number("timeout-minutes", 15));
         String mode = peer.get("mode", "concurrently");
         if (mode.equals("broadcast")) {

@@ -1,0 +1,85 @@
+"""Foreign members, as plain frames: a queue that moves is drained before anybody is told."""
+
+from __future__ import annotations
+
+import pytest
+from rocketlet.protocol import bodies, group_bodies
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.subscription import parse_subscription
+
+from ..conftest import Connect, Node, Wire, create_topic, eventually
+from .test_pulls import SUBSCRIBED, SUSPEND, pull, send
+
+FLAGS = SUBSCRIBED | SUSPEND
+
+
+async def join(wire: Wire, client_id: str, strategy: str | None = None) -> None:
+    data = ConsumerData("g", subscriptions=(parse_subscription("t", "*", version=1),), strategy=strategy)
+    await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat(client_id, (data,))))
+
+
+async def known(wire: Wire) -> list[str]:
+    answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+    return group_bodies.decode_members(answer.body).client_ids if answer.code == 0 else []
+
+
+async def reading(node: Node, wire: Wire) -> None:
+    """c1 reads both queues of t, with a message of each in its handlers."""
+    await create_topic(wire, "t", 2)
+    await join(wire, "c1")
+    for queue in range(2):
+        await send(wire, queue=queue)
+        assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
+    wire.requests.clear()
+
+
+async def test_a_reader_ends_before_the_next_one_is_told(node: Node, wire: Wire, connect: Connect) -> None:
+    await reading(node, wire)
+    two = await connect(node.address)
+    await join(two, "c2")
+    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
+    assert await known(two) == ["c1"], "the newcomer is not in the list yet"
+    await send(wire, b"later", queue=1)
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (19, "1"), "nothing new while its handlers run"
+    assert not [frame for frame in wire.requests if frame.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=0, offset=1, flags=SUBSCRIBED))).code == 19
+    handled = pull(queue=1, offset=1, flags=FLAGS | 0x1, commit_offset=1)
+    assert (await wire.call(RequestCode.PULL_MESSAGE, handled)).code == 19
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert await known(two) == ["c1", "c2"]
+    assert node.broker.offsets.get("g", "t", 1) == 1
+    assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))).code == 0
+    assert node.broker.watch.double_readers == 0
+
+
+async def test_long_handlers_are_waited_for_only_so_long(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.draining.DRAIN_LIMIT_S", 0.05)
+    await reading(node, wire)
+    two = await connect(node.address)
+    await join(two, "c2")
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert await known(two) == ["c1", "c2"]
+
+
+async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    await reading(node, wire)
+    ours = await connect(node.address)
+    await join(ours, "c2", "AVG")
+    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
+    request = LockRequest("c2", "g", (Queue("t", "broker-a", 1),), True)
+
+    async def locked() -> bool:
+        answer = await ours.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
+        return bool(group_bodies.decode_locked(answer.body))
+
+    assert not await locked()
+    await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS | 0x1, commit_offset=1))
+    assert await locked()

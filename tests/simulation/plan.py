@@ -1,0 +1,39 @@
+"""What a seed decides before anything happens."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass
+class Plan:
+    """What a seed decides."""
+
+    brokers: int
+    topics: int
+    queues: int
+    members: int
+    gentle: bool
+    mixed: bool
+    orderly: bool
+    sticky: bool
+    handler_s: float
+    lost_notifications: float
+    events: int
+
+    @classmethod
+    def of(cls, rng: random.Random) -> Plan:
+        return cls(
+            brokers=rng.choice((1, 1, 2)),
+            topics=rng.choice((1, 2)),
+            queues=rng.choice((1, 3, 4, 8)),
+            members=rng.randint(1, 4),
+            gentle=rng.random() < 0.5,
+            mixed=rng.random() < 0.3,
+            orderly=rng.random() < 0.3,
+            sticky=rng.random() < 0.3,
+            handler_s=rng.choice((0.001, 0.02, 0.2)),
+            lost_notifications=rng.choice((0.0, 0.0, 0.3)),
+            events=rng.randint(2, 8),
+        )
