@@ -130,6 +130,15 @@ async def _apache_jars(version: str) -> Path:
     return folder
 
 
+async def fetch_fault(version: str) -> str | None:
+    """Why Apache's jars of a version are not here and cannot be fetched; None once they are here."""
+    try:
+        await _apache_jars(version)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
 async def compiled(program: str) -> str:
     """The classpath of one of our Java programs beside Apache's client."""
     jars = await _apache_jars(APACHE_VERSION)

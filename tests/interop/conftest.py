@@ -20,7 +20,7 @@ from rocketlet.broker.clients import Clients
 from rocketlet.broker.dispatch import Dispatch
 from rocketlet.broker.routes import Routes
 from rocketlet.broker.server import Server
-from rocketlet.client import Consumer
+from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language, RequestCode
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, free_port
@@ -191,15 +191,20 @@ async def program(*arguments: str, **environment: str) -> AsyncIterator[Program]
         await peer.end()
 
 
+def fetched(command: list[str], folder: Path) -> None:
+    """Fetches what foreign programs are made of; skips the test where that cannot be reached."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        pytest.skip(f"{command[0]} cannot fetch what is needed: {said[-1] if said else 'no reason given'}")
+
+
 @pytest.fixture(scope="session")
 def classpath() -> str:
     """Our Java programs, compiled, with Apache's client and tools from Maven Central beside them."""
     project = HERE / "java"
-    subprocess.run(
-        ["mvn", "-q", "-B", "compile", "dependency:copy-dependencies", "-DoutputDirectory=target/lib"],
-        cwd=project,
-        check=True,
-    )
+    fetched(["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=target/lib"], project)
+    subprocess.run(["mvn", "-q", "-B", "compile"], cwd=project, check=True)
     return f"{project}/target/classes:{project}/target/lib/*"
 
 
@@ -291,3 +296,15 @@ def waiting(cluster: Cluster, group: str) -> int:
         found = node.broker.groups.get(group)
         count += sum(len(node.broker.held_pulls.of(connection)) for connection in (found.members if found else ()))
     return count
+
+
+async def tagged_messages_arrive(cluster: Cluster, peer: Program, mode: str) -> None:
+    """Sends messages of three tags, of which the program wants A and B: those come, each once, in order if asked for."""
+    await peer.started()
+    async with Producer(cluster.address) as producer:
+        key = "one" if mode == "orderly" else None
+        for number in range(60):
+            await producer.send("t", b"%d" % number, tag="ABC"[number % 3], queue_key=key)
+        await peer.until(lambda: len(peer.bodies) >= 40)
+    wanted = [str(number) for number in range(60) if number % 3 < 2]
+    assert (peer.bodies if mode == "orderly" else sorted(peer.bodies, key=int)) == wanted

@@ -13,7 +13,7 @@ from rocketlet.protocol.names import retry_topic
 
 from ..client.test_consumer import Inbox
 from ..conftest import eventually
-from .conftest import HERE, Cluster, Program, Run, StartCluster, missing, own, program
+from .conftest import HERE, Cluster, Program, Run, StartCluster, fetched, missing, own, program, tagged_messages_arrive
 
 pytestmark = [
     pytest.mark.go,
@@ -30,6 +30,7 @@ def feature(area: str, text: str) -> pytest.MarkDecorator:
 def binary() -> str:
     """Our Go program, compiled, with Apache's client from the module proxy in it."""
     folder = HERE / "go"
+    fetched(["go", "mod", "download"], folder)
     subprocess.run(["go", "build", "-o", "target/peer", "."], cwd=folder, check=True)
     return str(folder / "target" / "peer")
 
@@ -93,17 +94,8 @@ async def test_go_is_asked_for_an_outcome(start_cluster: StartCluster, go: Run) 
 @feature("Push consumers", "concurrent, orderly and broadcasting consumption, filtered by several tags")
 async def test_what_python_sends_go_receives_once_and_by_tag(cluster: Cluster, go: Run, mode: str) -> None:
     await cluster.create_topic("t")
-    async with (
-        go("consume", ns=cluster.address, group="g", topic="t", tags="A || B", mode=mode) as peer,
-        Producer(cluster.address) as producer,
-    ):
-        await peer.started()
-        key = "one" if mode == "orderly" else None
-        for number in range(60):
-            await producer.send("t", b"%d" % number, tag="ABC"[number % 3], queue_key=key)
-        await peer.until(lambda: len(peer.bodies) >= 40)
-    wanted = [str(number) for number in range(60) if number % 3 < 2]
-    assert (peer.bodies if mode == "orderly" else sorted(peer.bodies, key=int)) == wanted
+    async with go("consume", ns=cluster.address, group="g", topic="t", tags="A || B", mode=mode) as peer:
+        await tagged_messages_arrive(cluster, peer, mode)
 
 
 @feature("Push consumers", "SQL92 filters on properties")

@@ -16,7 +16,7 @@ from rocketlet.protocol.names import dlq_topic, retry_topic
 
 from ..client.test_consumer import Inbox
 from ..conftest import Connect, Nodes, create_topic, eventually
-from .conftest import Cluster, Run, StartCluster, missing, own, waiting
+from .conftest import Cluster, Run, StartCluster, missing, own, tagged_messages_arrive, waiting
 
 pytestmark = [
     pytest.mark.java,
@@ -39,17 +39,8 @@ async def send(cluster: Cluster, topic: str, bodies: Sequence[object], **options
 @feature("concurrent, orderly and broadcasting consumption, filtered by several tags")
 async def test_what_python_sends_java_receives_once_and_by_tag(cluster: Cluster, java: Run, mode: str) -> None:
     await cluster.create_topic("t")
-    async with (
-        java("consume", ns=cluster.address, group="g", topic="t", tags="A || B", mode=mode) as peer,
-        Producer(cluster.address) as producer,
-    ):
-        await peer.started()
-        key = "one" if mode == "orderly" else None
-        for number in range(60):
-            await producer.send("t", b"%d" % number, tag="ABC"[number % 3], queue_key=key)
-        await peer.until(lambda: len(peer.bodies) >= 40)
-    wanted = [str(number) for number in range(60) if number % 3 < 2]
-    assert (peer.bodies if mode == "orderly" else sorted(peer.bodies, key=int)) == wanted
+    async with java("consume", ns=cluster.address, group="g", topic="t", tags="A || B", mode=mode) as peer:
+        await tagged_messages_arrive(cluster, peer, mode)
 
 
 @feature("tags with the same hash code")

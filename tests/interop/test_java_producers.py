@@ -11,7 +11,7 @@ from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.names import TRACE_TOPIC
 from rocketlet.protocol.properties import decode
 
-from bench.peers import APACHE_VERSION, Apache, apache_fault
+from bench.peers import APACHE_VERSION, Apache, apache_fault, fetch_fault
 
 from ..client.test_consumer import Inbox
 from ..conftest import eventually
@@ -20,7 +20,7 @@ from .conftest import Cluster, Run, StartCluster, missing
 pytestmark = [
     pytest.mark.java,
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
 ]
 
 
@@ -173,7 +173,7 @@ async def test_java_sends_over_the_vip_channel(start_cluster: StartCluster, java
 async def test_errors_have_the_codes_of_apaches_broker(
     start_cluster: StartCluster, brokers: int, java: Run, tmp_path: Path
 ) -> None:
-    fault = apache_fault()
+    fault = apache_fault() or await fetch_fault(APACHE_VERSION)
     if fault:
         pytest.skip(fault)
     cluster = await start_cluster(brokers)

@@ -36,13 +36,13 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 from rocketlet.protocol.names import dlq_topic
 
-from bench.peers import Apache, apache_fault
+from bench.peers import Apache, apache_fault, fetch_fault
 
 from ..client.test_consumer import Inbox
 from ..conftest import eventually, free_port
 from .conftest import Run, own
 
-pytestmark = [pytest.mark.java, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 T = TypeVar("T")
 HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
 LEVELS_S = (1, 1, 1, 2, *[3] * 14)
@@ -153,7 +153,7 @@ def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "rocketlet":
         found = System(Ours(folder))
     else:
-        fault = apache_fault()
+        fault = apache_fault() or asyncio.run(fetch_fault(request.param))
         if fault:
             pytest.skip(fault)
         found = System(Apache(folder, request.param, HEAP, **SETTINGS))
