@@ -82,12 +82,16 @@ class Draining:
     def changed(self, group: ConsumerGroup) -> None:
         """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
         self._changes[group.name] = change = self._changes.get(group.name, 0) + 1
-        if not group.members:
-            for table in (self._told, self._drains, self._changes):
-                table.pop(group.name, None)
-        elif any(map(is_foreign, group.members.values())):
+        if any(map(is_foreign, group.members.values())):
             self._replace(group.name, Drain({}, {_NOT_KNOWN_YET}))
             self._broker.spawn(self._start(group, change))
+            return
+        drain = self._drains.pop(group.name, None)
+        if drain is not None and drain.timer is not None:
+            drain.timer.cancel()
+        if not group.members:
+            self._told.pop(group.name, None)
+            self._changes.pop(group.name, None)
 
     async def _start(self, group: ConsumerGroup, change: int) -> None:
         moving: dict[_Place, Any] = {}

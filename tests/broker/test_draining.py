@@ -83,3 +83,15 @@ async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
     assert not await locked()
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS | 0x1, commit_offset=1))
     assert await locked()
+
+
+async def test_a_reader_that_dies_while_it_is_drained_holds_nothing_up(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    await reading(node, wire)
+    ours = await connect(node.address)
+    await join(ours, "c2", "AVG")
+    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
+    await wire.close()
+    await eventually(lambda: len(node.broker.groups.get("g").members) == 1)  # type: ignore[union-attr]
+    assert not node.broker.draining.is_draining("g", "t", 1)
