@@ -21,6 +21,10 @@ from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compatibility", type=Path, help="write the table of what the passed interop tests prove")
+
+
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

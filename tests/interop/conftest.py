@@ -41,10 +41,6 @@ def missing(*programs: str) -> str:
 # What the tests prove
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--compatibility", type=Path, help="write the table of what the passed interop tests prove")
-
-
 _proofs = compatibility.Proofs()
 logs.configure("warning")  # so that a failed test shows what client and broker had to say
 
@@ -63,7 +59,7 @@ _passed = pytest.StashKey[bool]()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    path: Path | None = session.config.getoption("--compatibility", None)
+    path: Path | None = session.config.getoption("--compatibility")
     if path is not None:
         path.write_text(compatibility.document(_proofs))
 
