@@ -44,9 +44,9 @@ are in our own words, the codes are Apache's.
 What Rocketlet's broker does not do: master/slave replication, DLedger, controller, tiered storage, the 5.x gRPC proxy.
 If you need one of them, use Apache RocketMQ; your code and Spark job stay as they are.
 
-Our client needs not be told which broker it faces. What differs on Apache's: [rebalance.md](rebalance.md). 5.3 against 4.9: 5.3 notes
-the outcome of transactions every 3 s (`transactionOpBatchInterval`), and delivers a message twice if it checks more often;
-everything else that is tested here is the same.
+Our client needs not be told which broker it faces. What differs on Apache's: [rebalance.md](rebalance.md). 5.3 against 4.9:
+5.3 notes the outcome of transactions every 3 s (`transactionOpBatchInterval`), and delivers a message twice if it checks
+more often; everything else that is tested here is the same.
 """
 
 
