@@ -198,9 +198,10 @@ async def test_java_members_hand_queues_over(start_cluster: StartCluster, java: 
     options = {"ns": cluster.address, "group": "g", "topic": "t", "work_ms": 40, "await_ms": 5000}
     sent: list[str] = []
     async with Producer(cluster.address) as producer, java("consume", **options) as one:
+        enough = asyncio.Event()
 
         async def flow() -> None:
-            while True:
+            while not enough.is_set():  # not cancelled: what is on its way then would be stored and not be in the list
                 await producer.send("t", b"%d" % len(sent))
                 sent.append(str(len(sent)))
                 await asyncio.sleep(0.004)
@@ -214,7 +215,8 @@ async def test_java_members_hand_queues_over(start_cluster: StartCluster, java: 
                 await guest.until(lambda: len(guests[-1].bodies) >= 50)
             before = len(one.bodies)
             await one.until(lambda: len(one.bodies) >= before + 100)  # noqa: B023
-        flowing.cancel()
+        enough.set()
+        await flowing
         everyone = [one, *guests]
         await one.until(lambda: sum(len(peer.bodies) for peer in everyone) >= len(sent))
     counted = Counter(body for peer in everyone for body in peer.bodies)
