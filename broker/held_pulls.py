@@ -61,7 +61,7 @@ class HeldPulls:
         held = self._held
         if not held:
             return
-        for queue in set(queues):
+        for queue in dict.fromkeys(queues):
             waiting = held.get(queue)
             if waiting is not None:
                 for pull in [pull for pull in waiting if pull.is_wanted()]:

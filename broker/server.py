@@ -54,7 +54,7 @@ class Server:
         self._broker = broker
         self._routes = routes
         self._flusher = Flusher(broker.store) if broker and broker.config.flush == "sync" else None
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._registration = Registration(broker, routes) if broker else None
@@ -139,10 +139,10 @@ class Server:
         if len(self._connections) >= MAX_CONNECTIONS:
             log.warning("connection refused: too many", peer=connection.peer, limit=MAX_CONNECTIONS)
             connection.abort()
-        self._connections.add(connection)
+        self._connections[connection] = None
 
     def closed(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if self._broker is not None:
             self._broker.dropped(connection)
 

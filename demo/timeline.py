@@ -43,9 +43,8 @@ def ownerships(events: Sequence[Mapping[str, Any]], topic: str, now_ms: int) -> 
     open_since: dict[tuple[str, int], Ownership] = {}
     done: list[Ownership] = []
     for event in events:
-        if event.get("topic") != topic:
+        if event.get("topic") != topic or "epoch" not in event:
             continue
-        key = (str(event["queue"]), int(event["epoch"]))
         queue = f"{event['broker']}:{event['queue']}"
         key = (queue, int(event["epoch"]))
         if event["event"] == "locked":

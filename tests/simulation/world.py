@@ -450,7 +450,7 @@ def simulate(seed: int) -> World:
     _raised.clear()
     loop = SimLoop(seed)
     folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    real_notify, real_sync = broker_module.notify, os.fdatasync
+    real_notify, real_sync, real_pid = broker_module.notify, os.fdatasync, os.getpid
     state = random.getstate()
     random.seed(seed)
     asyncio.set_event_loop(loop)
@@ -464,6 +464,7 @@ def simulate(seed: int) -> World:
 
             broker_module.notify = notify
             os.fdatasync = lambda fd: None
+            os.getpid = lambda: 1  # it is in the clients' ids, and sets of them are in the order of their hashes
             try:
                 loop.run_until_complete(world.run())
             except Violation as violation:
@@ -476,7 +477,7 @@ def simulate(seed: int) -> World:
                 if tasks:  # those of killed processes never end
                     loop.run_until_complete(asyncio.wait(tasks, timeout=1))
     finally:
-        broker_module.notify, os.fdatasync = real_notify, real_sync
+        broker_module.notify, os.fdatasync, os.getpid = real_notify, real_sync, real_pid
         random.setstate(state)
         asyncio.set_event_loop(None)
         loop.close()
