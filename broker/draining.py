@@ -104,7 +104,9 @@ class Draining:
         if not moving:
             self._tell(group.name)
             return
-        for connection in dict.fromkeys(moving.values()):  # what waits for messages comes back at once and says how far it is
+        for connection in dict.fromkeys(
+            moving.values()
+        ):  # what waits for messages comes back at once and says how far it is
             for pull in self._broker.held_pulls.of(connection):
                 if (pull.queue.topic, pull.queue.queue_id) in moving:
                     self._broker.held_pulls.let_go(pull)
