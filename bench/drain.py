@@ -11,8 +11,9 @@ import nats
 import uvloop
 from nats.js.api import ConsumerConfig
 from rocketlet.client import Consumer, Producer
-from rocketlet.client.cluster import Cluster, subscribe_queues
+from rocketlet.client.cluster import Cluster
 from rocketlet.client.config import PullLimits
+from rocketlet.protocol.allocation import subscribe_queues
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rocketlet.protocol.headers import PullMessage, PullMessageResult, read, write
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol import allocation, group_bodies, names
 from ..protocol.bodies import Queue, Route
-from ..protocol.codes import PERM_READ, ResponseCode
+from ..protocol.codes import ResponseCode
 from ..protocol.frame import Frame
 from .answers import Buffers, answer
 
@@ -43,12 +43,7 @@ async def _answer(
 
 
 def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:
-    queues = sorted(
-        Queue(request.topic, data.broker_name, number)
-        for data in route.queues
-        if data.perm & PERM_READ
-        for number in range(data.read_queues)
-    )
+    queues = allocation.subscribe_queues(request.topic, route)
     if request.message_model == "BROADCASTING":
         return queues
     group = broker.groups.get(request.group)

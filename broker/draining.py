@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from ..protocol import names
-from ..protocol.allocation import AVG
-from ..protocol.bodies import Queue
-from ..protocol.codes import PERM_READ
+from ..protocol.allocation import AVG, subscribe_queues
 from ..protocol.headers import PullMessage
 from .config import DRAIN_LIMIT_S
 from .consumer_groups import ConsumerGroup, Member
@@ -125,12 +123,7 @@ class Draining:
         route = await self._broker.find_route(topic)
         if route is None:
             return {}
-        queues = sorted(
-            Queue(topic, data.broker_name, number)
-            for data in route.queues
-            if data.perm & PERM_READ
-            for number in range(data.read_queues)
-        )
+        queues = subscribe_queues(topic, route)
         ids = names.sorted_ids(group.client_ids(topic))
         owners = {queue: client_id for client_id in ids for queue in AVG.allocate(client_id, queues, ids)}
         moving: dict[_Place, Any] = {}

@@ -18,7 +18,7 @@ from .config import REGION
 from .delays import Delays
 from .store.consume_queue import ConsumeQueue
 from .store.store import StoreFull
-from .transactions import half_properties
+from .transactions import with_real_queue
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -150,7 +150,7 @@ class Sends:
         if level:
             queue, text, code = delayed(self._broker, level, name, queue_id, text)
         elif is_half:
-            queue, text = self._broker.transactions.half_queue, half_properties(text, name, queue_id)
+            queue, text = self._broker.transactions.half_queue, with_real_queue(text, name, queue_id)
         position, offset = store.stage(
             queue,
             frame.body,
@@ -261,9 +261,7 @@ def _delay_level(text: str, delays: Delays) -> int:
 
 def delayed(broker: Broker, level: int, name: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
     """Where a delayed message waits, its properties there, and when it is due (ms), for the index."""
-    text = props.without(props.without(text, props.REAL_TOPIC), props.REAL_QUEUE_ID)
-    text = props.appended(text, props.REAL_TOPIC, name)
-    text = props.appended(text, props.REAL_QUEUE_ID, str(queue_id))
+    text = with_real_queue(text, name, queue_id)
     return broker.schedule_queue(level), text, broker.delays.due_ms(level, broker.store.begin_batch())
 
 

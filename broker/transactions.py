@@ -183,8 +183,8 @@ class Transactions:
         clients.tell(connection, RequestCode.CHECK_TRANSACTION_STATE, write(header), body)
 
 
-def half_properties(text: str, topic: str, queue_id: int) -> str:
-    """The properties of a half message: where it is meant to go."""
+def with_real_queue(text: str, topic: str, queue_id: int) -> str:
+    """The properties of a delayed or half message: where it is meant to go."""
     text = props.without(props.without(text, props.REAL_TOPIC), props.REAL_QUEUE_ID)
     return props.appended(props.appended(text, props.REAL_TOPIC, topic), props.REAL_QUEUE_ID, str(queue_id))
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import orjson
 
 from ..protocol import bodies
+from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
 from ..protocol.codes import RequestCode
 from ..protocol.headers import Offset, SearchOffset, TopicQueue, read, write
 from ..protocol.subscription import Subscription
-from .cluster import Cluster, subscribe_queues
+from .cluster import Cluster
 from .config import HEARTBEAT_INTERVAL_S, MISSING_ROUTE_INTERVAL_S, OFFSET_TIMEOUT_S, REBALANCE_INTERVAL_S, Start
 from .errors import ConfigError, RocketletError
 from .log import get_logger

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..protocol import bodies, names
 from ..protocol.bodies import Queue, Route
-from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from ..protocol.codes import PERM_WRITE, RequestCode, ResponseCode
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import TopicName, write
 from .config import MAX_NAME_SERVERS, ROUTE_INTERVAL_S, ROUTE_PATIENCE_S
@@ -194,16 +194,6 @@ def publish_queues(topic: str, route: Route, limit: int | None = None) -> list[Q
         if data.perm & PERM_WRITE and data.broker_name in with_master
         for number in range(data.write_queues if limit is None else min(limit, data.write_queues))
     ]
-
-
-def subscribe_queues(topic: str, route: Route) -> list[Queue]:
-    """The queues that may be read, sorted as RocketMQ sorts them."""
-    return sorted(
-        Queue(topic, data.broker_name, number)
-        for data in route.queues
-        if data.perm & PERM_READ
-        for number in range(data.read_queues)
-    )
 
 
 def by_broker(queues: Iterable[Queue]) -> dict[str, list[Queue]]:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from ..protocol import bodies, group_bodies, names
-from ..protocol.allocation import AVG, Strategy
+from ..protocol.allocation import AVG, Strategy, subscribe_queues
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
 from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
 from ..protocol.frame import Frame
@@ -38,7 +38,7 @@ from ..protocol.headers import (
     write,
 )
 from ..protocol.subscription import Subscription
-from .cluster import Cluster, by_broker, subscribe_queues
+from .cluster import Cluster, by_broker
 from .config import (
     HAND_OVER_PATIENCE_S,
     HEARTBEAT_INTERVAL_S,

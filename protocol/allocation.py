@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
-from .bodies import Queue
+from .bodies import Queue, Route
+from .codes import PERM_READ
 
 T = TypeVar("T")
 
@@ -127,6 +128,16 @@ class MachineRoomNearby:
         for room in sorted(queue_rooms.keys() - client_rooms.keys()):
             mine += self.inner.allocate(client_id, queue_rooms[room], client_ids)
         return mine
+
+
+def subscribe_queues(topic: str, route: Route) -> list[Queue]:
+    """The queues that may be read, sorted as RocketMQ sorts them."""
+    return sorted(
+        Queue(topic, data.broker_name, number)
+        for data in route.queues
+        if data.perm & PERM_READ
+        for number in range(data.read_queues)
+    )
 
 
 def _grouped(items: Sequence[T], room_of: Callable[[T], str]) -> dict[str, list[T]]:
