@@ -14,14 +14,14 @@ from ..protocol import bodies
 from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
 from ..protocol.codes import RequestCode
-from ..protocol.headers import Offset, SearchOffset, TopicQueue, read, write
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
-from .config import HEARTBEAT_INTERVAL_S, MISSING_ROUTE_INTERVAL_S, OFFSET_TIMEOUT_S, REBALANCE_INTERVAL_S, Start
+from .config import HEARTBEAT_INTERVAL_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, Start
 from .errors import ConfigError, RocketletError
 from .log import get_logger
 from .membership import QueueUser
 from .message import new_client_id
+from .offsets import begin_offset
 
 log = get_logger("rocketlet.broadcast")
 
@@ -133,14 +133,7 @@ class Broadcast:
         kept = self._offsets.get(queue)
         if kept is not None:
             return kept
-        connection = await self._cluster.broker(queue.broker_name)
-        ext = write(TopicQueue(queue.topic, queue.queue_id))
-        code = RequestCode.GET_MIN_OFFSET if self._start == "first" else RequestCode.GET_MAX_OFFSET
-        if isinstance(self._start, int):
-            code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-            ext = write(SearchOffset(queue.topic, queue.queue_id, self._start))
-        answer = await connection.request(code, ext, timeout_s=OFFSET_TIMEOUT_S)
-        return read(Offset, answer.ext).offset
+        return await begin_offset(await self._cluster.broker(queue.broker_name), queue, self._start)
 
     def _save(self) -> None:
         if self._file is None:

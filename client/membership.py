@@ -24,19 +24,10 @@ from typing import Protocol
 from ..protocol import bodies, group_bodies, names
 from ..protocol.allocation import AVG, Strategy, subscribe_queues
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
-from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
+from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.frame import Frame
 from ..protocol.group_bodies import LockRequest
-from ..protocol.headers import (
-    Offset,
-    QueueOffset,
-    SearchOffset,
-    TopicQueue,
-    UnregisterClient,
-    UpdateOffset,
-    read,
-    write,
-)
+from ..protocol.headers import UnregisterClient, write
 from ..protocol.subscription import Subscription
 from .cluster import Cluster, by_broker
 from .config import (
@@ -46,7 +37,6 @@ from .config import (
     LOCK_RETRY_S,
     LOCK_TIMEOUT_S,
     MISSING_ROUTE_INTERVAL_S,
-    OFFSET_TIMEOUT_S,
     REBALANCE_INTERVAL_S,
     RECONNECT_S,
     Start,
@@ -55,6 +45,7 @@ from .connection import Connection
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
 from .log import get_logger
 from .message import new_client_id
+from .offsets import GroupOffsets
 from .shares import Shares
 
 log = get_logger("rocketlet.membership")
@@ -103,6 +94,7 @@ class Membership:
         self._user = user
         self._start = start
         self._strategy = strategy
+        self._offsets = GroupOffsets(cluster, group)
         self._shares = Shares(cluster, group, self.client_id, strategy)
         self._consume_type = consume_type
         self._suspended: set[Queue] = set()
@@ -366,30 +358,10 @@ class Membership:
         log.info("queue assigned", queue=str(queue), offset=offset, epoch=epoch)
 
     async def _start_offset(self, connection: Connection, queue: Queue) -> int:
-        """The group's committed offset, or where a new group begins. Raises RocketletError if it cannot be known."""
-        is_retry = queue.topic.startswith(names.RETRY_PREFIX)
+        """The group's committed offset, or where a new group begins; all of a queue that is new or for retries."""
         grown = queue not in self._first_seen.get(queue.topic, ())
-        from_end = self._start == "last" and not is_retry and not grown
-        ext = {
-            **write(QueueOffset(self.group, queue.topic, queue.queue_id)),
-            EXT_UNKNOWN: "latest" if from_end else "error",
-        }
-        try:
-            answer = await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, timeout_s=OFFSET_TIMEOUT_S)
-            return read(Offset, answer.ext).offset
-        except BrokerRefused as error:
-            if error.code != ResponseCode.QUERY_NOT_FOUND:
-                raise
-        if isinstance(self._start, int) and not is_retry and not grown:
-            code, ext = (
-                RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-                write(SearchOffset(queue.topic, queue.queue_id, self._start)),
-            )
-        else:
-            code = RequestCode.GET_MAX_OFFSET if from_end else RequestCode.GET_MIN_OFFSET
-            ext = write(TopicQueue(queue.topic, queue.queue_id))
-        answer = await connection.request(code, ext, timeout_s=OFFSET_TIMEOUT_S)
-        return read(Offset, answer.ext).offset
+        everything = grown or queue.topic.startswith(names.RETRY_PREFIX)
+        return await self._offsets.load(connection, queue, "first" if everything else self._start)
 
     # Giving
 
@@ -477,9 +449,7 @@ class Membership:
 
     async def _commit_one(self, queue: Queue, offset: int, epoch: int) -> Queue | None:
         try:
-            connection = await self.cluster.broker(queue.broker_name)
-            header = UpdateOffset(self.group, queue.topic, queue.queue_id, offset, epoch or None)
-            await connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, write(header), timeout_s=OFFSET_TIMEOUT_S)
+            await self._offsets.store(queue, offset, epoch)
         except BrokerRefused as error:
             log.warning("commit refused", queue=str(queue), offset=offset, reason=str(error))
             if error.code == ResponseCode.NO_PERMISSION and self.owned.get(queue) == epoch:

@@ -31,7 +31,8 @@ from rocketlet.client import (
     Sql,
 )
 from rocketlet.client.cluster import Cluster as ClientCluster
-from rocketlet.protocol.bodies import GroupConfig, encode_group
+from rocketlet.client.offsets import GroupOffsets
+from rocketlet.protocol.bodies import GroupConfig, Queue, encode_group
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 from rocketlet.protocol.names import dlq_topic
@@ -178,6 +179,22 @@ async def test_messages_are_sent_and_consumed(system: System) -> None:
     message = next(message for message in inbox.messages if "k7" in message.keys)
     assert (message.body, message.properties["farbe"]) == (b"7" + b"x" * 5000, "grün")
     assert sum(await system.committed(group, topic)) == 61
+
+
+@feature("a group's first commits, of several queues at once")
+async def test_first_commits_are_not_lost(system: System) -> None:
+    topic = await system.topic()
+    async with Producer(system.address) as producer:
+        for _ in range(4 * 4):
+            await producer.send(topic, b"x")
+    cluster = ClientCluster(system.address)
+    await cluster.find_route(topic)
+    for _ in range(30):
+        group = await system.group()
+        offsets = GroupOffsets(cluster, group)
+        await asyncio.gather(*(offsets.store(Queue(topic, "apache", number), number + 1, 0) for number in range(4)))
+        assert await system.committed(group, topic) == [1, 2, 3, 4]
+    await cluster.close()
 
 
 @feature("orderly consumption")

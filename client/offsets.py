@@ -1,0 +1,69 @@
+"""Where a queue is read from, and how far a group has come: the offsets that its broker keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+from ..protocol.bodies import Queue
+from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
+from ..protocol.headers import Offset, QueueOffset, SearchOffset, TopicQueue, UpdateOffset, read, write
+from .cluster import Cluster
+from .config import OFFSET_TIMEOUT_S, Start
+from .connection import Connection
+from .errors import BrokerRefused
+
+
+async def begin_offset(connection: Connection, queue: Queue, start: Start) -> int:
+    """Where `start` is in a queue of this broker. Raises RocketletError."""
+    if isinstance(start, int):
+        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        ext = write(SearchOffset(queue.topic, queue.queue_id, start))
+    else:
+        code = RequestCode.GET_MIN_OFFSET if start == "first" else RequestCode.GET_MAX_OFFSET
+        ext = write(TopicQueue(queue.topic, queue.queue_id))
+    answer = await connection.request(code, ext, timeout_s=OFFSET_TIMEOUT_S)
+    return read(Offset, answer.ext).offset
+
+
+class GroupOffsets:
+    """What one member asks and tells of its group's offsets."""
+
+    def __init__(self, cluster: Cluster, group: str) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._known: set[tuple[str, str]] = set()
+        self._first: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def load(self, connection: Connection, queue: Queue, start: Start) -> int:
+        """The committed offset, or where a group without one begins. Raises RocketletError if it cannot be known."""
+        ext = {
+            **write(QueueOffset(self._group, queue.topic, queue.queue_id)),
+            EXT_UNKNOWN: "latest" if start == "last" else "error",
+        }
+        try:
+            answer = await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, timeout_s=OFFSET_TIMEOUT_S)
+            return read(Offset, answer.ext).offset
+        except BrokerRefused as error:
+            if error.code != ResponseCode.QUERY_NOT_FOUND:
+                raise
+        return await begin_offset(connection, queue, start)
+
+    async def store(self, queue: Queue, offset: int, epoch: int) -> None:
+        """Returns when the broker has it. Raises RocketletError.
+
+        An Apache broker (epoch 0) loses offsets that reach it together while it has none of this group and topic: each
+        makes the table of that pair anew (ConsumerOffsetManager.commitOffset). The first one therefore goes alone.
+        """
+        table = (queue.broker_name, queue.topic)
+        if epoch or table in self._known:
+            await self._update(queue, offset, epoch)
+            return
+        async with self._first[table]:
+            await self._update(queue, offset, epoch)
+            self._known.add(table)
+
+    async def _update(self, queue: Queue, offset: int, epoch: int) -> None:
+        connection = await self._cluster.broker(queue.broker_name)
+        header = UpdateOffset(self._group, queue.topic, queue.queue_id, offset, epoch or None)
+        await connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, write(header), timeout_s=OFFSET_TIMEOUT_S)
