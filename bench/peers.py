@@ -169,12 +169,15 @@ async def apache(folder: Path) -> AsyncIterator[Peer]:
 
 class Apache:
     """Apache's name server and broker as processes. `address` is the name server's, `broker_address` the broker's, whose
-    name is `apache`; settings are of broker.conf."""
+    name is `apache`; settings are of broker.conf, options of both virtual machines."""
 
-    def __init__(self, folder: Path, version: str, heap: Sequence[str], **settings: object) -> None:
-        self._home = folder / f"apache-{version}"
+    def __init__(
+        self, folder: Path, version: str, heap: Sequence[str], *, options: Sequence[str] = (), **settings: object
+    ) -> None:
+        self.home = folder / f"apache-{version}"
         self._version = version
         self._heap = heap
+        self._options = options
         self._jars = Path()
         name_port, self._port = free_port(), free_port()
         self.address = f"127.0.0.1:{name_port}"
@@ -182,7 +185,7 @@ class Apache:
         self._stack = AsyncExitStack()
         self._broker = AsyncExitStack()
         self.pid = 0
-        home = self._home
+        home = self.home
         (home / "conf").mkdir(parents=True)
         for name in ("broker", "namesrv"):
             for file in (f"logback_{name}.xml", f"rmq.{name}.logback.xml"):
@@ -206,8 +209,8 @@ class Apache:
         await self._stack.enter_async_context(
             process(
                 self._java("namesrv.NamesrvStartup", "namesrv.properties", "-Xmx256m"),
-                self._home / "log",
-                ROCKETMQ_HOME=str(self._home),
+                self.home / "log",
+                ROCKETMQ_HOME=str(self.home),
             )
         )
         await listening(int(self.address.rpartition(":")[2]))
@@ -227,17 +230,17 @@ class Apache:
         arguments = self._java("broker.BrokerStartup", "broker.properties", *self._heap)
         self._broker = AsyncExitStack()
         self.pid = await self._broker.enter_async_context(
-            process(arguments, self._home / "log", ROCKETMQ_HOME=str(self._home))
+            process(arguments, self.home / "log", ROCKETMQ_HOME=str(self.home))
         )
         await listening(self._port)
         await _registered(self.address)
 
     def _java(self, main: str, properties: str, *heap: str) -> tuple[str, ...]:
         return (
-            "java", *heap, f"-Duser.home={self._home}", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+            "java", *heap, *self._options, f"-Duser.home={self.home}", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
             "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
             "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
-            "-cp", f"{self._jars}/*", f"org.apache.rocketmq.{main}", "-c", str(self._home / properties),
+            "-cp", f"{self._jars}/*", f"org.apache.rocketmq.{main}", "-c", str(self.home / properties),
         )  # fmt: skip
 
 

@@ -9,11 +9,14 @@ transactions         half messages and their outcome
 questions            what brokers ask a consumer for an administrator
 pulling, handling    bytes to messages; messages to the user's handler
 cluster, connection  name servers, routes, sockets
+access               TLS, Apache's ACL, the encoding of headers
+offsets              where a queue is read from, and how far the group has come
 message, errors, config
 """
 
 from ..protocol.allocation import Strategy
 from ..protocol.subscription import Sql
+from .access import Access
 from .config import Start
 from .consumer import Consumer, Reject, RetryLater
 from .errors import (
@@ -30,6 +33,7 @@ from .producer import Producer, SendResult
 from .settling import settled
 
 __all__ = [
+    "Access",
     "BrokerRefused",
     "ConfigError",
     "ConnectionFailed",

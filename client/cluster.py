@@ -13,6 +13,7 @@ from ..protocol.bodies import Queue, Route
 from ..protocol.codes import PERM_WRITE, RequestCode, ResponseCode
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import TopicName, write
+from .access import Access
 from .config import MAX_NAME_SERVERS, ROUTE_INTERVAL_S, ROUTE_PATIENCE_S
 from .connection import Connection, Connections
 from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
@@ -26,7 +27,7 @@ class Cluster:
     """`on_change(topic)` is called when a route has changed, `on_lost(address)` when a socket closed; `requests` holds who
     answers what brokers ask, by request code."""
 
-    def __init__(self, name_server: str) -> None:
+    def __init__(self, name_server: str, access: Access | None = None) -> None:
         self._name_servers = _addresses(name_server)
         random.shuffle(self._name_servers)
         self._routes: dict[str, Route] = {}
@@ -38,6 +39,7 @@ class Cluster:
         self.requests: dict[int, Callable[[Connection, Frame], None]] = {}
         self.on_lost: Callable[[str], None] = lambda address: None
         self._connections = Connections(
+            access or Access(),
             self._on_request,
             lambda connection: self.on_lost(connection.address),
         )

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 Start = Literal["last", "first"] | int
 """Where a new group begins: at the end, at the start, or at a store time in ms since the epoch."""
+
+
+class At(NamedTuple):
+    """An offset to begin at."""
+
+    offset: int
+
 
 CONNECT_TIMEOUT_S: Final = 3.0
 REQUEST_TIMEOUT_S: Final = 3.0

@@ -1,8 +1,8 @@
 """One socket to a name server or broker, and the set of them.
 
 Requests written within one turn of the event loop leave in one write. An answer finds its request by number; what is
-not answered in time is swept. The connection opens in JSON, asks for MessagePack in each request, and switches when
-the peer has answered in it: an Apache peer never does.
+not answered in time is swept. Unless told otherwise, the connection opens in JSON, asks for MessagePack in each request,
+and switches when the peer has answered in it: an Apache peer never does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import cast
 
 from ..protocol.codes import EXT_ACCEPT_ENCODING, ONEWAY_FLAG, RESPONSE_FLAG, Language, request_name
 from ..protocol.frame import JSON, MSGPACK, Ext, Frame, FrameError, FrameReader, encode, encode_msgpack
+from .access import ENCODINGS, Access
 from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, REQUEST_TIMEOUT_S
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout
 from .log import get_logger
@@ -29,15 +30,19 @@ OnRequest = Callable[["Connection", Frame], None]
 class Connection(asyncio.Protocol):
     """`call` answers by a callback, `request` by a future that raises for error codes."""
 
-    def __init__(self, address: str, on_request: OnRequest, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, address: str, access: Access, on_request: OnRequest, on_lost: Callable[[Connection], None]
+    ) -> None:
         self.address = address
         self.is_open = False
+        self._access = access
+        self._signs = access.signs
         self._on_request = on_request
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._serialize_type = JSON
+        self._serialize_type = ENCODINGS[access.encoding]
         self._opaque = 0
         self._pending: dict[int, tuple[Answered, float, int]] = {}
         self._sweep: asyncio.TimerHandle | None = None
@@ -66,9 +71,18 @@ class Connection(asyncio.Protocol):
         if not out:
             self._loop.call_soon(self._flush)
         if self._serialize_type == MSGPACK:
+            if self._signs:
+                ext = self._access.signed(ext, body)
             out.append(encode_msgpack(code, 0, opaque, _PYTHON, ext, body))
         else:
-            out.append(_in_json(Frame(code, opaque, ext, body)))
+            out.append(self._encoded(code, opaque, ext, body))
+
+    def _encoded(self, code: int, opaque: int, ext: Ext, body: bytes, flag: int = 0) -> bytes:
+        if self._access.encoding == "auto" and self._serialize_type == JSON:
+            ext = {**ext, EXT_ACCEPT_ENCODING: "MSGPACK"}
+        if self._signs:
+            ext = self._access.signed(ext, body)
+        return encode(Frame(code, opaque, ext, body, flag, serialize_type=self._serialize_type))
 
     def ask(
         self, code: int, ext: Ext, body: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S
@@ -96,11 +110,12 @@ class Connection(asyncio.Protocol):
         if not self.is_open:
             raise ConnectionFailed(f"the connection to {self.address} is closed")
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-        self._send(Frame(code, self._opaque, ext, body, ONEWAY_FLAG, None, serialize_type=self._serialize_type))
+        self._send(self._encoded(code, self._opaque, ext, body, ONEWAY_FLAG))
 
     def respond(self, request: Frame, code: int = 0, body: bytes = b"", remark: str | None = None) -> None:
         """Answers a request of the broker."""
-        self._send(Frame(code, request.opaque, {}, body, RESPONSE_FLAG, remark, serialize_type=request.serialize_type))
+        answer = Frame(code, request.opaque, {}, body, RESPONSE_FLAG, remark, serialize_type=request.serialize_type)
+        self._send(encode(answer))
 
     @property
     def is_writable(self) -> bool:
@@ -110,10 +125,10 @@ class Connection(asyncio.Protocol):
         """Returns when the peer takes more bytes, or the connection is gone."""
         await self._writable.wait()
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, data: bytes) -> None:
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(encode(frame))
+        self._out.append(data)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -178,11 +193,6 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-def _in_json(frame: Frame) -> bytes:
-    """A request that asks for an answer in MessagePack."""
-    return encode(frame._replace(ext={**frame.ext, EXT_ACCEPT_ENCODING: "MSGPACK"}))
-
-
 def _settle(future: asyncio.Future[Frame], answer: Frame | Exception) -> None:
     if future.done():  # its caller was cancelled
         return
@@ -195,7 +205,8 @@ def _settle(future: asyncio.Future[Frame], answer: Frame | Exception) -> None:
 class Connections:
     """The open connections by address; each is opened when it is first asked for."""
 
-    def __init__(self, on_request: OnRequest, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, access: Access, on_request: OnRequest, on_lost: Callable[[Connection], None]) -> None:
+        self._access = access
         self._on_request = on_request
         self._on_lost = on_lost
         self._open: dict[str, Connection] = {}
@@ -232,7 +243,10 @@ class Connections:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(address, self._on_request, self._lost), host.strip("[]"), int(port)
+                    lambda: Connection(address, self._access, self._on_request, self._lost),
+                    host.strip("[]"),
+                    int(port),
+                    ssl=self._access.ssl_context,
                 )
         except TimeoutError:
             raise ConnectionFailed(f"{address} did not accept a connection in {CONNECT_TIMEOUT_S} s") from None

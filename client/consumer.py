@@ -15,6 +15,7 @@ from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.headers import SendBack, write
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
+from .access import Access
 from .broadcast import Broadcast
 from .cluster import Cluster
 from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, PullLimits, Start
@@ -69,6 +70,7 @@ class Consumer:
         drain_s: float = 30.0,
         on_assigned: Listener | None = None,
         on_revoked: Listener | None = None,
+        access: Access | None = None,
     ) -> None:
         _check(group, batch_size, concurrency)
         self.group = group
@@ -92,7 +94,7 @@ class Consumer:
         self._queues: dict[Queue, ProcessQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Event()
-        self._cluster = Cluster(name_server)
+        self._cluster = Cluster(name_server, access)
         self._membership: Membership | Broadcast = (
             Broadcast(self._cluster, group, self._subscriptions, self, start=start, offsets_file=offsets_file)
             if broadcasting

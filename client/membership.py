@@ -39,6 +39,7 @@ from .config import (
     MISSING_ROUTE_INTERVAL_S,
     REBALANCE_INTERVAL_S,
     RECONNECT_S,
+    At,
     Start,
 )
 from .connection import Connection
@@ -73,7 +74,10 @@ class QueueUser(Protocol):
 
 
 class Membership:
-    """One client in one consumer group. `join` and `leave` frame its life; between them `user` is told of queues."""
+    """One client in one consumer group. `join` and `leave` frame its life; between them `user` is told of queues.
+
+    start, starts: where queues are read from that the group has no offset of, the latter for single queues.
+    """
 
     def __init__(
         self,
@@ -83,6 +87,7 @@ class Membership:
         user: QueueUser,
         *,
         start: Start = "last",
+        starts: Mapping[Queue, Start | At] | None = None,
         strategy: Strategy = AVG,
         consume_type: str = "CONSUME_PASSIVELY",
     ) -> None:
@@ -93,6 +98,7 @@ class Membership:
         self._subscriptions = dict(subscriptions)
         self._user = user
         self._start = start
+        self._starts = starts or {}
         self._strategy = strategy
         self._offsets = GroupOffsets(cluster, group)
         self._shares = Shares(cluster, group, self.client_id, strategy)
@@ -157,6 +163,15 @@ class Membership:
             await connection.request(RequestCode.UNREGISTER_CLIENT, ext)
         except RocketletError as error:
             log.info("not unregistered", broker=address, reason=str(error))
+
+    async def subscribe(self, subscriptions: Mapping[str, Subscription]) -> None:
+        """Adds topics that have come into being while this member was here: they are read from their start."""
+        for topic in subscriptions:
+            self._first_seen[topic] = frozenset()
+            await self.cluster.find_route(topic)
+        self._subscriptions = {**self._subscriptions, **subscriptions}
+        await self._heartbeat()
+        self._wake.set()
 
     async def settled(self) -> None:
         """Returns when this member holds exactly the queues that the last allocation gave it."""
@@ -361,6 +376,8 @@ class Membership:
         """The group's committed offset, or where a new group begins; all of a queue that is new or for retries."""
         grown = queue not in self._first_seen.get(queue.topic, ())
         everything = grown or queue.topic.startswith(names.RETRY_PREFIX)
+        if queue in self._starts:
+            return await self._offsets.load(connection, queue, self._starts[queue], alone=True)
         return await self._offsets.load(connection, queue, "first" if everything else self._start)
 
     # Giving

@@ -18,7 +18,8 @@ from ..protocol.message import Record, decode_host
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to be sent. `delay_level` 1 to 18 (1 s to 2 h on a default broker); 0 is at once."""
+    """A message to be sent. `delay_level` 1 to 18 (1 s to 2 h on a default broker); 0 is at once. `message_id`: the key by
+    which consumers know it again; made anew for each message if not given."""
 
     body: bytes
     tag: str | None = None
@@ -26,6 +27,7 @@ class Outgoing:
     properties: Mapping[str, str] = field(default_factory=dict)
     delay_level: int = 0
     flag: int = 0
+    message_id: str | None = None
 
 
 class Message:

@@ -6,24 +6,48 @@ import asyncio
 from collections import defaultdict
 
 from ..protocol.bodies import Queue
-from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
-from ..protocol.headers import Offset, QueueOffset, SearchOffset, TopicQueue, UpdateOffset, read, write
+from ..protocol.codes import EXT_UNKNOWN, PULL_SUBSCRIPTION, RequestCode, ResponseCode
+from ..protocol.headers import (
+    Offset,
+    PullMessage,
+    QueueOffset,
+    SearchOffset,
+    TopicQueue,
+    UpdateOffset,
+    read,
+    write,
+)
+from ..protocol.message import decode_records
+from ..protocol.names import TOOLS_GROUP
+from ..protocol.subscription import ALL, TAG
 from .cluster import Cluster
-from .config import OFFSET_TIMEOUT_S, Start
+from .config import OFFSET_TIMEOUT_S, At, Start
 from .connection import Connection
 from .errors import BrokerRefused
 
 
-async def begin_offset(connection: Connection, queue: Queue, start: Start) -> int:
+async def begin_offset(connection: Connection, queue: Queue, start: Start | At) -> int:
     """Where `start` is in a queue of this broker. Raises RocketletError."""
+    if isinstance(start, At):
+        return start.offset
     if isinstance(start, int):
-        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-        ext = write(SearchOffset(queue.topic, queue.queue_id, start))
-    else:
-        code = RequestCode.GET_MIN_OFFSET if start == "first" else RequestCode.GET_MAX_OFFSET
-        ext = write(TopicQueue(queue.topic, queue.queue_id))
-    answer = await connection.request(code, ext, timeout_s=OFFSET_TIMEOUT_S)
+        return await _stored_since(connection, queue, start)
+    code = RequestCode.GET_MIN_OFFSET if start == "first" else RequestCode.GET_MAX_OFFSET
+    answer = await connection.request(code, write(TopicQueue(queue.topic, queue.queue_id)), timeout_s=OFFSET_TIMEOUT_S)
     return read(Offset, answer.ext).offset
+
+
+async def _stored_since(connection: Connection, queue: Queue, time_ms: int) -> int:
+    """The first message stored at a time or later. Brokers name the nearest one, which may be the one before."""
+    ext = write(SearchOffset(queue.topic, queue.queue_id, time_ms))
+    answer = await connection.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext, timeout_s=OFFSET_TIMEOUT_S)
+    offset = read(Offset, answer.ext).offset
+    pull = PullMessage(TOOLS_GROUP, queue.topic, queue.queue_id, offset, 1, PULL_SUBSCRIPTION, 0, 0, 0, ALL, TAG)
+    nearest = await connection.ask(RequestCode.PULL_MESSAGE, write(pull), timeout_s=OFFSET_TIMEOUT_S)
+    earlier = any(
+        record.queue_offset == offset and record.store_ms < time_ms for record in decode_records(nearest.body)
+    )
+    return offset + 1 if earlier else offset
 
 
 class GroupOffsets:
@@ -35,11 +59,15 @@ class GroupOffsets:
         self._known: set[tuple[str, str]] = set()
         self._first: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def load(self, connection: Connection, queue: Queue, start: Start) -> int:
-        """The committed offset, or where a group without one begins. Raises RocketletError if it cannot be known."""
+    async def load(self, connection: Connection, queue: Queue, start: Start | At, *, alone: bool = False) -> int:
+        """The committed offset, or where a group without one begins. Raises RocketletError if it cannot be known.
+
+        alone: `start` is said of this queue only. Otherwise a Rocketlet broker that is asked for the latest fixes it for
+        all queues of the topic.
+        """
         ext = {
             **write(QueueOffset(self._group, queue.topic, queue.queue_id)),
-            EXT_UNKNOWN: "latest" if start == "last" else "error",
+            EXT_UNKNOWN: "latest" if start == "last" and not alone else "error",
         }
         try:
             answer = await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, timeout_s=OFFSET_TIMEOUT_S)

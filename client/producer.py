@@ -17,6 +17,7 @@ from ..protocol.compression import compressed
 from ..protocol.frame import ExtValue, Frame
 from ..protocol.headers import UnregisterClient, write
 from ..protocol.message import MAX_BODY_BYTES, BatchEntry, encode_batch
+from .access import Access
 from .cluster import Cluster
 from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
 from .connection import Connection
@@ -84,6 +85,7 @@ class Producer:
         compress_over_bytes: int = 4096,
         default_queues: int = 4,
         check: Check | None = None,
+        access: Access | None = None,
     ) -> None:
         fault = names.group_fault(group)
         if fault:
@@ -94,7 +96,7 @@ class Producer:
         self._retries = retries
         self._compress_over_bytes = compress_over_bytes
         self._default_queues = default_queues
-        self._cluster = Cluster(name_server)
+        self._cluster = Cluster(name_server, access)
         self._cluster.on_change = self._forget_queues
         self._queues: dict[str, list[Queue]] = {}
         self._greeted: dict[str, Connection] = {}
@@ -158,13 +160,15 @@ class Producer:
         delay_level: int = 0,
         queue_key: str | None = None,
         queue: Queue | None = None,
+        message_id: str | None = None,
     ) -> SendResult:
         """Sends one message and returns when the broker has it.
 
-        queue_key: messages with the same key go to the same queue, in order. queue: this queue and no other.
+        queue_key: messages with the same key go to the same queue, in order. queue: this queue and no other. message_id:
+        by which consumers know the message again, if it is sent more than once; made anew if not given.
         Raises MessageIllegal, TopicNotFound, ConnectionFailed, RequestTimeout, BrokerRefused.
         """
-        ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, delay_level)
+        ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, delay_level, message_id)
         answer, target = await self._send(topic, RequestCode.SEND_MESSAGE_V2, ext, wire_body, queue_key, queue)
         return _result(answer, key, target)
 
@@ -223,7 +227,7 @@ class Producer:
             message = Outgoing(item) if isinstance(item, bytes) else item
             if message.delay_level:
                 raise MessageIllegal("a batch cannot be delayed; send delayed messages one by one")
-            ids.append(self._keys.next(now_ms))
+            ids.append(message.message_id or self._keys.next(now_ms))
             text = _properties(message.tag, message.keys, message.properties, ids[-1], 0)
             entries.append(BatchEntry(message.flag, _checked(message.body), text))
         if not entries:
@@ -234,6 +238,10 @@ class Producer:
         ext = self._header(topic, "", 0, now_ms, batch=True)
         answer, target = await self._send(topic, RequestCode.SEND_BATCH_MESSAGE, ext, body, queue_key, queue)
         return _result(answer, ",".join(ids), target)
+
+    async def queue_for(self, topic: str, queue_key: str) -> Queue:
+        """The queue that messages with this key are sent to, as long as the topic's queues stay. Raises TopicNotFound."""
+        return self._choose(await self._find_queues(topic), queue_key, None)
 
     async def send_oneway(
         self,
@@ -259,6 +267,7 @@ class Producer:
         keys: str | Sequence[str],
         properties: Mapping[str, str] | None,
         delay_level: int,
+        message_id: str | None = None,
     ) -> tuple[dict[str, ExtValue], bytes, str]:
         """Header fields but the queue, the body as it travels, and the message's key."""
         if topic not in self._queues:
@@ -268,7 +277,7 @@ class Producer:
         if type(body) is not bytes or not 0 < len(body) <= MAX_BODY_BYTES:
             _checked(body)
         now_ms = int(time.time() * 1000)
-        key = self._keys.next(now_ms)
+        key = message_id or self._keys.next(now_ms)
         text = _properties(tag, keys, properties, key, delay_level)
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
@@ -394,7 +403,7 @@ def _properties(
     delay_level: int,
 ) -> str:
     """The properties' text. Raises MessageIllegal."""
-    text = f"UNIQ_KEY\x01{unique_key}"
+    text = f"UNIQ_KEY\x01{_plain('message id', unique_key)}"
     if tag:
         text = f"TAGS\x01{_plain('tag', tag)}\x02{text}"
     if keys:

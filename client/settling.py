@@ -11,6 +11,7 @@ import orjson
 from ..protocol import bodies
 from ..protocol.codes import RequestCode
 from ..protocol.headers import ConsumerGroup, write
+from .access import Access
 from .cluster import Cluster
 from .errors import RocketletError
 
@@ -18,7 +19,7 @@ LOOK_S = 0.05
 
 
 async def settled(
-    name_server: str, group: str, *, members: int | None = None, timeout_s: float = 30.0
+    name_server: str, group: str, *, members: int | None = None, timeout_s: float = 30.0, access: Access | None = None
 ) -> dict[str, int]:
     """Returns when every queue that the group reads has one owner, no member is leaving, and the members' shares of each
     topic differ by one queue at most; how many queues each member owns, by client id.
@@ -26,7 +27,7 @@ async def settled(
     members: and when the group has so many. Raises TimeoutError, whose text says what is missing, and RocketletError, also
     for a broker that is not Rocketlet's: Apache's does not know who owns what.
     """
-    cluster = Cluster(name_server)
+    cluster = Cluster(name_server, access)
     missing = "nothing was heard"
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""Two streaming queries. `delays`, a group of its own: flights and mean departure delay per carrier and month.
+"""Two streaming queries. `delays`, by default a group of its own: flights and mean departure delay per carrier and month.
 `departures`, on command: a member beside the Python consumers.
 
 Commands come on stdin, a line each: join, leave, stop. Results are files in the output folder, replaced whole.
@@ -27,10 +27,10 @@ MAX_ROWS_PER_TRIGGER = 40_000
 BATCH_TIMEOUT_S = 20.0
 
 
-def session() -> SparkSession:
+def session(master: str) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(master)
         .appName("rocketlet flights")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
@@ -58,7 +58,7 @@ def flights(spark: SparkSession, name_server: str, group: str) -> DataFrame:
     return rows.select("brokerName", "queueId", "queueOffset", flight).select("*", "flight.*")
 
 
-def start_delays(spark: SparkSession, name_server: str, output: Path) -> StreamingQuery:
+def start_delays(spark: SparkSession, name_server: str, group: str, output: Path) -> StreamingQuery:
     """Writes `delays.json` after each batch: per carrier and month flights, delays known, and their sum."""
 
     def write(table: DataFrame, batch: int) -> None:
@@ -67,7 +67,7 @@ def start_delays(spark: SparkSession, name_server: str, output: Path) -> Streami
         print(f"batch {batch}: {sum(row['flights'] for row in rows):,} flights so far", flush=True)
 
     table = (
-        flights(spark, name_server, "delays")
+        flights(spark, name_server, group)
         .groupBy("carrier", "month")
         .agg(
             F.count("*").alias("flights"),
@@ -113,12 +113,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Spark over the flights")
     parser.add_argument("--nameserver", required=True)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--master", default="local[2]", help="where Spark runs; default: %(default)s")
+    parser.add_argument("--group", default="delays", help="the group of the query `delays`; default: %(default)s")
     parser.add_argument("--forever", action="store_true", help="run `delays` until the process is ended")
     options = parser.parse_args()
     logs.configure("warning")
     options.output.mkdir(parents=True, exist_ok=True)
-    spark = session()
-    delays = start_delays(spark, options.nameserver, options.output)
+    spark = session(options.master)
+    delays = start_delays(spark, options.nameserver, options.group, options.output)
     print("ready", flush=True)
     if options.forever:
         delays.awaitTermination()

@@ -1,4 +1,7 @@
-"""Counts the messages of a topic by tag, as a member of the group `counts`. Needs a broker: `rocketlet start`."""
+"""Counts the messages of a topic by tag, as a member of the group `counts`. Needs a broker: `rocketlet start`.
+
+On a cluster, whose workers have rocketlet too: `spark-submit --master spark://host:7077 spark_stream.py host:9876 orders`
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pyspark.sql import SparkSession
 
 def main(name_server: str = "127.0.0.1:9876", topic: str = "greetings") -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the workers run what this program runs
-    spark = SparkSession.builder.master("local[2]").appName("counts").getOrCreate()
+    spark = SparkSession.builder.appName("counts").getOrCreate()
     rocketlet.spark.register(spark)
     rows = (
         spark.readStream.format("rocketlet")

@@ -73,7 +73,7 @@ class Frame(NamedTuple):
 def _encode_json(frame: Frame) -> bytes:
     header: dict[str, Any] = {
         "code": frame.code,
-        "extFields": {key: _text(value) for key, value in frame.ext.items()},
+        "extFields": {key: text_of(value) for key, value in frame.ext.items()},
         "flag": frame.flag,
         "language": _LANGUAGE_NAMES.get(frame.language, "OTHER"),
         "opaque": frame.opaque,
@@ -85,7 +85,7 @@ def _encode_json(frame: Frame) -> bytes:
     return orjson.dumps(header)
 
 
-def _text(value: ExtValue) -> str:
+def text_of(value: ExtValue) -> str:
     if value is True:
         return "true"
     if value is False:
@@ -97,7 +97,7 @@ def _encode_binary(frame: Frame) -> bytes:
     remark = (frame.remark or "").encode()
     ext = bytearray()
     for key, value in frame.ext.items():
-        name, text = key.encode(), _text(value).encode()
+        name, text = key.encode(), text_of(value).encode()
         ext += _SHORT.pack(len(name)) + name + _INT.pack(len(text)) + text
     head = _BINARY_HEAD.pack(frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark))
     return b"".join((head, remark, _INT.pack(len(ext)), ext))
@@ -155,7 +155,7 @@ def _decode_json(header: bytes, body: bytes) -> Frame:
         fields = orjson.loads(header)
         ext = fields.get("extFields") or {}
         if not all(isinstance(value, str) for value in ext.values()):
-            ext = {key: _text(value) for key, value in ext.items() if value is not None}
+            ext = {key: text_of(value) for key, value in ext.items() if value is not None}
         return Frame(
             _as_int(fields["code"]),
             _as_int(fields.get("opaque", 0)),

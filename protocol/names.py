@@ -18,6 +18,7 @@ SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # every Apache broker has it: for reading without a group
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 MAX_TOPIC_CHARS: Final = 127

@@ -1,39 +1,44 @@
-"""RocketMQ topics as Spark streams. The query is a member of the consumer group.
+"""RocketMQ topics as Spark streams and tables. A streaming query is a member of the consumer group.
 
     import rocketlet.spark
     rocketlet.spark.register(spark)
     rows = spark.readStream.format("rocketlet").option("nameServer", "host:9876").option("group", "g") \\
         .option("topic", "t").load()
 
-source   the format: schema, reader, what Spark calls in the driver
-member   the query's membership in the group, in a thread of the driver's Python process
-ranges   what a batch reads, as Spark's checkpoint keeps it
-reading  one range on an executor, in Arrow batches
-options  every option
+format      what Spark finds by the name `rocketlet`
+options     every option
+source      streams: what Spark calls in the driver
+batch       one read, and how ranges become tasks
+planner     what plans batches: a thread of the driver's Python process
+member      the planner as a member of the group
+standalone  the planner of all queues, without membership
+ranges      what a batch reads, as Spark's checkpoint keeps it
+reading     one range on an executor
+columns     message records as Arrow columns
+sink        rows as messages
+autoload    by which Spark finds the format by itself
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
-import pyspark
 from pyspark.sql import SparkSession
 
-from .source import RocketletDataSource
+from .format import RocketletDataSource, lacking
 
 __all__ = ["RocketletDataSource", "register"]
 
-OLDEST = (4, 2)
-
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("rocketlet")` known to the session. Raises RuntimeError where Spark could not run it."""
-    if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) < OLDEST:
-        raise RuntimeError(
-            f"PySpark {pyspark.__version__} can neither limit nor end a Python stream; install pyspark 4.2 or later"
-        )
+    """Makes `format("rocketlet")` known to the session. Raises RuntimeError where its workers could not run it; warns of what
+    an old PySpark lacks."""
+    lack = lacking()
+    if lack:
+        warnings.warn(lack, stacklevel=2)
     fault = _worker_fault(spark)
     if fault:
         raise RuntimeError(fault)

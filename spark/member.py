@@ -1,35 +1,21 @@
-"""The query as a member of the consumer group: a thread of the driver's Python process with a loop of its own.
-
-Spark asks for offsets between batches and is silent while one runs; heartbeats, lock renewals and hand-overs go on
-meanwhile. A queue whose range is in a running batch is given up only when Spark has finished the batch.
-"""
+"""The query as a member of the consumer group. A queue whose range is in a running batch is given up only when Spark has
+finished the batch. The retry topic of the group belongs to it: what other members failed to handle may come here."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
-import uvloop
-
-from ..client.cluster import Cluster
-from ..client.config import OFFSET_TIMEOUT_S
-from ..client.errors import ConnectionFailed, RequestTimeout
-from ..client.log import get_logger
 from ..client.membership import Membership
+from ..protocol import names
 from ..protocol.bodies import Queue
-from ..protocol.codes import RequestCode
-from ..protocol.headers import Offset, TopicQueue, read, write
-from .options import SourceOptions
-from .ranges import Range, Ranges, shared_out
-
-log = get_logger("rocketlet.spark")
-T = TypeVar("T")
+from ..protocol.subscription import Subscription
+from .options import StreamOptions
+from .planner import Planner, log
+from .ranges import Range, Ranges
 
 SETTLE_TIMEOUT_S = 15.0
-CALL_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -44,91 +30,42 @@ class _Reading:
     suspended: bool = False
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def is_free(self) -> bool:
+        return not self.leaving and not self.suspended and self.planned is None
 
-class Member:
-    """Joins at once. Raises RocketletError if no name server can be reached.
 
-    Every method is called from Spark's thread, and carried out in the member's.
-    """
+class Member(Planner):
+    """Plans the queues that the group has given to it; what is finished is committed for the group."""
 
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
+    def __init__(self, options: StreamOptions) -> None:
+        self._release_timeout_s = options.release_timeout_s
         self._readings: dict[Queue, _Reading] = {}
         self._last_finished: Ranges = {}
-        self._targets: dict[Queue, int] | None = None
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="rocketlet member", daemon=True)
-        self._thread.start()
-        try:
-            self._call(self._join())
-        except BaseException:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            raise
+        super().__init__(options.read)
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
-
-    # What Spark's thread asks
-
-    def finish(self, ranges: Ranges) -> None:
-        """Spark has finished the batch of these ranges: commits them for the group."""
-        self._call(self._finish(ranges))
-
-    def plan(self, max_rows: int | None) -> dict[Queue, Range]:
-        """The ranges of the next batch; empty if there is nothing new."""
-        return self._call(self._plan(max_rows))
-
-    def set_targets(self) -> None:
-        """From now on nothing that arrives is read: what is there is the end (Trigger.AvailableNow)."""
-        self._targets = self._call(self._ends())
-
-    def ends(self) -> dict[Queue, int]:
-        """The offset after the newest message of each owned queue."""
-        return self._call(self._ends())
-
-    def address(self, queue: Queue) -> str | None:
-        return self._cluster.master(queue.broker_name)
-
-    def find_address(self, queue: Queue) -> str:
-        """The address of a queue's broker, asked for if it is not known. Raises ConnectionFailed."""
-        self._call(self._cluster.find_route(queue.topic))
-        address = self.address(queue)
-        if address is None:
-            raise ConnectionFailed(f"no name server knows the broker {queue.broker_name}, which {queue} lies on")
-        return address
-
-    def leave(self) -> None:
-        """Gives up the queues and leaves the group."""
-        try:
-            self._call(self._leave())
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=5)
-
-    # In the member's thread
-
-    async def _join(self) -> None:
+    async def _open(self, topics: list[str]) -> None:
         options = self._options
-        self._cluster = Cluster(options.name_server)
-        subscriptions = {item.topic: item for item in options.subscriptions}
+        start = options.start.default
         self._membership = Membership(
-            self._cluster, options.group, subscriptions, self, start=options.start, consume_type="CONSUME_PASSIVELY"
+            self._cluster,
+            options.group,
+            self._subscriptions([*topics, names.retry_topic(options.group)]),
+            self,
+            start="first" if start == "committed" else start,
+            starts=options.start.queues,
+            consume_type="CONSUME_PASSIVELY",
         )
-        self._cluster.start()
-        try:
-            await self._membership.join()
-        except BaseException:
-            await self._cluster.close()
-            raise
+        self._known = set(topics)
+        await self._membership.join()
         try:
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
                 await self._membership.settled()
         except TimeoutError:
             log.warning("not all queues are ours yet; going on", group=options.group, owned=len(self._readings))
+
+    def _subscriptions(self, topics: Iterable[str]) -> dict[str, Subscription]:
+        return {topic: self._options.subscription(topic) for topic in topics}
 
     async def _leave(self) -> None:
         for reading in self._readings.values():
@@ -155,33 +92,38 @@ class Member:
             if queue in self._readings:
                 self._readings[queue].committed = commits[queue]
 
-    async def _plan(self, max_rows: int | None) -> dict[Queue, Range]:
-        ends = await self._ends() if self._targets is None else self._targets
-        available: dict[Queue, Range] = {}
-        for queue, reading in self._readings.items():
-            free = not reading.leaving and not reading.suspended and reading.planned is None
-            if free and queue in ends:
-                available[queue] = (reading.position, max(ends[queue], reading.position))
-        planned = shared_out(available, max_rows)
-        for queue, span in planned.items():
-            reading = self._readings[queue]
-            reading.planned, reading.position = span, span[1]
-            reading.finished.clear()
+    async def _plan(self, max_rows: int | None, max_bytes: int | None) -> dict[Queue, Range]:
+        new = await self._new_topics(self._known)
+        if new:
+            self._known.update(new)
+            await self._membership.subscribe(self._subscriptions(new))
+        ends = await self._ends(self._positions())
+        available = {
+            queue: (position, max(ends[queue], position))
+            for queue, position in self._positions().items()
+            if queue in ends
+        }
+        cut = await self._cut(available, max_rows, max_bytes)
+        planned: dict[Queue, Range] = {}
+        for queue, span in cut.items():
+            reading = self._readings.get(queue)
+            if reading is not None and reading.is_free and reading.position == span[0]:
+                reading.planned, reading.position = span, span[1]
+                reading.finished.clear()
+                planned[queue] = span
         return planned
 
-    async def _ends(self) -> dict[Queue, int]:
-        found = await asyncio.gather(*(self._end(queue) for queue in list(self._readings)))
-        return {queue: end for queue, end in found if end is not None}
+    def _positions(self) -> dict[Queue, int]:
+        return {queue: reading.position for queue, reading in self._readings.items() if reading.is_free}
 
-    async def _end(self, queue: Queue) -> tuple[Queue, int | None]:
-        try:
-            connection = await self._cluster.broker(queue.broker_name)
-            ext = write(TopicQueue(queue.topic, queue.queue_id))
-            answer = await connection.request(RequestCode.GET_MAX_OFFSET, ext, timeout_s=OFFSET_TIMEOUT_S)
-        except (ConnectionFailed, RequestTimeout) as error:
-            log.warning("queue skipped in this batch", queue=str(queue), reason=str(error))
-            return queue, None
-        return queue, read(Offset, answer.ext).offset
+    def _planned(self) -> dict[Queue, int]:
+        return {queue: reading.position for queue, reading in self._readings.items()}
+
+    def _queues(self) -> list[Queue]:
+        return list(self._readings)
+
+    def _is_cut_off(self) -> bool:
+        return bool(self._readings) and all(reading.suspended for reading in self._readings.values())
 
     # What membership tells (QueueUser)
 
@@ -197,7 +139,7 @@ class Member:
         reading.leaving = True
         if reading.planned is not None:
             try:
-                async with asyncio.timeout(self._options.release_timeout_s):
+                async with asyncio.timeout(self._release_timeout_s):
                     await reading.finished.wait()
             except TimeoutError:
                 log.warning("batch still runs; its rows will be delivered again", queue=str(queue))

@@ -8,7 +8,9 @@ the next one begins, and a replay must read what was read before, whoever owns t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from ..protocol.bodies import Queue
@@ -44,16 +46,34 @@ def _range(text: str) -> Range:
     return int(begin), int(end)
 
 
-def shared_out(available: Ranges, max_rows: int | None) -> dict[Queue, Range]:
-    """The ranges cut to a number of rows in all, each queue by the same part, and none of them to nothing."""
-    total = sum(end - begin for begin, end in available.values())
-    if max_rows is None or total <= max_rows:
+def shared_out(
+    available: Ranges, limit: float | None, costs: Mapping[Queue, float] | None = None
+) -> dict[Queue, Range]:
+    """The ranges cut to a limit in all, each queue by the same part, and none of them to nothing while the limit lasts.
+
+    costs: what a message of each queue counts, 1 by default. At least one message is read, whatever it costs.
+    """
+    costs = costs or {}
+    total = sum((end - begin) * costs.get(queue, 1) for queue, (begin, end) in available.items())
+    if limit is None or total <= limit:
         return {queue: span for queue, span in available.items() if span[0] < span[1]}
     cut: dict[Queue, Range] = {}
-    left = max_rows
+    left = limit
     for queue, (begin, end) in sorted(available.items()):
-        if begin < end and left > 0:
-            rows = min(max((end - begin) * max_rows // total, 1), left)
+        cost = costs.get(queue, 1)
+        if begin < end and (left >= cost or not cut):
+            rows = max(min(int((end - begin) * limit / total), int(left / cost)), 1)
             cut[queue] = (begin, begin + rows)
-            left -= rows
+            left -= rows * cost
     return cut
+
+
+def split(ranges: Ranges, least: int) -> list[tuple[Queue, Range]]:
+    """The ranges that are not empty, the long ones in parts so that there are about `least` of them, all of like size."""
+    total = sum(end - begin for begin, end in ranges.values())
+    parts: list[tuple[Queue, Range]] = []
+    for queue, (begin, end) in sorted(ranges.items()):
+        count = min(max(math.ceil((end - begin) * least / max(total, 1)), 1), end - begin)
+        bounds = [begin + (end - begin) * number // count for number in range(count + 1)] if count else []
+        parts += [(queue, span) for span in pairwise(bounds)]
+    return parts

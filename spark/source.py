@@ -2,7 +2,7 @@
 
 Traps that were measured, and how they are met:
 - Spark makes a reader in two driver processes and pickles it to executors: joining in `__init__` would leave ghost
-  members. The member is made when offsets are first asked for, and is not pickled.
+  members. The planner is made when offsets are first asked for, and is not pickled.
 - `commit` is called only when the next batch is built, on an idle topic never. `latestOffset` gets the end of the
   finished batch at every trigger: the group's offsets are committed there.
 - `stop` may not be called: the broker sees the socket close when Spark ends the process.
@@ -15,109 +15,92 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
 
+from .batch import to_partitions
 from .member import Member
-from .options import SourceOptions, parse
+from .options import StreamOptions
+from .planner import Planner
 from .ranges import from_offset, to_offset
-from .reading import SCHEMA, QueueRange, read_range
-
-
-class RocketletDataSource(DataSource):
-    """`spark.readStream.format("rocketlet")`; see `options` for what can be set."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "rocketlet"
-
-    def schema(self) -> str:
-        return SCHEMA
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        return RocketletStreamReader(parse(self.options))
+from .reading import QueueRange, read_range
+from .standalone import Standalone
 
 
 class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: StreamOptions) -> None:
         self._options = options
-        self._member: Member | None = None
+        self._planner: Planner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_member": None}
+        return {"_options": self._options, "_planner": None}
 
     @property
-    def _joined(self) -> Member:
-        if self._member is None:
-            self._member = Member(self._options)
-        return self._member
+    def _opened(self) -> Planner:
+        if self._planner is None:
+            self._planner = Member(self._options) if self._options.membership else Standalone(self._options.read)
+        return self._planner
 
     # Offsets, in the driver
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Nothing was read. Where a queue begins is known when it is assigned."""
         return {}
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The next batch; `start`, the last one, is finished. The same as `start` if there is nothing new."""
-        self._joined.finish(from_offset(start))
-        planned = self._joined.plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        self._opened.finish(from_offset(start))
+        if isinstance(limit, ReadAllAvailable):
+            planned = self._opened.plan()
+        else:
+            planned = self._opened.plan(self._options.max_rows, self._options.max_bytes)
         return to_offset(planned) if planned else dict(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxRows(self._options.max_rows) if self._options.max_rows else ReadAllAvailable()
+        """Spark gives it back, or ReadAllAvailable where a trigger ends everything in one batch."""
+        if self._options.max_rows:
+            return ReadMaxRows(self._options.max_rows)
+        return ReadMaxBytes(self._options.max_bytes) if self._options.max_bytes else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._joined.set_targets()
+        self._opened.set_targets()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """What the owned queues hold, for Spark's progress."""
-        if self._member is None:
+        """For Spark's progress: what the queues hold, and how many messages are not planned yet."""
+        if self._planner is None:
             return None
-        return to_offset({queue: (end, end) for queue, end in self._member.ends().items()})
+        ends, positions = self._planner.progress()
+        behind = [max(end - positions[queue], 0) for queue, end in ends.items() if queue in positions]
+        return {
+            "offsets": to_offset({queue: (positions.get(queue, end), end) for queue, end in ends.items()}),
+            "metrics": {
+                "queues": len(positions),
+                "offsetsBehindLatest": sum(behind),
+                "minOffsetsBehindLatest": min(behind, default=0),
+                "maxOffsetsBehindLatest": max(behind, default=0),
+                "avgOffsetsBehindLatest": sum(behind) / max(len(behind), 1),
+            },
+        }
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Comes after the next batch was planned, or never; `latestOffset` has committed `end` already."""
 
     def stop(self) -> None:
-        member, self._member = self._member, None
-        if member is not None:
-            member.leave()
+        planner, self._planner = self._planner, None
+        if planner is not None:
+            planner.close()
 
     # Reading
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """One per queue. What is read is in `end` alone."""
-        if start == end:
-            return []
-        options = self._options
-        subscriptions = {item.topic: item for item in options.subscriptions}
-        spans: list[QueueRange] = []
-        for queue, (begin, stop) in from_offset(end).items():
-            if queue.topic not in subscriptions:
-                raise ValueError(
-                    f"the checkpoint reads the topic {queue.topic}, the query does not; add it, or start anew"
-                )
-            address = self._joined.address(queue) or self._joined.find_address(queue)
-            spans.append(
-                QueueRange(
-                    queue,
-                    begin,
-                    stop,
-                    address,
-                    options.group,
-                    subscriptions[queue.topic],
-                    options.fail_on_data_loss,
-                    options.arrow_batch_size,
-                )
-            )
-        return spans
+        """One per queue, or more. What is read is in `end` alone."""
+        return [] if start == end else to_partitions(self._opened, self._options.read, from_offset(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""

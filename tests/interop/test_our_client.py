@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 T = TypeVar("T")
 HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
 LEVELS_S = (1, 1, 1, 2, *[3] * 14)
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "enablePropertyFilter": "true",
     "transactionCheckInterval": 1000,
     "transactionTimeOut": 500,

@@ -6,13 +6,10 @@ from hypothesis import strategies as st
 from rocketlet.protocol.bodies import Queue
 
 pytest.importorskip("pyspark")
-from rocketlet.client.errors import ConfigError
-from rocketlet.spark.options import parse
-from rocketlet.spark.ranges import Range, from_offset, shared_out, to_offset
+from rocketlet.spark.ranges import Range, from_offset, shared_out, split, to_offset
 
 QUEUES = st.builds(Queue, st.sampled_from("tu"), st.sampled_from(["a", "b:1"]), st.integers(0, 9))
 RANGES = st.dictionaries(QUEUES, st.tuples(st.integers(0, 99), st.integers(0, 99)).map(lambda p: (p[0], p[0] + p[1])))
-GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
 
 
 @given(RANGES)
@@ -38,27 +35,24 @@ def test_a_foreign_checkpoint_is_refused() -> None:
         from_offset({"t": {"b": {"0": "5"}}})
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"topic": ""}, "option topic is missing"),
-        ({"group": "a b"}, "option group"),
-        ({"topic": "a b"}, "option topic"),
-        ({"tags": "||"}, "option tags"),
-        ({"startingOffsets": "middle"}, "allowed: earliest, latest"),
-        ({"maxRowsPerTrigger": "0"}, "allowed: a positive number"),
-        ({"failOnDataLoss": "maybe"}, "allowed: true, false"),
-        ({"maxRows": "5"}, "option maxRows is unknown.*maxRowsPerTrigger"),
-    ],
-)
-def test_a_wrong_option_names_itself_and_what_is_allowed(options: dict[str, str], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        parse({**GOOD, **options})
+@given(RANGES, st.integers(1, 5000), st.data())
+def test_a_limit_in_bytes_is_passed_by_one_message_at_most(
+    ranges: dict[Queue, Range], limit: int, data: st.DataObject
+) -> None:
+    costs = {queue: data.draw(st.floats(1, 1000)) for queue in ranges}
+    cut = shared_out(ranges, limit, costs)
+    spent = sum((end - begin) * costs[queue] for queue, (begin, end) in cut.items())
+    assert spent <= limit * 1.000001 or [end - begin for begin, end in cut.values()] == [1]
+    assert bool(cut) == any(begin < end for begin, end in ranges.values())
 
 
-def test_options_are_read_whatever_their_case() -> None:
-    options = parse(
-        {"NAMESERVER": "h:1", "Topic": "t, u", "group": "g", "startingoffsets": "17", "MaxRowsPerTrigger": "9"}
-    )
-    assert [item.topic for item in options.subscriptions] == ["t", "u"]
-    assert (options.start, options.max_rows) == (17, 9)
+@given(RANGES, st.integers(1, 50))
+def test_ranges_are_split_into_parts_of_like_size(ranges: dict[Queue, Range], least: int) -> None:
+    parts = split(ranges, least)
+    total = sum(end - begin for begin, end in ranges.values())
+    assert len(parts) >= min(least, total)
+    for queue, (begin, end) in ranges.items():
+        mine = [span for other, span in parts if other == queue]
+        assert [number for first, last in mine for number in range(first, last)] == list(range(begin, end))
+        sizes = {last - first for first, last in mine}
+        assert not mine or max(sizes) - min(sizes) <= 1

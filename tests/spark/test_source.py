@@ -4,147 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
-from rocketlet.broker.group_report import histories
-from rocketlet.client import Consumer, Message, Outgoing, Producer
-from rocketlet.client.cluster import Cluster
-from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
+from rocketlet.client import Consumer, Message, Producer
 
 from ..conftest import free_port
+from .running import MARKS, QUEUES, Sink, committed, fill, report, run_once, stream, wait_for
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(shutil.which("java") is None, reason="Java is missing, which Spark needs"),
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.timeout(240),
-]
-pytest.importorskip("pyspark")
-from pyspark.sql import DataFrame, SparkSession
-from rocketlet.spark import register
+pytestmark = MARKS
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+from rocketlet.spark import RocketletDataSource, register
 from rocketlet.spark.member import Member
-from rocketlet.spark.options import parse
-
-QUEUES = 4
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    register(session)
-    yield session
-    session.stop()
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """A broker in a process of its own: this one's loop does not run while Spark does."""
-    port = free_port()
-    arguments = [sys.executable, "-m", "rocketlet.broker.cli", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with subprocess.Popen(
-        [*arguments, "--data", tmp_path / "data", "--log-level", "error"], stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert b"ready" in process.stdout.readline()
-        yield f"127.0.0.1:{port}"
-        process.terminate()
-
-
-def fill(address: str, numbers: range, topic: str = "t") -> None:
-    async def run() -> None:
-        cluster = Cluster(address)
-        connection = await cluster.connection(address)
-        if await cluster.find_route(topic) is None:
-            await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, QUEUES, QUEUES, 6)))
-        await cluster.close()
-        async with Producer(address) as producer:
-            for at in range(numbers.start, numbers.stop, 50):
-                batch = [
-                    Outgoing(b"%d" % n, tag="A" if n % 2 else "B", keys=["k", str(n)])
-                    for n in numbers[at - numbers.start :][:50]
-                ]
-                await producer.send_batch(topic, batch)
-
-    uvloop.run(run())
-
-
-def committed(address: str, group: str, topic: str = "t") -> int:
-    """The sum of the group's offsets over the topic's queues."""
-
-    async def run() -> int:
-        cluster = Cluster(address)
-        connection = await cluster.connection(address)
-        total = 0
-        for queue in range(QUEUES):
-            ext = write(QueueOffset(group, topic, queue))
-            total += int((await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, ext)).ext["offset"])
-        await cluster.close()
-        return total
-
-    return uvloop.run(run())
-
-
-def report(address: str, group: str) -> dict[str, Any]:
-    return uvloop.run(histories(address, group))[0]
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "not in time"
-        time.sleep(0.05)
-
-
-def stream(spark: SparkSession, address: str, group: str, **options: str) -> DataFrame:
-    reader = (
-        spark.readStream.format("rocketlet").option("nameServer", address).option("topic", "t").option("group", group)
-    )
-    return reader.options(**options).load()
-
-
-class Sink:
-    """Keeps each batch's rows; a batch that comes again replaces its first coming."""
-
-    def __init__(self) -> None:
-        self.batches: dict[int, list[Any]] = {}
-        self.fail_on: int | None = None
-
-    def __call__(self, rows: DataFrame, batch: int) -> None:
-        self.batches[batch] = rows.collect()
-        if batch == self.fail_on:
-            raise RuntimeError("the sink failed")
-
-    @property
-    def numbers(self) -> Counter[int]:
-        return Counter(int(bytes(row.body)) for rows in self.batches.values() for row in rows)
-
-
-def run_once(frame: DataFrame, sink: Sink, checkpoint: Path) -> None:
-    query = (
-        frame.writeStream.foreachBatch(sink)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+from rocketlet.spark.options import stream_options
 
 
 def test_available_now_reads_all_rows_once_commits_them_and_ends(
@@ -237,7 +114,7 @@ def test_a_query_shares_its_group_with_a_consumer_and_nothing_is_lost(
 
 def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(address: str) -> None:
     fill(address, range(400))
-    member = Member(parse({"nameServer": address, "topic": "t", "group": "g"}))
+    member = Member(stream_options({"nameServer": address, "topic": "t", "group": "g"}))
 
     async def join(finish: Callable[[], None]) -> None:
         """Joins, sees that the queues stay where they are, lets the batch end, and sees them come."""
@@ -259,12 +136,12 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
         uvloop.run(asyncio.wait_for(join(lambda: member.finish(planned)), 30))
         assert committed(address, "g") == 400
     finally:
-        member.leave()
+        member.close()
 
 
 def test_a_queue_lost_and_won_back_goes_on_from_the_groups_offset(address: str) -> None:
     fill(address, range(400))  # 100 in each queue
-    member = Member(parse({"nameServer": address, "topic": "t", "group": "g"}))
+    member = Member(stream_options({"nameServer": address, "topic": "t", "group": "g"}))
     seen: set[int] = set()
     try:
         planned = member.plan(40)
@@ -281,11 +158,11 @@ def test_a_queue_lost_and_won_back_goes_on_from_the_groups_offset(address: str) 
         uvloop.run(asyncio.wait_for(consume_some(), 30))
         before = committed(address, "g")
         assert before == 40 + 180
-        wait_for(lambda: len(member._readings) == QUEUES)
+        wait_for(lambda: len(member._readings) == QUEUES + 1)  # and the retries
         rest = member.plan(None)
         assert sum(end - begin for begin, end in rest.values()) == 400 - before
     finally:
-        member.leave()
+        member.close()
 
 
 def test_a_range_that_expired_fails_the_query_and_says_what_to_set(
@@ -315,9 +192,16 @@ def test_workers_that_would_run_another_python_are_named_at_once(
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/bin/sh")
     with pytest.raises(RuntimeError, match="set PYSPARK_PYTHON="):
         register(spark)
+
+
+def test_what_an_old_pyspark_lacks_is_said_at_start(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.__version__", "4.1.0")
-    with pytest.raises(RuntimeError, match=r"install pyspark 4\.2"):
+    with pytest.warns(UserWarning, match=r"readStream needs pyspark 4.2 or later; read and write work"):
         register(spark)
+    options = {"nameServer": "h:1", "topic": "t", "group": "g"}
+    with pytest.raises(RuntimeError, match=r"can neither limit a Python stream nor end it"):
+        RocketletDataSource(options).streamReader(StructType())
+    assert RocketletDataSource(options).reader(StructType())
 
 
 def test_a_name_server_that_is_away_is_named(spark: SparkSession, tmp_path: Path) -> None:

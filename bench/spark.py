@@ -1,0 +1,195 @@
+"""2,000,000 messages of 200 bytes drained into Spark's `noop`, by our source from our broker and by Spark's Kafka connector
+from a Kafka broker, with 4, 16 and 64 queues; and how long a row of a trickle takes to reach `foreachBatch`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import uvloop
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.headers import CreateTopic, write
+
+from . import common
+from .peers import CACHE, Peer, free_port, listening, process, rocketlet
+
+ROWS = 2_000_000
+KAFKA_VERSION = "4.1.1"
+CONNECTOR_VERSION = "4.0.0"  # the newest on Maven Central; it works with later Spark 4
+FOLDER = Path(__file__).parent / "kafka"
+NEEDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")  # Spark has the others
+
+
+async def _jars(pom: str, version: str, **properties: str) -> Path:
+    """The folder with the jars of a pom, fetched from Maven Central if they are not there."""
+    folder = CACHE / f"{pom}-{version}"
+    if not any(folder.glob("*.jar")):
+        child = await asyncio.create_subprocess_exec(
+            "mvn", "-q", "-B", "-f", str(FOLDER / f"{pom}.xml"), *(f"-D{k}={v}" for k, v in properties.items()),
+            "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}",
+        )  # fmt: skip
+        if await child.wait():
+            raise RuntimeError(f"Maven could not fetch {folder.name}; see its output above")
+    return folder
+
+
+def kafka_fault() -> str | None:
+    return None if shutil.which("mvn") and shutil.which("java") else "Java or Maven is missing, which fetches Kafka"
+
+
+@asynccontextmanager
+async def kafka(folder: Path) -> AsyncIterator[Peer]:
+    """One Kafka broker that is its own controller, with its defaults."""
+    jars = await _jars("broker", KAFKA_VERSION, **{"kafka.version": KAFKA_VERSION})
+    port, controller = free_port(), free_port()
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": folder / "kafka",
+        "offsets.topic.replication.factor": 1,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+    }
+    properties = folder / "kafka.properties"
+    properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    java = ("java", "-Xms1g", "-Xmx1g", "-cp", f"{jars}/*")
+    async with process(
+        (*java, "kafka.tools.StorageTool", "format", "-t", str(uuid.uuid4()), "-c", str(properties)),
+        folder / "kafka.log",
+    ):
+        async with asyncio.timeout(60):
+            while not (folder / "kafka" / "meta.properties").exists():
+                await asyncio.sleep(0.1)
+    async with process((*java, "kafka.Kafka", str(properties)), folder / "kafka.log") as pid:
+        await listening(port)
+        yield Peer("kafka", f"127.0.0.1:{port}", pid)
+
+
+class Session:
+    """A Spark session in a process of its own (`spark_job`)."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self._child = child
+
+    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+        return await self.answer()
+
+    async def answer(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        line = await self._child.stdout.readline()
+        if not line:
+            raise RuntimeError("the Spark session ended; see its output above")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+@asynccontextmanager
+async def session(peer: Peer, folder: Path) -> AsyncIterator[Session]:
+    jars = ""
+    if peer.name == "kafka":
+        found = await _jars("connector", CONNECTOR_VERSION, **{"spark.version": CONNECTOR_VERSION})
+        jars = ":".join(str(jar) for jar in sorted(found.glob("*.jar")) if jar.name.startswith(NEEDED))
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.spark_job", peer.name, peer.address, jars,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stderr=(folder / f"{peer.name}-spark.log").open("ab"),
+        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}, limit=64 * 1024 * 1024,
+    )  # fmt: skip
+    made = Session(child)
+    try:
+        await made.answer()
+        yield made
+    finally:
+        assert child.stdin is not None
+        child.stdin.close()
+        await child.wait()
+
+
+async def create_topic(peer: Peer, spark: Session, topic: str, queues: int) -> None:
+    if peer.name == "kafka":
+        await spark.ask("kafka_topic", topic=topic, queues=queues)
+        return
+    cluster = Cluster(peer.address)
+    connection = await cluster.connection(peer.address)
+    await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, queues, queues, 6)))
+    await cluster.close()
+
+
+async def run() -> None:
+    parser = common.parser(__doc__ or "")
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--queues", default="4,16,64")
+    parser.add_argument("--trickle-seconds", type=float, default=20.0)
+    options = parser.parse_args()
+    names = [name for name in (options.only or "rocketlet,kafka").split(",") if name != "kafka" or not kafka_fault()]
+    if "kafka" not in names and kafka_fault():
+        common.console.print(f"kafka is left out: {kafka_fault()}")
+    result: dict[str, dict[str, float]] = {name: {} for name in names}
+    async with AsyncExitStack() as stack:
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketlet-bench-", ignore_cleanup_errors=True))
+        )
+        starters = {"rocketlet": rocketlet, "kafka": kafka}
+        peers = [await stack.enter_async_context(starters[name](folder)) for name in names]
+        sessions = [(peer, await stack.enter_async_context(session(peer, folder))) for peer in peers]
+        for queues in map(int, options.queues.split(",")):
+            await drains(sessions, queues, options, result)
+        for peer, spark in sessions:
+            await create_topic(peer, spark, "trickle", 4)
+            found = await spark.ask("trickle", topic="trickle", rate=100, seconds=options.trickle_seconds)
+            assert found["rows"] == found["of"], f"{found['rows']} of {found['of']} rows came"
+            result[peer.name]["latency_ms_p50"] = common.percentile(found["latencies_ms"], 0.5)
+            result[peer.name]["latency_ms_p99"] = common.percentile(found["latencies_ms"], 0.99)
+    report(result)
+    common.finish(options, "spark", {"rows": options.rows, "spark": pyspark.__version__, **result})
+
+
+async def drains(
+    sessions: list[tuple[Peer, Session]], queues: int, options: Any, result: dict[str, dict[str, float]]
+) -> None:
+    """Each system in turn, `rounds` times after one that warms."""
+    topic = f"t{queues}"
+    seconds: dict[str, list[float]] = {peer.name: [] for peer, _ in sessions}
+    for peer, spark in sessions:
+        await create_topic(peer, spark, topic, queues)
+        wrote = await spark.ask("fill", topic=topic, rows=options.rows, parts=8)
+        result[peer.name].setdefault("written_rows_per_s", options.rows / wrote["seconds"])
+        await spark.ask("drain", topic=topic)
+    for _ in range(options.rounds):
+        for peer, spark in sessions:
+            found = await spark.ask("drain", topic=topic)
+            assert found["rows"] == options.rows, f"{peer.name}: {found['rows']} of {options.rows} rows were read"
+            seconds[peer.name].append(found["seconds"])
+    for name, runs in seconds.items():
+        result[name][f"rows_per_s_{queues}"] = options.rows / common.median(runs)
+
+
+def report(result: dict[str, dict[str, float]]) -> None:
+    ours = result.get("rocketlet", {})
+    rows: list[list[object]] = [
+        [name, key, value, common.ratio(ours.get(key, float("nan")), value)]
+        for key in next(iter(result.values()))
+        for name, value in ((name, result[name][key]) for name in result)
+    ]
+    common.show("Spark reads", ("", "", "", "rocketlet / this"), rows)
+
+
+if __name__ == "__main__":
+    uvloop.run(run())

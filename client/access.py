@@ -1,0 +1,83 @@
+"""How a client opens its sockets and shows who it is: TLS, Apache's ACL, the encoding of headers."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal
+
+from ..protocol.frame import JSON, ROCKETMQ, Ext, text_of
+from .errors import ConfigError
+
+Encoding = Literal["auto", "json", "rocketmq"]
+ENCODINGS: Final[Mapping[str, int]] = {"auto": JSON, "json": JSON, "rocketmq": ROCKETMQ}
+
+
+@dataclass(frozen=True)
+class Access:
+    """access_key, secret_key: every request is signed with them (AccessKey, Signature: AclClientRPCHook of Apache's client).
+    tls: sockets are encrypted; ca_file: who signed the servers' certificates, the system's list by default;
+    verify_tls: False takes any certificate; cert_file, key_file: the client's own, if servers ask for one.
+    encoding: of headers; auto is JSON, and MessagePack with a Rocketlet peer.
+
+    Raises ConfigError for values that contradict each other, and for files that cannot be read.
+    """
+
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+    security_token: str = field(default="", repr=False)
+    tls: bool = False
+    ca_file: str | None = None
+    verify_tls: bool = True
+    cert_file: str | None = None
+    key_file: str | None = None
+    encoding: Encoding = "auto"
+
+    def __post_init__(self) -> None:
+        if bool(self.access_key) != bool(self.secret_key):
+            raise ConfigError("access_key and secret_key are given together, or neither is")
+        if self.encoding not in ENCODINGS:
+            raise ConfigError(f"encoding is {self.encoding!r}; allowed: {', '.join(ENCODINGS)}")
+        if not self.tls and (self.ca_file or self.cert_file or self.key_file):
+            raise ConfigError("certificates are given, but tls is off; set it")
+        if self.key_file and not self.cert_file:
+            raise ConfigError("key_file is given, cert_file is not")
+
+    def __getstate__(self) -> dict[str, object]:
+        """An SSL context stays in its process."""
+        return {name: value for name, value in self.__dict__.items() if name != "ssl_context"}
+
+    @property
+    def signs(self) -> bool:
+        return bool(self.access_key)
+
+    @cached_property
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """None without TLS. Raises ConfigError."""
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if not self.verify_tls:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"the TLS files cannot be used: {error}") from None
+        return context
+
+    def signed(self, ext: Ext, body: bytes) -> Ext:
+        """The header fields with the signature over them and the body: HMAC-SHA1 over the values in the order of their
+        names, then the body (AclUtils.combineRequestContent, AclSigner)."""
+        fields = {**ext, "AccessKey": self.access_key}
+        if self.security_token:
+            fields["SecurityToken"] = self.security_token
+        content = "".join(text_of(fields[name]) for name in sorted(fields)).encode() + body
+        digest = hmac.digest(self.secret_key.encode(), content, "sha1")
+        fields["Signature"] = base64.b64encode(digest).decode()
+        return fields

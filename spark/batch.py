@@ -1,0 +1,57 @@
+"""`read`: what lies between two positions, once; and how ranges become tasks, for streams too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from ..client.errors import ConfigError
+from ..protocol import names
+from .options import BatchOptions, ReadOptions
+from .planner import Planner
+from .ranges import Ranges, split
+from .reading import QueueRange, read_range
+from .standalone import Standalone
+
+
+class RocketletReader(DataSourceReader):
+    """One read of what lies between two positions. It joins no group and commits nothing."""
+
+    def __init__(self, options: BatchOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        read = self._options.read
+        planner = Standalone(read)
+        try:
+            return to_partitions(planner, read, planner.ranges(read.start, self._options.end))
+        finally:
+            planner.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """On an executor. Where there is nothing to read, Spark makes one partition of its own."""
+        return read_range(partition) if isinstance(partition, QueueRange) else iter(())
+
+
+def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> list[InputPartition]:
+    retries = names.retry_topic(options.group)
+    foreign = sorted({queue.topic for queue in ranges} - {*options.topics, retries})
+    if foreign and options.topics:
+        raise ConfigError(f"the checkpoint reads the topic {foreign[0]}, the query does not; add it, or start anew")
+    return [
+        QueueRange(
+            queue,
+            begin,
+            end,
+            planner.address(queue),
+            options.connect.access,
+            options.group,
+            options.subscription(queue.topic),
+            options.fail_on_data_loss,
+            options.arrow_batch_size,
+            options.poll_timeout_s,
+        )
+        for queue, (begin, end) in split(ranges, options.min_partitions)
+    ]

@@ -1,0 +1,275 @@
+"""Message records as Arrow columns, without a Python object per message.
+
+The answer to a pull is record after record (`protocol/message`). Its bytes are one Arrow buffer: the places where
+records, bodies and properties begin and end are computed for all records at once, and Arrow copies the pieces between
+them. The same is done once more with the names and values within the properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..protocol import names
+from ..protocol import properties as props
+from ..protocol.bodies import Queue
+from ..protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
+from ..protocol.compression import decompressed
+from ..protocol.message import FIXED_BYTES, MAGIC, MessageError, decode_record
+
+SCHEMA: Final = (
+    "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, messageId STRING, keys ARRAY<STRING>, "
+    "tags STRING, body BINARY, properties MAP<STRING, STRING>, bornTime TIMESTAMP, storeTime TIMESTAMP, "
+    "reconsumeTimes INT"
+)
+_TIME: Final = pa.timestamp("us", tz="UTC")
+ARROW_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("brokerName", pa.string()),
+        ("queueId", pa.int32()),
+        ("queueOffset", pa.int64()),
+        ("messageId", pa.string()),
+        ("keys", pa.list_(pa.string())),
+        ("tags", pa.string()),
+        ("body", pa.binary()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("bornTime", _TIME),
+        ("storeTime", _TIME),
+        ("reconsumeTimes", pa.int32()),
+    ]
+)
+
+_SIZE: Final = Struct(">i")
+_HEAD: Final = np.dtype(  # the part that is in the same place with IPv4 and IPv6 hosts
+    [
+        ("size", ">i4"),
+        ("magic", ">u4"),
+        ("crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_ms", ">i8"),
+    ]
+)
+_INT32, _INT64 = np.dtype(">i4"), np.dtype(">i8")
+_UINT16: Final = np.dtype(">u2")
+_NAME_END, _PAIR_END = ord(props.NAME_END), ord(props.PAIR_END)
+
+Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
+
+
+def to_batch(
+    data: bytes, queue: Queue, begin: int, end: int, tags: Sequence[str] = (), *, strict: bool = True
+) -> pa.RecordBatch:
+    """The rows, in `ARROW_SCHEMA`, of a queue's records with offsets `begin` to `end`, and one of the tags if any is given.
+
+    strict: raises MessageError, which names the offset, for a body that cannot be decompressed; else the row comes with
+    a null body. Raises MessageError for bytes that are no records.
+    """
+    records = _Records(data)
+    offsets = records.heads["queue_offset"].astype(np.int64)
+    wanted = (offsets >= begin) & (offsets < end)
+    if not wanted.all():
+        records, offsets = records.some(wanted), offsets[wanted]
+    properties = _Properties(records.pieces(5))
+    found_tags = properties.column(props.TAGS)
+    count = len(offsets)
+    topics = pa.repeat(pa.scalar(queue.topic), count)
+    if queue.topic.startswith(names.RETRY_PREFIX):
+        topics = pc.coalesce(properties.column(props.RETRY_TOPIC), topics)
+    columns = [
+        topics,
+        pa.repeat(pa.scalar(queue.broker_name), count),
+        pa.repeat(pa.scalar(queue.queue_id, pa.int32()), count),
+        pa.array(offsets),
+        _message_ids(records, properties.column(props.UNIQUE_KEY)),
+        _words(properties.column(props.KEYS)),
+        found_tags,
+        _bodies(records, queue, strict),
+        properties.as_map(),
+        _times(records.heads["born_ms"]),
+        _times(records.store_ms),
+        pa.array(records.reconsume_times),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+    return batch.filter(pc.is_in(found_tags, pa.array(tags, pa.string()))) if tags else batch
+
+
+class _Records:
+    """Where the parts of records are. `at`: their first bytes."""
+
+    def __init__(self, data: bytes, at: Array = None) -> None:
+        self.data = data
+        self._bytes = np.frombuffer(data, np.uint8)
+        self.at = np.array(_begins(data), np.int64) if at is None else at
+        try:
+            self.heads = self._read(self.at, _HEAD)
+            flags = self.heads["sys_flag"]
+            born = np.where(flags & SYS_BORNHOST_V6, 20, 8)
+            hosts = born + np.where(flags & SYS_STOREHOST_V6, 20, 8)
+            self._body_at = self.at + 72 + hosts
+            self._topic_at = self._body_at + self._read(self._body_at - 4, _INT32)
+            self._size_at = self._topic_at + 1 + self._bytes[self._topic_at]
+            ends = self._size_at + 2 + self._read(self._size_at, _UINT16)
+            self.store_ms = self._read(self.at + 48 + born, _INT64)
+            self.reconsume_times = self._read(self.at + 56 + hosts, _INT32).astype(np.int32)
+        except IndexError:
+            raise _garbled(data) from None
+        whole = (ends == self.at + self.heads["size"]) & (self._topic_at >= self._body_at)
+        if not ((self.heads["magic"] == MAGIC) & whole).all():
+            raise _garbled(data)
+        self._ends = ends
+
+    def some(self, which: Array) -> _Records:
+        return _Records(self.data, self.at[which])
+
+    def _read(self, at: Array, kind: np.dtype[Any]) -> Array:
+        return self._bytes[at[:, None] + np.arange(kind.itemsize)].view(kind)[:, 0]
+
+    def pieces(self, part: int) -> Array:
+        """One part of every record, as Arrow's binary array. Parts: 0 head, 1 body, 3 topic, 5 properties."""
+        begins = (self.at, self._body_at, self._topic_at, self._topic_at + 1, self._size_at, self._size_at + 2)
+        return _cut(self.data, [begins[part], self._ends if part == 5 else begins[part + 1]])
+
+
+def _begins(data: bytes) -> list[int]:
+    begins: list[int] = []
+    size_at, at, end = _SIZE.unpack_from, 0, len(data)
+    while end - at >= FIXED_BYTES:
+        begins.append(at)
+        (size,) = size_at(data, at)
+        if size < FIXED_BYTES:
+            raise _garbled(data)
+        at += size
+    if at != end:
+        raise _garbled(data)
+    return begins
+
+
+def _garbled(data: bytes) -> MessageError:
+    """What the careful decoder says of bytes that are no records."""
+    position = 0
+    try:
+        while position < len(data):
+            position += decode_record(data, position).size
+    except MessageError as error:
+        return error
+    return MessageError("the records cannot be read")
+
+
+def _cut(data: Array, bounds: list[Array], kind: Any = None) -> Array:
+    """The pieces of `data` between two bounds each, in order. They are taken from an array that holds the gaps as well."""
+    count = len(bounds[0])
+    offsets = np.empty(2 * count + 1, np.int32)
+    offsets[0:-1:2], offsets[1::2] = bounds
+    offsets[-1] = offsets[-2] if count else 0
+    with_gaps = pa.Array.from_buffers(
+        kind or pa.binary(),
+        2 * count,
+        [None, pa.py_buffer(offsets), data if isinstance(data, pa.Buffer) else pa.py_buffer(data)],
+    )
+    return with_gaps.take(pa.array(np.arange(0, 2 * count, 2)))
+
+
+class _Properties:
+    """The names and values of all records' properties, by the rules of `protocol.properties.decode`."""
+
+    def __init__(self, texts: Array) -> None:
+        self._count = len(texts)
+        try:
+            texts.cast(pa.string())
+        except pa.ArrowInvalid:
+            texts = pa.array([text.decode(errors="replace").encode() for text in texts.to_pylist()], pa.binary())
+        _, offsets_buffer, data = texts.buffers()
+        bounds = np.frombuffer(offsets_buffer, np.int32)[: self._count + 1].astype(np.int64)
+        text = np.frombuffer(data, np.uint8)[: bounds[-1]] if data is not None else np.empty(0, np.uint8)
+        pair_ends = np.flatnonzero(text == _PAIR_END)
+        begins = np.sort(np.concatenate((bounds[:-1], pair_ends + 1)), kind="stable")
+        ends = np.sort(np.concatenate((pair_ends, bounds[1:])), kind="stable")
+        items_before = np.searchsorted(pair_ends, bounds)
+        owners = np.repeat(np.arange(self._count), np.diff(items_before) + 1)
+        name_ends = np.append(np.flatnonzero(text == _NAME_END), len(text))
+        name_ends = name_ends[np.searchsorted(name_ends[:-1], begins)]
+        complete = (name_ends > begins) & (ends > name_ends + 1)
+        self._fill(data, begins[complete], name_ends[complete], ends[complete], owners[complete])
+
+    def _fill(self, data: Any, begins: Array, name_ends: Array, ends: Array, owners: Array) -> None:
+        data = data if data is not None else pa.py_buffer(b"")
+        coded = _cut(data, [begins, name_ends], pa.string()).dictionary_encode()
+        codes = coded.indices.to_numpy()
+        key = owners * (len(coded.dictionary) + 1) + codes
+        ordered = np.sort(key)
+        if (ordered[1:] == ordered[:-1]).any():  # a name twice in one message: the last one counts, as in Java
+            _, from_end = np.unique(key[::-1], return_index=True)
+            last = np.sort(len(key) - 1 - from_end)
+            self._fill(data, begins[last], name_ends[last], ends[last], owners[last])
+            return
+        self._names = coded
+        self._codes = codes
+        self._values = _cut(data, [name_ends + 1, ends], pa.string())
+        self._owners = owners
+
+    def column(self, name: str) -> Array:
+        """One property of every message, null where it has none."""
+        at = pc.index(self._names.dictionary, pa.scalar(name, pa.string())).as_py()
+        items = np.flatnonzero(self._codes == at)
+        where = np.full(self._count, -1, np.int64)
+        where[self._owners[items]] = items
+        return self._values.take(pa.array(where, mask=where < 0))
+
+    def as_map(self) -> Array:
+        bounds = np.searchsorted(self._owners, np.arange(self._count + 1)).astype(np.int32)
+        return pa.MapArray.from_arrays(pa.array(bounds), self._names.dictionary_decode(), self._values)
+
+
+def _words(texts: Array) -> Array:
+    """The words of each text; of a null, none."""
+    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts.drop_null()))
+    counts = np.zeros(len(texts), np.int32)
+    counts[texts.is_valid().to_numpy(zero_copy_only=False)] = pc.list_value_length(words).to_numpy()
+    bounds = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
+    return pa.ListArray.from_arrays(pa.array(bounds), words.flatten())
+
+
+def _message_ids(records: _Records, keys: Array) -> Array:
+    """The sender's unique key, or the broker's offset id."""
+    if not keys.null_count:
+        return keys
+    missing = keys.is_null()
+    at = records.at[missing.to_numpy(zero_copy_only=False)].tolist()
+    ids = [decode_record(records.data, position).offset_id for position in at]
+    return pc.replace_with_mask(keys, missing, pa.array(ids, pa.string()))
+
+
+def _bodies(records: _Records, queue: Queue, strict: bool) -> Array:
+    bodies = records.pieces(1)
+    packed = records.heads["sys_flag"] & SYS_COMPRESSED != 0
+    if not packed.any():
+        return bodies
+    plain = [_plain(records.data, position, queue, strict) for position in records.at[packed].tolist()]
+    return pc.replace_with_mask(bodies, pa.array(packed), pa.array(plain, pa.binary()))
+
+
+def _plain(data: bytes, position: int, queue: Queue, strict: bool) -> bytes | None:
+    record = decode_record(data, position)
+    try:
+        return decompressed(record.body, record.sys_flag)
+    except MessageError as error:
+        if strict:
+            raise MessageError(
+                f"{queue}: the message at offset {record.queue_offset} cannot be decoded: {error}; "
+                "set failOnDataLoss to false to get its row with a null body"
+            ) from None
+        return None
+
+
+def _times(milliseconds: Array) -> Array:
+    return pa.array(milliseconds.astype(np.int64) * 1000).cast(_TIME)

@@ -1,0 +1,68 @@
+"""The data source that Spark finds by the name `rocketlet`."""
+
+from __future__ import annotations
+
+import pyspark
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from ..client.errors import ConfigError
+from .columns import SCHEMA
+from .options import batch_options, stream_options, write_options
+
+
+class RocketletDataSource(DataSource):
+    """`format("rocketlet")` in `readStream`, `read`, `writeStream` and `write`; `options` says what can be set."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketlet"
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        lack = lacking()
+        if lack:
+            raise RuntimeError(lack)
+        from .source import RocketletStreamReader
+
+        return RocketletStreamReader(stream_options(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from .batch import RocketletReader
+
+        return RocketletReader(batch_options(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from .sink import RocketletStreamWriter, check_columns
+
+        options = write_options(self.options)
+        check_columns(schema, options)
+        return RocketletStreamWriter(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from .sink import RocketletWriter, check_columns
+
+        if overwrite:
+            raise ConfigError('a topic cannot be overwritten: use mode("append")')
+        options = write_options(self.options)
+        check_columns(schema, options)
+        return RocketletWriter(options)
+
+
+def lacking() -> str | None:
+    """What this PySpark cannot do, in words; None if it can do everything."""
+    version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+    if version >= (4, 2):
+        return None
+    return (
+        f"PySpark {pyspark.__version__} can neither limit a Python stream nor end it (maxRowsPerTrigger, "
+        "Trigger.AvailableNow, reportLatestOffset came with 4.2): readStream needs pyspark 4.2 or later; read and write work"
+    )

@@ -1,0 +1,131 @@
+"""Records to Arrow columns, held against the decoder that makes a Python object of each message."""
+
+from __future__ import annotations
+
+import zlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rocketlet.protocol import properties as props
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
+from rocketlet.protocol.message import (
+    MessageError,
+    Record,
+    decode_records,
+    encode_host,
+    encode_record,
+    host_flags,
+)
+
+pytest.importorskip("pyspark")
+from rocketlet.spark.columns import ARROW_SCHEMA, to_batch
+
+QUEUE = Queue("t", "broker-a", 3)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "RETRY_TOPIC", "a", "größe"]) | TEXT
+PROPERTIES = st.lists(st.tuples(NAMES, TEXT), max_size=6).map(
+    lambda items: "\x02".join("\x01".join(item) for item in items)
+)
+TIMES = st.integers(0, 4_000_000_000_000)
+HOSTS = st.sampled_from(["127.0.0.1", "::1"]).map(lambda address: encode_host(address, 1234))
+
+
+@st.composite
+def records(draw: st.DrawFn, queue_offset: int) -> bytes:
+    born, store = draw(HOSTS), draw(HOSTS)
+    body = draw(st.binary(min_size=1, max_size=40))
+    flags = host_flags(born, store)
+    if draw(st.booleans()):
+        body, flags = zlib.compress(body), flags | SYS_COMPRESSED | SYS_COMPRESSION_ZLIB
+    properties = draw(PROPERTIES | TEXT).encode()
+    times = st.integers(0, 4_000_000_000_000)
+    return encode_record(
+        3,
+        0,
+        queue_offset,
+        77,
+        flags,
+        draw(times),
+        born,
+        draw(times),
+        store,
+        draw(st.integers(0, 16)),
+        0,
+        body,
+        b"\x01t",
+        properties,
+    )
+
+
+LOGS = (
+    st.integers(0, 6)
+    .flatmap(lambda count: st.tuples(*(records(100 + number) for number in range(count))))
+    .map(b"".join)
+)
+
+
+def row(record: Record, topic: str) -> dict[str, Any]:
+    properties = props.decode(record.properties)
+    began = datetime(1970, 1, 1, tzinfo=UTC)
+    body = zlib.decompress(record.body) if record.sys_flag & SYS_COMPRESSED else record.body
+    return {
+        "topic": properties.get(props.RETRY_TOPIC, topic) if topic.startswith("%RETRY%") else topic,
+        "brokerName": "broker-a",
+        "queueId": 3,
+        "queueOffset": record.queue_offset,
+        "messageId": properties.get(props.UNIQUE_KEY) or record.offset_id,
+        "keys": properties.get(props.KEYS, "").split(),
+        "tags": properties.get(props.TAGS),
+        "body": body,
+        "properties": properties,
+        "bornTime": began + timedelta(milliseconds=record.born_ms),
+        "storeTime": began + timedelta(milliseconds=record.store_ms),
+        "reconsumeTimes": record.reconsume_times,
+    }
+
+
+@given(LOGS, st.sampled_from(["t", "%RETRY%g"]), st.integers(98, 104), st.integers(98, 107))
+@example(b"", "t", 0, 1)
+def test_columns_are_what_the_careful_decoder_finds(data: bytes, topic: str, begin: int, end: int) -> None:
+    batch = to_batch(data, QUEUE._replace(topic=topic), begin, end)
+    batch.validate(full=True)
+    assert batch.schema == ARROW_SCHEMA
+    found = [{**item, "properties": dict(item["properties"])} for item in batch.to_pylist()]
+    assert found == [row(record, topic) for record in decode_records(data) if begin <= record.queue_offset < end]
+
+
+@given(LOGS, st.sets(st.sampled_from(["A", "B", "größe"]), min_size=1))
+def test_only_the_tags_asked_for_come(data: bytes, tags: set[str]) -> None:
+    batch = to_batch(data, QUEUE, 0, 1000, sorted(tags))
+    wanted = [r.queue_offset for r in decode_records(data) if props.decode(r.properties).get(props.TAGS) in tags]
+    assert batch.column("queueOffset").to_pylist() == wanted
+
+
+@given(LOGS.filter(bool), st.data())
+def test_garbled_bytes_are_refused_or_give_the_same_rows(data: bytes, draw: st.DataObject) -> None:
+    """Never a crash, never an endless loop: what cannot be read is a MessageError."""
+    at = draw.draw(st.integers(0, len(data) - 1))
+    cut = (
+        data[:at] if draw.draw(st.booleans()) else data[:at] + bytes([draw.draw(st.integers(0, 255))]) + data[at + 1 :]
+    )
+    try:
+        batch = to_batch(cut, QUEUE, -(2**63), 2**63 - 1, strict=False)
+    except MessageError:
+        return
+    except (OverflowError, ValueError, ArithmeticError) as error:
+        pytest.fail(f"not a MessageError: {error!r}")
+    assert batch.num_rows <= 6
+
+
+def test_a_body_that_cannot_be_decompressed_is_named_or_null() -> None:
+    host = encode_host("127.0.0.1", 1)
+    flags = SYS_COMPRESSED | SYS_COMPRESSION_ZLIB
+    broken = encode_record(3, 0, 41, 0, flags, 0, host, 0, host, 0, 0, b"no zlib", b"\x01t", b"")
+    good = encode_record(3, 0, 42, 0, 0, 0, host, 0, host, 0, 0, b"plain", b"\x01t", b"")
+    with pytest.raises(MessageError, match=r"message at offset 41 cannot be decoded.*failOnDataLoss"):
+        to_batch(broken + good, QUEUE, 0, 100)
+    assert to_batch(broken + good, QUEUE, 0, 100, strict=False).column("body").to_pylist() == [None, b"plain"]

@@ -1,0 +1,162 @@
+"""What is wrong around a query: brokers and topics away, messages gone or garbled. Each says so, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.routes import Routes
+from rocketlet.broker.server import Server
+from rocketlet.client import Access, Producer, RocketletError
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
+from rocketlet.protocol.subscription import parse_subscription
+
+from ..conftest import free_port
+from .conftest import BrokerProcess
+from .running import MARKS, Sink, fill, run_once, stream, wait_for
+
+pytestmark = MARKS
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from rocketlet.spark.reading import DataLossError, QueueRange, read_range
+
+
+@contextmanager
+def running(spark: SparkSession, address: str, sink: Any, folder: Path, **options: str) -> Iterator[StreamingQuery]:
+    writer = stream(spark, address, "g", **options).writeStream.foreachBatch(sink)
+    query = writer.option("checkpointLocation", str(folder / "c")).start()
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def queue_range(address: str, begin: int, end: int, *, fail: bool = True, queue_id: int = 0) -> QueueRange:
+    queue = Queue("t", "broker-a", queue_id)
+    everything = parse_subscription("t", "*", version=1)
+    return QueueRange(queue, begin, end, address, Access(), "g", everything, fail, 1000, 2.0)
+
+
+def rows_of(span: QueueRange) -> list[int]:
+    return [offset for batch in read_range(span) for offset in batch.column("queueOffset").to_pylist()]
+
+
+def test_a_topic_that_does_not_exist_is_named(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=f"the topic t does not exist on {address}: create it"):
+        run_once(stream(spark, address, "g"), Sink(), tmp_path / "c")
+    with pytest.raises(Exception, match="startingOffsets names t@broker-a:9, which does not exist"):
+        fill(address, range(10))
+        exact = '{"t": {"broker-a": {"9": 5}}}'
+        run_once(stream(spark, address, "g", membership="false", startingOffsets=exact), Sink(), tmp_path / "d")
+
+
+@pytest.mark.parametrize("membership", ["true", "false"])
+def test_a_broker_that_is_away_for_long_ends_the_query_which_goes_on_when_it_is_back(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path, membership: str
+) -> None:
+    fill(broker.address, range(100))
+    sink = Sink()
+    with running(spark, broker.address, sink, tmp_path, membership=membership, pollTimeoutMs="1500") as query:
+        wait_for(lambda: len(sink.numbers) == 100)
+        broker.stop()
+        with pytest.raises(
+            Exception, match=r"no broker of .*t has answered for .*the query goes on from its checkpoint"
+        ):
+            query.awaitTermination(60)
+    broker.start()
+    fill(broker.address, range(100, 200))
+    with running(spark, broker.address, sink, tmp_path, membership=membership):
+        wait_for(lambda: len(sink.numbers) == 200)
+    assert sink.numbers == Counter(range(200))
+
+
+def test_a_broker_that_restarts_is_waited_for(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> None:
+    fill(broker.address, range(100))
+    sink = Sink()
+    with running(spark, broker.address, sink, tmp_path) as query:
+        wait_for(lambda: len(sink.numbers) == 100)
+        broker.stop()
+        time.sleep(1)
+        broker.start()
+        fill(broker.address, range(100, 200))
+        wait_for(lambda: len(sink.numbers) == 200)
+        assert query.isActive
+    assert sink.numbers == Counter(range(200))
+
+
+def test_a_task_waits_for_its_broker_for_some_seconds(broker: BrokerProcess) -> None:
+    fill(broker.address, range(400))
+    batches = read_range(queue_range(broker.address, 0, 100))
+    broker.stop()
+    with pytest.raises(RocketletError, match=r"t@broker-a:0 cannot be read at 0: .*cannot connect"):
+        next(batches)
+
+    async def restarted() -> list[int]:
+        reading = asyncio.create_task(asyncio.to_thread(rows_of, queue_range(broker.address, 0, 100)))
+        await asyncio.sleep(0.7)
+        await asyncio.to_thread(broker.start)
+        return await reading
+
+    assert asyncio.run(restarted()) == list(range(100))
+
+
+def test_a_message_that_cannot_be_decoded_is_named_or_comes_without_its_body(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    async def send() -> None:
+        cluster = Cluster(address)
+        connection = await cluster.connection(address)
+        fields: dict[str, str | int] = {
+            "a": "g",
+            "b": "t",
+            "c": "TBW102",
+            "d": 4,
+            "e": 0,
+            "f": SYS_COMPRESSED,
+            "g": 0,
+            "h": 0,
+            "i": "",
+            "j": 0,
+        }
+        await connection.request(RequestCode.SEND_MESSAGE_V2, fields, b"this is no zlib stream")
+        await cluster.close()
+
+    uvloop.run(send())
+    with pytest.raises(Exception, match="t@broker-a:0: the message at offset 0 cannot be decoded"):
+        run_once(stream(spark, address, "g"), Sink(), tmp_path / "c")
+    sink = Sink()
+    run_once(stream(spark, address, "g", failOnDataLoss="false"), sink, tmp_path / "c")
+    assert [(row.queueOffset, row.body) for rows in sink.batches.values() for row in rows] == [(0, None)]
+
+
+async def test_a_range_whose_begin_has_expired_fails_or_begins_later(tmp_path: Path) -> None:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    config = BrokerConfig(data_dir=tmp_path, address=address, name="broker-a", segment_bytes=1 << 20, retain_hours=0)
+    broker = Broker(config)
+    async with (
+        Server("127.0.0.1", port, broker=broker, routes=Routes()),
+        Producer(address, default_queues=1) as producer,
+    ):
+        for _ in range(30):
+            await producer.send_batch("t", [b"x" * 1000] * 100)
+        await asyncio.sleep(0.01)
+        broker.expire_segments()
+        with pytest.raises(
+            DataLossError, match=r"the offsets 0 to .* are gone from the broker; set failOnDataLoss to false"
+        ):
+            await asyncio.to_thread(rows_of, queue_range(address, 0, 3000))
+        rows = await asyncio.to_thread(rows_of, queue_range(address, 0, 3000, fail=False))
+    assert rows == list(range(rows[0], 3000))
+    assert 0 < rows[0] < 3000

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+from rocketlet.protocol.bodies import Queue
+
+pytest.importorskip("pyspark")
+from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, StructField, StructType
+from rocketlet.client.config import At
+from rocketlet.client.errors import ConfigError
+from rocketlet.spark.options import Position, batch_options, stream_options, write_options
+from rocketlet.spark.sink import check_columns
+
+GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"nameServer": ""}, "option nameServer is missing: host:port"),
+        ({"topic": ""}, "option topic is missing"),
+        ({"topic": "a b"}, "option topic"),
+        ({"topicPattern": "a.*"}, "topic and topicPattern are both given"),
+        ({"group": "a b"}, "option group"),
+        ({"group": ""}, "option group is missing: the consumer group"),
+        ({"tags": "||"}, "option tags"),
+        ({"tags": "A", "sql": "a = 1"}, "tags and sql are both given"),
+        ({"startingOffsets": "middle"}, "allowed: earliest, latest"),
+        ({"startingOffsets": '{"t": {"a": {"0": -3}}}'}, "allowed: earliest, latest"),
+        ({"startingOffsets": '{"t": 5}'}, "allowed: earliest, latest"),
+        ({"startingOffsets": "latest", "startingTimestamp": "5"}, "both given"),
+        ({"startingTimestamp": "yesterday"}, "allowed: ms since the epoch"),
+        ({"maxRowsPerTrigger": "0"}, "allowed: a positive number"),
+        ({"maxBytesPerTrigger": "-1"}, "allowed: a positive number"),
+        ({"minPartitions": "many"}, "option minPartitions is 'many'"),
+        ({"pollTimeoutMs": "0"}, "allowed: how long a broker may take"),
+        ({"failOnDataLoss": "maybe"}, "allowed: true or false"),
+        ({"membership": "no"}, "allowed: true or false"),
+        ({"headerEncoding": "xml"}, "allowed: auto, json or rocketmq"),
+        ({"accessKey": "k"}, "access_key and secret_key are given together"),
+        ({"tlsCaFile": "/ca.pem"}, "tls is off"),
+        ({"maxRows": "5"}, "option maxRows is unknown.*maxRowsPerTrigger"),
+        ({"endingOffsets": "latest"}, "option endingOffsets is unknown"),
+        ({"membership": "false", "group": "", "startingOffsets": "committed"}, "set the option group"),
+    ],
+)
+def test_a_wrong_option_names_itself_and_what_is_allowed(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        stream_options({**GOOD, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"endingOffsets": "earliest"}, "allowed: latest, committed"),
+        ({"group": "", "endingOffsets": "committed"}, "set the option group"),
+        ({"maxRowsPerTrigger": "5"}, "option maxRowsPerTrigger is unknown"),
+    ],
+)
+def test_a_batch_has_options_of_its_own(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        batch_options({**GOOD, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"batchBytes": "5000000"}, "at most 4000000"),
+        ({"retries": "-1"}, "option retries is '-1'"),
+        ({"group": "DEFAULT_PRODUCER"}, "option group"),
+        ({"tags": "A"}, "option tags is unknown"),
+    ],
+)
+def test_the_sink_has_options_of_its_own(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        write_options({**GOOD, **options})
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"body": IntegerType()}, "the column body is int; allowed: BINARY or STRING"),
+        ({"body": BinaryType(), "tag": StringType()}, "the column tag is none of a message's.*tags"),
+        ({"tags": StringType()}, "a column body is missing"),
+        ({"body": StringType(), "delayLevel": StringType()}, "the column delayLevel is string"),
+        ({"body": StringType()}, "Give a column topic, or the option topic"),
+    ],
+)
+def test_columns_that_make_no_message_are_refused(columns: dict[str, DataType], reason: str) -> None:
+    schema = StructType([StructField(name, kind) for name, kind in columns.items()])
+    with pytest.raises(ConfigError, match=reason):
+        check_columns(schema, write_options({"nameServer": "h:1"}))
+
+
+def test_options_are_read_whatever_their_case() -> None:
+    options = stream_options(
+        {"NAMESERVER": "h:1", "Topic": "t, u", "group": "g", "startingtimestamp": "17", "MaxRowsPerTrigger": "9"}
+    )
+    assert options.read.topics == ("t", "u")
+    assert (options.read.start, options.max_rows) == (Position(17), 9)
+    assert "secret" not in repr(stream_options({**GOOD, "accessKey": "key", "secretKey": "secret"}))
+
+
+def test_exact_offsets_are_kafkas_numbers() -> None:
+    exact = '{"t": {"a": {"0": 23, "1": -1, "2": -2}}}'
+    start = stream_options({**GOOD, "startingOffsets": exact}).read.start
+    assert start == Position(
+        "first", {Queue("t", "a", 0): At(23), Queue("t", "a", 1): "last", Queue("t", "a", 2): "first"}
+    )
+    assert start.of(Queue("t", "b", 0)) == "first"
+    assert batch_options({**GOOD, "endingOffsets": exact}).end.of(Queue("t", "b", 0)) == "last"

@@ -1,0 +1,145 @@
+"""Rows that become messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from rocketlet.client import Consumer, Message
+
+from ..conftest import free_port
+from .running import MARKS, Sink, fill, run_once, stream
+
+pytestmark = MARKS
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+
+def consumed(address: str, count: int, topic: str = "out") -> list[Message]:
+    """The messages of a topic, in order within each queue."""
+
+    async def run() -> list[Message]:
+        found: list[Message] = []
+        async with Consumer(address, "check", topic, start="first") as consumer, asyncio.timeout(30):
+            async for message in consumer:
+                found.append(message)
+                if len(found) == count:
+                    break
+        return found
+
+    return uvloop.run(run())
+
+
+def write(frame: DataFrame, address: str, **options: str) -> None:
+    options = {"nameServer": address, "topic": "out"} | options
+    frame.write.format("rocketlet").options(**options).mode("append").save()
+
+
+def test_every_column_arrives(spark: SparkSession, address: str) -> None:
+    rows = spark.range(100).select(
+        f.format_string("body %d", "id").alias("body"),
+        f.array(f.lit("all"), f.col("id").cast("string")).alias("keys"),
+        f.when(f.col("id") < 50, "low").alias("tags"),
+        f.create_map(f.lit("farbe"), f.lit("grün"), f.lit("UNIQ_KEY"), f.lit("of another")).alias("properties"),
+        f.format_string("key-%d", f.col("id") % 3).alias("queueKey"),
+        f.format_string("id-%d", "id").alias("messageId"),
+    )
+    write(rows.repartition(1), address)
+    messages = {message.message_id: message for message in consumed(address, 100)}
+    assert messages.keys() == {f"id-{number}" for number in range(100)}
+    message = messages["id-7"]
+    assert (message.body, message.keys, message.tag) == (b"body 7", ["all", "7"], "low")
+    assert message.properties["farbe"] == "grün"
+    assert messages["id-60"].tag is None
+    queues: dict[int, set[int]] = {}
+    for item in messages.values():
+        queues.setdefault(int(item.body.split()[1]) % 3, set()).add(item.queue.queue_id)
+    assert all(len(found) == 1 for found in queues.values()), "one key, one queue"
+
+
+def test_rows_with_one_key_stay_in_order(spark: SparkSession, address: str) -> None:
+    rows = spark.range(3000).select(f.col("id").cast("string").alias("body"), f.lit("k").alias("queueKey"))
+    write(rows.repartition(1).sortWithinPartitions(f.col("body").cast("int")), address, batchBytes="5000")
+    assert [int(message.body) for message in consumed(address, 3000)] == list(range(3000))
+
+
+def test_topics_by_row_and_delayed_rows(spark: SparkSession, address: str) -> None:
+    rows = spark.range(20).select(
+        f.when(f.col("id") % 2 == 0, "even").alias("topic"),
+        f.col("id").cast("string").cast("binary").alias("body"),
+        f.when(f.col("id") == 3, 1).alias("delayLevel"),
+    )
+    write(rows, address)
+    assert sorted(int(message.body) for message in consumed(address, 10, "even")) == list(range(0, 20, 2))
+    odd = consumed(address, 10)
+    assert sorted(int(message.body) for message in odd) == list(range(1, 20, 2))
+    delayed = next(message for message in odd if message.body == b"3")
+    assert delayed.record.store_ms - delayed.record.born_ms >= 900
+
+
+def test_a_stream_from_topic_to_topic(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(300))
+    frame = stream(spark, address, "g", maxRowsPerTrigger="100").select(
+        "body", "keys", "tags", "properties", "messageId"
+    )
+    writer = frame.writeStream.format("rocketlet").option("nameServer", address).option("topic", "out")
+    writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination()
+    copies, sink = consumed(address, 300), Sink()
+    run_once(stream(spark, address, "h"), sink, tmp_path / "d")
+    originals = {row.messageId: row for rows in sink.batches.values() for row in rows}
+    assert Counter(int(message.body) for message in copies) == Counter(range(300))
+    for message in copies:
+        original: Any = originals[message.message_id]
+        assert (message.body, message.tag, message.keys) == (bytes(original.body), original.tags, original["keys"])
+
+
+def test_a_task_that_is_tried_again_sends_the_same_ids(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    failed = str(tmp_path / "failed")
+
+    def fail_once(batches: Any) -> Any:
+        from pathlib import Path
+
+        yield from batches
+        if not Path(failed).exists():
+            Path(failed).touch()
+            raise RuntimeError("a task fails after its rows were sent")
+
+    ids = f.format_string("id-%d", "id")
+    rows = spark.range(0, 20_000, numPartitions=1).select(
+        f.col("id").cast("string").alias("body"), ids.alias("messageId")
+    )
+    broken = rows.mapInArrow(fail_once, rows.schema)
+    with pytest.raises(Exception, match="a task fails after its rows were sent"):
+        write(broken, address)  # this session does not try again
+    write(broken, address)
+    seen = {message.message_id for message in consumed(address, 20_001)}
+    assert len(seen) <= 20_000, "what came twice came with one id"
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "reason"),
+    [
+        (["id AS body"], {}, "column body is bigint"),
+        (["cast(id AS string) AS body", "id AS offset"], {}, "column offset is none of a message's"),
+        (["cast(null AS string) AS body"], {}, "a row's body is null.*filter such rows out"),
+        (["'' AS body"], {}, "the body is empty"),
+        (["'x' AS body", "map('a', '') AS properties"], {}, "neither may be blank"),
+        (["'x' AS body"], {"batchByte": "5"}, "batchbyte is unknown"),
+        (["'x' AS body"], {"nameServer": "127.0.0.1:1"}, "no name server can be reached"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(
+    spark: SparkSession, address: str, columns: list[str], options: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(Exception, match=reason):
+        write(spark.range(3).selectExpr(*columns), address, **options)
+
+
+def test_a_topic_cannot_be_overwritten(spark: SparkSession) -> None:
+    rows = spark.range(1).selectExpr("'x' AS body").write.format("rocketlet")
+    with pytest.raises(Exception, match=r"append"):
+        rows.options(nameServer=f"127.0.0.1:{free_port()}", topic="out").mode("overwrite").save()
