@@ -26,7 +26,7 @@ from .peers import CACHE, Peer, free_port, listening, process, rocketlet
 
 ROWS = 2_000_000
 KAFKA_VERSION = "4.1.1"
-CONNECTOR_VERSION = "4.0.0"  # the newest on Maven Central; it works with later Spark 4
+CONNECTOR_VERSION = "4.0.0"  # runs with PySpark of the same version: the connector fits no other
 FOLDER = Path(__file__).parent / "kafka"
 NEEDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")  # Spark has the others
 
@@ -41,6 +41,17 @@ async def _jars(pom: str, version: str, **properties: str) -> Path:
         )  # fmt: skip
         if await child.wait():
             raise RuntimeError(f"Maven could not fetch {folder.name}; see its output above")
+    return folder
+
+
+async def _pyspark(version: str) -> Path:
+    """The folder with a PySpark of a version, fetched from PyPI if it is not there."""
+    folder = CACHE / f"pyspark-{version}"
+    if not (folder / "pyspark").exists():
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), f"pyspark=={version}")
+        child = await asyncio.create_subprocess_exec(*pip)
+        if await child.wait():
+            raise RuntimeError(f"PySpark {version} could not be fetched; see the output above")
     return folder
 
 
@@ -83,8 +94,9 @@ async def kafka(folder: Path) -> AsyncIterator[Peer]:
 class Session:
     """A Spark session in a process of its own (`spark_job`)."""
 
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
+    def __init__(self, child: asyncio.subprocess.Process, log: Path) -> None:
         self._child = child
+        self._log = log
 
     async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         assert self._child.stdin is not None
@@ -95,24 +107,26 @@ class Session:
         assert self._child.stdout is not None
         line = await self._child.stdout.readline()
         if not line:
-            raise RuntimeError("the Spark session ended; see its output above")
+            raise RuntimeError(f"the Spark session ended:\n{self._log.read_text()[-6000:]}")
         found: dict[str, Any] = json.loads(line)
         return found
 
 
 @asynccontextmanager
 async def session(peer: Peer, folder: Path) -> AsyncIterator[Session]:
-    jars = ""
+    jars, environment = "", {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     if peer.name == "kafka":
         found = await _jars("connector", CONNECTOR_VERSION, **{"spark.version": CONNECTOR_VERSION})
         jars = ":".join(str(jar) for jar in sorted(found.glob("*.jar")) if jar.name.startswith(NEEDED))
+        environment["PYTHONPATH"] = str(await _pyspark(CONNECTOR_VERSION))
+    log = folder / f"{peer.name}-spark.log"
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.spark_job", peer.name, peer.address, jars,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        stderr=(folder / f"{peer.name}-spark.log").open("ab"),
-        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}, limit=64 * 1024 * 1024,
+        stderr=log.open("ab"),
+        env=environment, limit=64 * 1024 * 1024,
     )  # fmt: skip
-    made = Session(child)
+    made = Session(child, log)
     try:
         await made.answer()
         yield made
@@ -158,7 +172,11 @@ async def run() -> None:
             result[peer.name]["latency_ms_p50"] = common.percentile(found["latencies_ms"], 0.5)
             result[peer.name]["latency_ms_p99"] = common.percentile(found["latencies_ms"], 0.99)
     report(result)
-    common.finish(options, "spark", {"rows": options.rows, "spark": pyspark.__version__, **result})
+    common.finish(
+        options,
+        "spark",
+        {"rows": options.rows, "spark": pyspark.__version__, "kafka_spark": CONNECTOR_VERSION, **result},
+    )
 
 
 async def drains(

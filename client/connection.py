@@ -207,6 +207,7 @@ class Connections:
 
     def __init__(self, access: Access, on_request: OnRequest, on_lost: Callable[[Connection], None]) -> None:
         self._access = access
+        self._ssl = access.ssl_context
         self._on_request = on_request
         self._on_lost = on_lost
         self._open: dict[str, Connection] = {}
@@ -246,7 +247,7 @@ class Connections:
                     lambda: Connection(address, self._access, self._on_request, self._lost),
                     host.strip("[]"),
                     int(port),
-                    ssl=self._access.ssl_context,
+                    ssl=self._ssl,
                 )
         except TimeoutError:
             raise ConnectionFailed(f"{address} did not accept a connection in {CONNECT_TIMEOUT_S} s") from None

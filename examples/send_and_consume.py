@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from rocketlet.client import Consumer, Message, Producer
 
-NAME_SERVER = "127.0.0.1:9876"
 
-
-async def main() -> None:
+async def main(name_server: str = "127.0.0.1:9876") -> None:
     done = asyncio.Event()
     seen = 0
 
@@ -20,11 +19,11 @@ async def main() -> None:
         if seen == 10:
             done.set()
 
-    async with Producer(NAME_SERVER) as producer, Consumer(NAME_SERVER, "examples", "greetings", handle, start="first"):
+    async with Producer(name_server) as producer, Consumer(name_server, "examples", "greetings", handle, start="first"):
         for number in range(10):
             await producer.send("greetings", f"hello {number}".encode(), tag="even" if number % 2 == 0 else "odd")
         await asyncio.wait_for(done.wait(), 20)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(*sys.argv[1:]))

@@ -259,7 +259,7 @@ def test_the_wheel_holds_every_module_of_the_tree(tmp_path: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".py", "py.typed"))}
     folders = ("broker", "client", "demo", "protocol", "spark")
     tree = {
-        f"rocketlet/{path.relative_to(ROOT)}"
+        f"rocketlet/{path.relative_to(ROOT)}".replace("rocketlet/spark/autoload", "pyspark_rocketlet")
         for folder in folders
         for path in (ROOT / folder).rglob("*")
         if path.suffix == ".py" or path.name == "py.typed"

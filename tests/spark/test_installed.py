@@ -1,0 +1,50 @@
+"""What a user gets who installs the package: Spark finds the format by itself, and the examples run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .running import MARKS, fill
+
+pytestmark = [*MARKS, pytest.mark.timeout(400)]
+ROOT = Path(__file__).parents[2]
+COUNT = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print("rows:", spark.read.format("rocketlet").option("nameServer", "{address}").option("topic", "t").load().count())
+"""
+
+
+def output(command: list[str | Path], **environment: str) -> str:
+    variables = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_spark_finds_the_format_of_an_installed_package(address: str, tmp_path: Path) -> None:
+    fill(address, range(100))
+    output([sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT])
+    (wheel,) = tmp_path.glob("*.whl")
+    output([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel])
+    found = output([sys.executable, "-c", COUNT.format(address=address)], PYTHONPATH=str(tmp_path / "site"))
+    assert "rows: 100" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("send_and_consume.py", [], "hello 9"),
+        ("spark_stream.py", ["t"], "|   A|   50|"),
+        ("spark_json.py", [], "large orders: 33"),
+        ("spark_msgpack.py", [], "24.95"),
+    ],
+)
+def test_examples_run(address: str, name: str, arguments: list[str], expected: str) -> None:
+    fill(address, range(100))
+    assert expected in output([sys.executable, ROOT / "examples" / name, address, *arguments])
