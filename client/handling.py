@@ -67,7 +67,7 @@ class Workers:
         self._max_tries = max_tries
         self._send_back = send_back
         self._on_acknowledged = on_acknowledged
-        self._ready: deque[Run | ProcessQueue] = deque()
+        self._line: deque[ProcessQueue] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
@@ -98,25 +98,45 @@ class Workers:
         """Hands out the new runs of one queue."""
         if not runs:
             return
-        if self._orderly:
-            self._offer(runs[0].process_queue)
-        else:
-            self._ready.extend(runs)
-            self._wake(len(runs))
-
-    def resume(self, item: ProcessQueue) -> None:
-        """A queue is no longer suspended: its runs that were put aside are handed out again."""
-        parked, item.parked = item.parked, []
+        item = runs[0].process_queue
         if self._orderly:
             self._offer(item)
         else:
-            self.put(parked)
+            item.waiting.extend(runs)
+            self._line_up(item)
+
+    def resume(self, item: ProcessQueue) -> None:
+        """A queue is no longer suspended: its runs are handed out again."""
+        if self._orderly:
+            self._offer(item)
+        else:
+            self._line_up(item)
+
+    def _line_up(self, item: ProcessQueue) -> None:
+        """Queues take turns, a run each: one that has just come does not wait behind the backlogs of others."""
+        if not item.lined_up and item.waiting and not item.suspended:
+            item.lined_up = True
+            self._line.append(item)
+        self._wake(len(item.waiting))
+
+    def _next_of(self, item: ProcessQueue) -> Run | None:
+        """The queue's next run, if it may be handled now; the queue goes to the end of the line."""
+        item.lined_up = False
+        if item.stopped:
+            item.waiting.clear()
+        if item.suspended or not item.waiting:
+            return None
+        run = item.waiting.popleft()
+        if item.waiting:
+            item.lined_up = True
+            self._line.append(item)
+        return run
 
     def _offer(self, item: ProcessQueue) -> None:
         """Orderly: the queue waits for a worker, unless one has it."""
         if not item.consuming and not item.stopped and not item.suspended and item.runs:
             item.consuming = True
-            self._ready.append(item)
+            self._line.append(item)
             self._wake(1)
 
     def _wake(self, count: int) -> None:
@@ -128,27 +148,26 @@ class Workers:
                 count -= 1
 
     async def _work(self) -> None:
-        ready = self._ready
+        line = self._line
         while True:
-            while not ready:
+            while not line:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 await waiter
-            work = ready.popleft()
+            item = line.popleft()
             try:
-                if isinstance(work, Run):
-                    await self._concurrently(work)
+                if self._orderly:
+                    await self._one_in_order(item)
                 else:
-                    await self._one_in_order(work)
+                    run = self._next_of(item)
+                    if run is not None:
+                        await self._concurrently(run)
             except Exception:
                 log.exception("handling failed; its messages stay unacknowledged")
 
     async def _concurrently(self, run: Run) -> None:
         item = run.process_queue
-        if item.stopped or run.is_done:
-            return
-        if item.suspended:
-            item.parked.append(run)
+        if run.is_done:
             return
         item.enter()
         try:
@@ -162,9 +181,8 @@ class Workers:
         self._on_acknowledged(item)
 
     def _again(self, run: Run) -> None:
-        if not run.process_queue.stopped:
-            self._ready.append(run)
-            self._wake(1)
+        run.process_queue.waiting.append(run)
+        self._line_up(run.process_queue)
 
     async def try_one(self, message: Message) -> Outcome:
         """What the handler says of a message that nobody counts. Raises what the handler raises."""

@@ -35,7 +35,8 @@ class ProcessQueue:
     """One assignment of one queue. After a revocation and a new assignment there is another one.
 
     `stopped`: nothing more is pulled or handed out. `dropped`: the queue is not ours; nothing may be committed.
-    `suspended`: as stopped, until the broker is back; runs that workers met meanwhile wait in `parked`.
+    `suspended`: as stopped, until the broker is back. `waiting`: the runs that no worker has yet; `lined_up`: the queue
+    stands in the workers' line.
     """
 
     def __init__(self, queue: Queue, offset: int, epoch: int) -> None:
@@ -46,7 +47,8 @@ class ProcessQueue:
         self.stopped = False
         self.dropped = False
         self.suspended = False
-        self.parked: list[Run] = []
+        self.waiting: deque[Run] = deque()
+        self.lined_up = False
         self.paused = False
         self.generation = 0
         self.pulled_ms = 0  # the time of the last pull
@@ -123,6 +125,7 @@ class ProcessQueue:
         for run in self.runs:
             run.done = len(run.messages)  # whoever still has it need not handle it, and its end counts for nothing
         self.runs.clear()
+        self.waiting.clear()
         self.messages = self.size_bytes = 0
 
     def seek(self, offset: int) -> None:

@@ -12,7 +12,7 @@ from ..protocol import names
 from .options import BatchOptions, ReadOptions
 from .planner import Planner
 from .ranges import Ranges, split
-from .reading import QueueRange, read_range
+from .reading import QueueRange, Task, read_task
 from .standalone import Standalone
 
 
@@ -31,8 +31,8 @@ class RocketletReader(DataSourceReader):
             planner.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor. Where there is nothing to read, Spark makes one partition of its own."""
-        return read_range(partition) if isinstance(partition, QueueRange) else iter(())
+        """On an executor."""
+        return read_task(partition)
 
 
 def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> list[InputPartition]:
@@ -40,7 +40,7 @@ def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> lis
     foreign = sorted({queue.topic for queue in ranges} - {*options.topics, retries})
     if foreign and options.topics:
         raise ConfigError(f"the checkpoint reads the topic {foreign[0]}, the query does not; add it, or start anew")
-    return [
+    spans = [
         QueueRange(
             queue,
             begin,
@@ -53,5 +53,22 @@ def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> lis
             options.arrow_batch_size,
             options.poll_timeout_s,
         )
-        for queue, (begin, end) in split(ranges, options.min_partitions)
+        for queue, (begin, end) in split(ranges, options.min_partitions or 1)
     ]
+    if options.min_partitions:
+        return [Task((span,)) for span in spans]
+    return [Task(tuple(group)) for group in packed(spans)]
+
+
+def packed(spans: Sequence[QueueRange]) -> list[list[QueueRange]]:
+    """Short ranges together, as far as they make one Arrow batch: a task costs more than reading a few messages."""
+    groups: list[list[QueueRange]] = []
+    rows = 0
+    for span in spans:
+        size = span.end - span.begin
+        if not groups or rows + size > span.batch_rows:
+            groups.append([])
+            rows = 0
+        groups[-1].append(span)
+        rows += size
+    return groups

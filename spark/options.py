@@ -39,7 +39,7 @@ READ: Final = {
     '{"topic": {"broker": {"0": 23, "1": -1}}}; default: earliest',
     "startingTimestamp": "ms since the epoch, instead of startingOffsets: from the first message stored then",
     "pollTimeoutMs": "how long a broker may take to answer a read; default: 30000",
-    "minPartitions": "the least number of tasks: long ranges are split; default: one task per queue",
+    "minPartitions": "the least number of tasks: long ranges are split; default: a task per queue, fewer for short ranges",
     "failOnDataLoss": "true or false; default: true",
     "arrowBatchSize": "rows of an Arrow batch, at most; default: 10000",
 }
@@ -91,7 +91,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What source and batch read share. `topics` is empty if there is a pattern."""
+    """What source and batch read share. `topics` is empty if there is a pattern, `min_partitions` 0 if not given."""
 
     connect: Connect
     group: str
@@ -194,7 +194,7 @@ def _read_options(given: _Given, *, group_needed: bool) -> ReadOptions:
         filter=expression,
         start=given.position("starting", "earliest", ("earliest", "latest", "committed")),
         poll_timeout_s=given.number("pollTimeoutMs", 30_000) / 1000,
-        min_partitions=given.number("minPartitions", 1),
+        min_partitions=given.number("minPartitions") if given.has("minPartitions") else 0,
         fail_on_data_loss=given.boolean("failOnDataLoss", True),
         arrow_batch_size=given.number("arrowBatchSize", 10_000),
     )

@@ -1,4 +1,5 @@
-"""One range of one queue, read on an executor into Arrow batches. The next pull is on its way while one is converted."""
+"""What one task reads on an executor: ranges of queues, into Arrow batches. The next pull is on its way while one is
+converted."""
 
 from __future__ import annotations
 
@@ -57,9 +58,9 @@ def pull_header(group: str, queue: Queue, offset: int, count: int, subscription:
     )
 
 
-@dataclass
-class QueueRange(InputPartition):
-    """What one task reads: offsets `begin` to `end` of a queue, from the broker at `address`."""
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """Offsets `begin` to `end` of a queue, from the broker at `address`."""
 
     queue: Queue
     begin: int
@@ -72,21 +73,56 @@ class QueueRange(InputPartition):
     batch_rows: int
     timeout_s: float
 
+    def __str__(self) -> str:
+        return f"{self.queue} {self.begin} to {self.end}"
+
+
+@dataclass
+class Task(InputPartition):
+    """Several ranges only where they are short."""
+
+    ranges: tuple[QueueRange, ...]
+
     def __post_init__(self) -> None:
-        self.value = f"{self.queue} {self.begin} to {self.end}"
+        self.value = ", ".join(map(str, self.ranges))
 
 
-def read_range(span: QueueRange) -> Iterator[pa.RecordBatch]:
-    """The range's rows. Raises DataLossError, RocketletError or MessageError; Spark then tries the task again."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        pulls = _Pulls(span)
-        try:
-            while (found := runner.run(pulls.next())) is not None:
+def read_task(task: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows. Raises DataLossError, RocketletError or MessageError; Spark then tries the task again."""
+    if not isinstance(task, Task):  # Spark's own, where a batch read has nothing to read
+        return
+    # asyncio.Runner would turn each result into text: it looks for its signal handler by an enum, whose error says the value
+    loop = uvloop.new_event_loop()
+    reader = _Reader(task.ranges)
+    try:
+        loop.run_until_complete(reader.open())
+        for span, pulls in reader.pulls:
+            while (found := loop.run_until_complete(pulls.next())) is not None:
                 batch = _batch(span, found)
                 for at in range(0, batch.num_rows, span.batch_rows):
                     yield batch.slice(at, span.batch_rows)
-        finally:
-            runner.run(pulls.close())
+    finally:
+        loop.run_until_complete(reader.close())
+        loop.close()
+
+
+class _Reader:
+    """The ranges of a task. The first pulls of all are sent at once."""
+
+    def __init__(self, ranges: tuple[QueueRange, ...]) -> None:
+        self._ranges = ranges
+        self.pulls: list[tuple[QueueRange, _Pulls]] = []
+
+    async def open(self) -> None:
+        self._connections = Connections(self._ranges[0].access, lambda connection, frame: None, lambda connection: None)
+        self.pulls = [(span, _Pulls(span, self._connections)) for span in self._ranges]
+        for _, pulls in self.pulls:
+            pulls.start()
+
+    async def close(self) -> None:
+        for _, pulls in self.pulls:
+            await pulls.stop()
+        await self._connections.close()
 
 
 def _batch(span: QueueRange, bodies: list[bytes]) -> pa.RecordBatch:
@@ -95,14 +131,14 @@ def _batch(span: QueueRange, bodies: list[bytes]) -> pa.RecordBatch:
     try:
         return to_batch(data, span.queue, span.begin, span.end, tags, strict=span.fail_on_data_loss)
     except MessageError as error:
-        raise MessageError(f"the range {span.value} cannot be decoded: {error}") from None
+        raise MessageError(f"the range {span} cannot be decoded: {error}") from None
 
 
 class _Pulls:
-    def __init__(self, span: QueueRange) -> None:
+    def __init__(self, span: QueueRange, connections: Connections) -> None:
         self._span = span
         self._offset = span.begin
-        self._connections = Connections(span.access, lambda connection, frame: None, lambda connection: None)
+        self._connections = connections
         self._pull: asyncio.Task[Frame] | None = None
 
     async def next(self) -> list[bytes] | None:
@@ -113,7 +149,10 @@ class _Pulls:
             return None
         found: list[bytes] = []
         while self._offset < span.end and self._offset - begin < span.batch_rows and size < BATCH_BYTES:
-            answer = await (self._pull or self._start())
+            if self._pull is None:
+                self.start()
+            assert self._pull is not None
+            answer = await self._pull
             self._pull = None
             offset, self._offset = self._offset, read(PullMessageResult, answer.ext).next_begin_offset
             if answer.code == ResponseCode.PULL_OFFSET_MOVED:
@@ -122,7 +161,7 @@ class _Pulls:
             if self._offset <= offset:
                 raise RocketletError(f"{span.queue} ends at {offset}, before the planned end {span.end}")
             if self._offset < span.end:
-                self._pull = self._start()
+                self.start()
             if answer.body:
                 found.append(answer.body)
                 size += len(answer.body)
@@ -137,8 +176,9 @@ class _Pulls:
                 f"{span.begin} to {span.end} are gone from the broker; {remedy}"
             )
 
-    def _start(self) -> asyncio.Task[Frame]:
-        return asyncio.get_running_loop().create_task(self._pull_patiently(self._offset))
+    def start(self) -> None:
+        """Sends the next pull."""
+        self._pull = asyncio.get_running_loop().create_task(self._pull_patiently(self._offset))
 
     async def _pull_patiently(self, offset: int) -> Frame:
         for attempt in range(1, ATTEMPTS + 1):
@@ -160,8 +200,7 @@ class _Pulls:
             raise RocketletError(f"{span.address} refused to read {span.queue} at {offset} with {remark}")
         return answer
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         if self._pull is not None:
             self._pull.cancel()
             await asyncio.gather(self._pull, return_exceptions=True)
-        await self._connections.close()

@@ -29,7 +29,7 @@ from .member import Member
 from .options import StreamOptions
 from .planner import Planner
 from .ranges import from_offset, to_offset
-from .reading import QueueRange, read_range
+from .reading import read_task
 from .standalone import Standalone
 
 
@@ -99,10 +99,9 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # Reading
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """One per queue, or more. What is read is in `end` alone."""
+        """What is read is in `end` alone."""
         return [] if start == end else to_partitions(self._opened, self._options.read, from_offset(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
-        assert isinstance(partition, QueueRange)
-        return read_range(partition)
+        return read_task(partition)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds and starts the compose file, waits until rows arrive in Spark's output and until a client on this host is
-# served through the published ports, scales the consumers, and takes everything down. Needs a Docker engine.
+# served through the published ports, scales the consumers, runs the Spark job on a cluster of which a worker is killed, and
+# takes everything down. Needs a Docker engine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 compose() { if docker compose version >/dev/null 2>&1; then docker compose "$@"; else docker-compose "$@"; fi; }
@@ -51,4 +52,43 @@ for _ in $(seq 30); do
 done
 [ "$members" -eq 4 ] || { echo "FAULT: ${members:-0} members of departures instead of 4"; exit 1; }
 "$python" -m rocketlet.broker.cli groups departures --nameserver localhost:9876
+
+# The cluster profile: a standalone master, two workers, the same job. A worker is killed in the midst; nothing is lost.
+export COMPOSE_PROFILES=cluster
+compose up -d --no-recreate
+counted() { compose exec -T spark-job python3 -c '
+import json, pathlib
+rows = json.loads(pathlib.Path("/data/delays/delays.json").read_text())["rows"]
+print(sum(row["flights"] for row in rows))' 2>/dev/null || echo 0; }
+grown() { for _ in $(seq 120); do now=$(counted); [ "$now" -gt "$1" ] && return 0; sleep 1; done; echo "FAULT: stays at $now flights"; exit 1; }
+
+grown 0
+echo "the cluster's job has $now flights"
+victim=$(compose ps -q spark-worker | head -1)
+docker kill "$victim" >/dev/null
+echo "killed a worker"
+grown "$((now + 5000))"
+echo "and it has $now"
+compose stop producer
+held() { "$python" - <<'PY'
+import asyncio
+from rocketlet.client.cluster import Cluster
+from rocketlet.client.offsets import begin_offset
+from rocketlet.demo.replay import TOPIC
+from rocketlet.protocol.allocation import subscribe_queues
+
+async def main():
+    cluster = Cluster("localhost:9876")
+    queues = subscribe_queues(TOPIC, await cluster.find_route(TOPIC))
+    ends = [await begin_offset(await cluster.broker(queue.broker_name), queue, "last") for queue in queues]
+    await cluster.close()
+    print(sum(ends))
+
+asyncio.run(main())
+PY
+}
+expected=$(held)
+for _ in $(seq 120); do now=$(counted); [ "$now" -ge "$expected" ] && break; sleep 1; done
+[ "$now" -eq "$expected" ] || { echo "FAULT: the cluster's job counted $now flights, the brokers hold $expected"; exit 1; }
+echo "the cluster's job counted all $now flights once, though a worker was killed"
 echo "compose works"

@@ -29,7 +29,7 @@ from .running import MARKS, Sink, fill, run_once, stream, wait_for
 pytestmark = MARKS
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from rocketlet.spark.reading import DataLossError, QueueRange, read_range
+from rocketlet.spark.reading import DataLossError, QueueRange, Task, read_task
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def queue_range(address: str, begin: int, end: int, *, fail: bool = True, queue_
 
 
 def rows_of(span: QueueRange) -> list[int]:
-    return [offset for batch in read_range(span) for offset in batch.column("queueOffset").to_pylist()]
+    return [offset for batch in read_task(Task((span,))) for offset in batch.column("queueOffset").to_pylist()]
 
 
 def test_a_topic_that_does_not_exist_is_named(spark: SparkSession, address: str, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_broker_that_restarts_is_waited_for(spark: SparkSession, broker: Broke
 
 def test_a_task_waits_for_its_broker_for_some_seconds(broker: BrokerProcess) -> None:
     fill(broker.address, range(400))
-    batches = read_range(queue_range(broker.address, 0, 100))
+    batches = read_task(Task((queue_range(broker.address, 0, 100),)))
     broker.stop()
     with pytest.raises(RocketletError, match=r"t@broker-a:0 cannot be read at 0: .*cannot connect"):
         next(batches)

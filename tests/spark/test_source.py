@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client import Consumer, Message, Producer, RetryLater
 
 from ..conftest import free_port
 from .running import MARKS, QUEUES, Sink, committed, fill, report, run_once, stream, wait_for
@@ -110,6 +110,36 @@ def test_a_query_shares_its_group_with_a_consumer_and_nothing_is_lost(
         query.stop()
     assert sink.numbers + seen == Counter(range(300)), "each row once, by one or by the other"
     wait_for(lambda: not report(address, "g")["members"])
+
+
+def test_what_another_member_failed_to_handle_comes_with_its_first_topic(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(50))
+    tried: set[int] = set()
+
+    async def fail_all() -> None:
+        async def handle(message: Message) -> RetryLater:
+            tried.add(int(message.body))
+            return RetryLater(delay_level=1)
+
+        async with Consumer(address, "g", "t", handle, start="first"):
+            while len(tried) < 50:
+                await asyncio.sleep(0.01)
+
+    uvloop.run(asyncio.wait_for(fail_all(), 30))
+    sink = Sink()
+    query = stream(spark, address, "g", tags="A").writeStream.foreachBatch(sink)
+    running = query.option("checkpointLocation", str(tmp_path / "c")).start()
+    try:
+        wait_for(lambda: len(sink.numbers) == 50)
+    finally:
+        running.stop()
+    rows = [row for batch in sink.batches.values() for row in batch]
+    assert sink.numbers == Counter(range(50)), (
+        "also those whose tag the query does not want: the group failed to handle them"
+    )
+    assert {(row.topic, row.reconsumeTimes) for row in rows} == {("t", 1)}
 
 
 def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(address: str) -> None:

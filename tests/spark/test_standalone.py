@@ -115,7 +115,8 @@ def test_a_batch_reads_between_two_positions(spark: SparkSession, address: str, 
 
 def test_long_ranges_are_split_over_tasks(spark: SparkSession, address: str) -> None:
     fill(address, range(400))
-    assert table(spark, address).rdd.getNumPartitions() == QUEUES
+    assert table(spark, address).rdd.getNumPartitions() == 1, "short ranges share a task"
+    assert table(spark, address, arrowBatchSize="100").rdd.getNumPartitions() == QUEUES
     split = table(spark, address, minPartitions="10", arrowBatchSize="7")
     assert split.rdd.getNumPartitions() >= 10
     assert numbers(split) == list(range(400))
