@@ -1,28 +1,40 @@
-"""A Spark job in a process of its own: reads a topic to its end and prints the sum of the bodies."""
+"""A Spark job in a process of its own: a topic goes to another one as a stream, and is read there in a batch.
+
+Prints the sum of the bodies, how many rows lie before and after the time of the start, and how many a filter lets through.
+"""
 
 import sys
+import time
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from rocketlet.spark import register
 
 address, topic, group, folder = sys.argv[1:]
+started_ms = str(int(time.time() * 1000))
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
 register(spark)
-rows = (
-    spark.readStream.format("rocketlet")
-    .options(nameServer=address, topic=topic, group=group)
-    .load()
-    .selectExpr("cast(string(body) as long) as number")
-)
+stream = spark.readStream.format("rocketlet").options(nameServer=address, topic=topic, group=group).load()
+rows = stream.selectExpr("body", "tags", "properties", "messageId", "cast(queueId as string) as queueKey")
 query = (
-    rows.writeStream.format("parquet")
-    .option("path", str(Path(folder) / "rows"))
+    rows.writeStream.format("rocketlet")
+    .options(nameServer=address, topic=f"{topic}-copy")
     .option("checkpointLocation", str(Path(folder) / "checkpoint"))
     .trigger(availableNow=True)
     .start()
 )
 query.awaitTermination()
-print(spark.read.parquet(str(Path(folder) / "rows")).selectExpr("sum(number)").collect()[0][0])
+
+
+def table(**options: str) -> DataFrame:
+    return spark.read.format("rocketlet").options(nameServer=address, **options).load()
+
+
+copied = table(topic=f"{topic}-copy")
+total = copied.selectExpr("sum(cast(string(body) as long))").collect()[0][0]
+before = table(topicPattern=topic, endingTimestamp=started_ms).count()
+after = table(topic=f"{topic}-copy", startingTimestamp=started_ms).count()
+filtered = table(topic=f"{topic}-copy", sql="number > 40").count()
+print(total, before, after, filtered)
 spark.stop()

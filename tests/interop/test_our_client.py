@@ -401,12 +401,12 @@ async def test_a_broker_that_restarts_is_found_again(system: System) -> None:
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
-@feature("the Spark source")
-async def test_spark_reads_a_topic(system: System, tmp_path: Path) -> None:
+@feature("the Spark source and sink: stream, batch reads, positions, filters")
+async def test_spark_reads_and_writes_topics(system: System, tmp_path: Path) -> None:
     topic, group = await system.topic(), await system.group()
     async with Producer(system.address) as producer:
         for number in range(50):
-            await producer.send(topic, b"%d" % number)
+            await producer.send(topic, b"%d" % number, properties={"number": str(number)})
     program = Path(__file__).parent / "spark_job.py"
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(program), system.address, topic, group, str(tmp_path),
@@ -415,5 +415,5 @@ async def test_spark_reads_a_topic(system: System, tmp_path: Path) -> None:
     )  # fmt: skip
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()[-3000:]
-    assert output.decode().split()[-1] == str(sum(range(50)))
+    assert output.decode().split()[-4:] == [str(sum(range(50))), "50", "50", "9"]
     assert sum(await system.committed(group, topic)) == 50

@@ -19,7 +19,7 @@ from rocketlet.client import Consumer, Message, Producer
 
 from .running import MARKS, fill
 
-pytestmark = [*MARKS, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.timeout(3600), *MARKS]
 KILLS = int(os.environ.get("ROCKETLET_KILLS", "3"))
 SEED = int(os.environ.get("ROCKETLET_SEED", str(random.randrange(10_000))))
 RATE = 200
@@ -59,6 +59,9 @@ class Job:
         async with asyncio.timeout(180):
             await self.said.read()
             return await self._child.wait()
+
+    def log(self) -> str:
+        return (self._folder / "job.log").read_text()[-4000:]
 
     async def kill(self) -> None:
         """Driver, executors and workers, all at once."""
@@ -121,9 +124,9 @@ class Traffic:
 
     async def come_and_go(self) -> None:
         while True:
-            await asyncio.sleep(self._random.uniform(0, 6))
+            await asyncio.sleep(self._random.uniform(0, 10))
             async with Consumer(self._address, "g", "t", self._handle, start="first"):
-                await asyncio.sleep(self._random.uniform(0, 6))
+                await asyncio.sleep(self._random.uniform(0, 3))
 
     async def _handle(self, message: Message) -> None:
         self.handled[int(message.body)] += 1
@@ -131,17 +134,32 @@ class Traffic:
 
 async def test_killed_at_random_points_nothing_is_lost_or_doubled(address: str, tmp_path: Path) -> None:
     print(f"{KILLS} kills, ROCKETLET_SEED={SEED}")
-    chance = random.Random(SEED)
     (tmp_path / "batches").mkdir()
     await asyncio.to_thread(fill, address, range(0), "t")
     traffic, job = Traffic(address, SEED), Job(address, tmp_path)
     tasks = [asyncio.create_task(traffic.send()), asyncio.create_task(traffic.come_and_go())]
-    killed: Counter[str] = Counter()
     await job.start()
+    try:
+        killed = await kill_at_random(job)
+        await job.line("written")
+    finally:
+        await job.kill()
+        for task in reversed(tasks):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    await job.start("available-now")
+    assert await job.end() == 0, job.log()
+    check(traffic, tmp_path)
+    print(f"{traffic.sent} sent, {sum(traffic.handled.values())} handled by the other member, killed: {dict(killed)}")
+
+
+async def kill_at_random(job: Job) -> Counter[str]:
+    """How often at which point. The job runs at the end."""
+    chance = random.Random(SEED)
+    killed: Counter[str] = Counter()
     while killed.total() < KILLS:
         point = chance.choice(["any time", "begun", "written", "executor"])
-        if not await job.line("written"):  # it works
-            pytest.fail((tmp_path / "job.log").read_text()[-4000:])
+        assert await job.line("written"), job.log()  # it works
         if point in ("begun", "written"):
             await job.line(point)
         else:
@@ -152,15 +170,8 @@ async def test_killed_at_random_points_nothing_is_lost_or_doubled(address: str, 
         await job.kill()
         killed[point] += 1
         await job.start()
-    await job.line("written")
-    await job.kill()
-    for task in reversed(tasks):
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    await job.start("available-now")
-    assert await job.end() == 0, (tmp_path / "job.log").read_text()[-4000:]
-    check(traffic, tmp_path)
-    print(f"{traffic.sent} sent, {sum(traffic.handled.values())} handled by the other member, killed: {dict(killed)}")
+        print(dict(killed), flush=True)
+    return killed
 
 
 def check(traffic: Traffic, folder: Path) -> None:
