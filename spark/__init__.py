@@ -15,7 +15,7 @@ standalone  the planner of all queues, without membership
 ranges      what a batch reads, as Spark's checkpoint keeps it
 reading     one range on an executor
 columns     message records as Arrow columns
-sink        rows as messages
+sink        rows as messages; stream_sink: those of a stream
 autoload    by which Spark finds the format by itself
 """
 

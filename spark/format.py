@@ -28,9 +28,7 @@ class RocketletDataSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        lack = lacking()
-        if lack:
-            raise RuntimeError(lack)
+        _need(4, 2)
         from .source import RocketletStreamReader
 
         return RocketletStreamReader(stream_options(self.options))
@@ -41,7 +39,9 @@ class RocketletDataSource(DataSource):
         return RocketletReader(batch_options(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from .sink import RocketletStreamWriter, check_columns
+        _need(4, 1)
+        from .sink import check_columns
+        from .stream_sink import RocketletStreamWriter
 
         options = write_options(self.options)
         check_columns(schema, options)
@@ -59,10 +59,18 @@ class RocketletDataSource(DataSource):
 
 def lacking() -> str | None:
     """What this PySpark cannot do, in words; None if it can do everything."""
-    version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
-    if version >= (4, 2):
+    if _version() >= (4, 2):
         return None
     return (
-        f"PySpark {pyspark.__version__} can neither limit a Python stream nor end it (maxRowsPerTrigger, "
-        "Trigger.AvailableNow, reportLatestOffset came with 4.2): readStream needs pyspark 4.2 or later; read and write work"
+        f"PySpark {pyspark.__version__} can neither limit a Python stream nor end it: readStream needs pyspark 4.2 or later "
+        "(maxRowsPerTrigger, Trigger.AvailableNow), writeStream 4.1; read and write work"
     )
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+
+
+def _need(*oldest: int) -> None:
+    if _version() < oldest:
+        raise RuntimeError(lacking())

@@ -67,7 +67,14 @@ class Planner(ABC):
         self._loop.run_forever()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(CALL_TIMEOUT_S)
+        except TimeoutError:
+            if future.done():
+                raise  # what the work itself raised
+            future.cancel()
+            raise RocketletError(f"brokers have not answered within {CALL_TIMEOUT_S:.0f} s; see the log") from None
 
     # What Spark's thread asks
 

@@ -1,4 +1,4 @@
-"""Rows as messages: `writeStream` and `write`.
+"""Rows as messages: `write`, and what `stream_sink` does for `writeStream`.
 
 A message is stored at least once: a task that Spark tries again, or a batch that a restarted query runs again, sends its
 rows again. Rows with a column messageId keep it, so that whoever reads them can tell.
@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 import uvloop
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -84,32 +84,15 @@ class RocketletWriter(DataSourceArrowWriter):
         return send_all(self._options, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        log.info("written", **_total(messages))
+        log.info("written", **total(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """What tasks have sent cannot be taken back."""
-        log.warning("write failed; what was sent stays, and is sent again with the next try", **_total(messages))
+        log.warning("write failed; what was sent stays, and is sent again with the next try", **total(messages))
 
 
-class RocketletStreamWriter(DataSourceStreamArrowWriter):
-    """The sink of a query."""
-
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        return send_all(self._options, iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        log.info("batch written", batch=batchId, **_total(messages))
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        log.warning(
-            "batch failed; what was sent stays, and is sent again with the next try", batch=batchId, **_total(messages)
-        )
-
-
-def _total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:
+def total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:
+    """What all tasks have sent, for the log."""
     sent = [message for message in messages if isinstance(message, Sent)]
     return {
         "tasks": len(sent),

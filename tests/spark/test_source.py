@@ -226,12 +226,15 @@ def test_workers_that_would_run_another_python_are_named_at_once(
 
 def test_what_an_old_pyspark_lacks_is_said_at_start(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.__version__", "4.1.0")
-    with pytest.warns(UserWarning, match=r"readStream needs pyspark 4.2 or later; read and write work"):
+    with pytest.warns(UserWarning, match=r"readStream needs pyspark 4.2 or later .*; read and write work"):
         register(spark)
     options = {"nameServer": "h:1", "topic": "t", "group": "g"}
     with pytest.raises(RuntimeError, match=r"can neither limit a Python stream nor end it"):
         RocketletDataSource(options).streamReader(StructType())
     assert RocketletDataSource(options).reader(StructType())
+    monkeypatch.setattr("pyspark.__version__", "4.0.0")
+    with pytest.raises(RuntimeError, match=r"writeStream 4\.1"):
+        RocketletDataSource(options).streamWriter(StructType(), False)
 
 
 def test_a_name_server_that_is_away_is_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""Rows of a stream as messages. Beside `sink`, because PySpark 4.0 has no such writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from ..client.log import get_logger
+from .options import WriteOptions
+from .sink import Sent, send_all, total
+
+log = get_logger("rocketlet.spark")
+
+
+class RocketletStreamWriter(DataSourceStreamArrowWriter):
+    """The sink of a query."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        """On an executor. Raises RocketletError; Spark then tries the task again."""
+        return send_all(self._options, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        log.info("batch written", batch=batchId, **total(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """What tasks have sent cannot be taken back."""
+        found = total(messages)
+        log.warning("batch failed; what was sent stays, and is sent again with the next try", batch=batchId, **found)
