@@ -165,6 +165,10 @@ class Locks:
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.handover and lock.connection is not connection
 
+    def is_owner(self, group: str, topic: str, queue_id: int, connection: Any) -> bool:
+        lock = self._locks.get((group, topic, queue_id))
+        return lock is not None and lock.connection is connection
+
     def owners(self, group: str) -> dict[tuple[str, int], str]:
         """Client id by topic and queue id."""
         return {key[1:]: lock.client_id for key, lock in self._locks.items() if key[0] == group}

@@ -1,7 +1,8 @@
 """Watches who reads which queue: names queues that two members read, and queues that nobody reads, when it happens.
 
 Rocketlet members cannot read a queue that another one has locked; foreign ones do not lock, and two of them read a queue
-while they disagree about the members. A member that pulls again after another one has pulled is the second reader.
+while they disagree about the members. A member that pulls again soon after another one has pulled is the second reader; one
+that has the lock has got the queue back, and so has one that comes after longer than a pull is held.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from .config import ORPHAN_S
+from .config import MAX_HOLD_S, ORPHAN_S
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -24,7 +25,8 @@ _Key = tuple[str, str, int]  # group, topic, queue id
 class Watch:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._readers: dict[_Key, tuple[Any, Any]] = {}  # the connection that pulled last, and another before it
+        # the connection that pulled last, another before it, and since when it is the last
+        self._readers: dict[_Key, tuple[Any, Any, float]] = {}
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
         self.double_readers = 0
@@ -32,12 +34,14 @@ class Watch:
 
     def pulled(self, connection: Any, group: str, topic: str, queue_id: int) -> None:
         key = (group, topic, queue_id)
-        last, before = self._readers.get(key, (None, None))
+        last, before, since_s = self._readers.get(key, (None, None, 0.0))
         if last is connection:
             return
-        self._readers[key] = (connection, last)
+        now_s = time.monotonic()
+        self._readers[key] = (connection, last, now_s)
         self._broker.locks.note_pull(group, topic, queue_id)
-        if connection is before and last is not None:
+        is_back = connection is before and last is not None and now_s - since_s < MAX_HOLD_S
+        if is_back and not self._broker.locks.is_owner(group, topic, queue_id, connection):
             found = self._broker.groups.get(group)
             members = found.members if found else {}
             if connection in members and last in members and members[connection].data.message_model == "CLUSTERING":
@@ -47,14 +51,16 @@ class Watch:
 
     def reader(self, group: str, topic: str, queue_id: int) -> Any | None:
         """The connection that pulled last."""
-        return self._readers.get((group, topic, queue_id), (None, None))[0]
+        found = self._readers.get((group, topic, queue_id))
+        return found[0] if found else None
 
     def drop(self, connection: Any) -> None:
         """The connection is gone, and reads nothing any more."""
         for key, readers in list(self._readers.items()):
             if connection in readers:
-                last, before = (None if item is connection else item for item in readers)
-                self._readers[key] = (last, before)
+                last, before, since_s = readers
+                kept = (None if item is connection else item for item in (last, before))
+                self._readers[key] = (*kept, since_s)
 
     def look(self) -> None:
         """Names the queues that no member has read or locked for some seconds though members subscribe to them."""

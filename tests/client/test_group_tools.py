@@ -22,6 +22,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.subscription import parse_subscription
 
+from ..broker.test_groups import lock
 from ..broker.test_pulls import pull, send
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from .test_consumer import Inbox
@@ -146,6 +147,19 @@ async def test_two_members_that_read_one_queue_are_named(node: Node, connect: Co
     assert node.broker.watch.double_readers == 1
     (event,) = [event for event in node.broker.history.of("g") if event["event"] == "two readers"]
     assert event["fault"] == "t:0 is read by c2 and c1"
+
+
+async def test_a_queue_that_comes_back_by_its_lock_has_one_reader(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t", 1)
+    await send(one)
+    for wire, name in ((one, "c1"), (two, "c2")):
+        await foreign(wire, name)
+    for wire, name in ((one, "c1"), (two, "c2"), (one, "c1")):
+        await lock(wire, name)
+        assert (await wire.call(RequestCode.PULL_MESSAGE, pull())).code == 0
+        await lock(wire, name, code=RequestCode.UNLOCK_BATCH_MQ)
+    assert node.broker.watch.double_readers == 0
 
 
 async def test_a_queue_that_nobody_reads_is_named(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
