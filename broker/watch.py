@@ -59,8 +59,8 @@ class Watch:
         for key, readers in list(self._readers.items()):
             if connection in readers:
                 last, before, since_s = readers
-                kept = (None if item is connection else item for item in (last, before))
-                self._readers[key] = (*kept, since_s)
+                last, before = (None if item is connection else item for item in (last, before))
+                self._readers[key] = (last, before, since_s)
 
     def look(self) -> None:
         """Names the queues that no member has read or locked for some seconds though members subscribe to them."""
