@@ -59,7 +59,7 @@ WRITE: Final = {
     **CONNECTION,
     "topic": "where rows go that have no column topic",
     "group": "the producer group; default: rocketlet-spark",
-    "batchBytes": "how many bytes of bodies and properties are sent at once, at most 4000000; default: 1000000",
+    "batchBytes": "how many bytes of bodies and properties are sent at once, at most 2000000; default: 1000000",
     "sendTimeoutMs": "for a send with all its retries; default: 10000",
     "retries": "further attempts of a send, each on another queue; default: 2",
 }
@@ -67,7 +67,7 @@ SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "outputmode")
 EARLIEST, LATEST = -2, -1
 Place = Start | Literal["committed"]
 _PLACES: Final[Mapping[str, Place]] = {"earliest": "first", "latest": "last", "committed": "committed"}
-MAX_BATCH_BYTES: Final = 4_000_000
+MAX_BATCH_BYTES: Final = 2_000_000  # a request may have 4 MiB, and what is counted is an estimate
 
 
 @dataclass(frozen=True, slots=True)

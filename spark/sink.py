@@ -30,7 +30,6 @@ from ..client.errors import ConfigError, MessageIllegal
 from ..client.log import get_logger
 from ..client.message import Outgoing
 from ..client.producer import Producer
-from ..protocol import names
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from .options import WriteOptions
@@ -137,11 +136,11 @@ class _Sender:
                 alone.append((topic, queue, message))
             else:
                 together.setdefault((topic, queue), []).append(message)
-        async with asyncio.TaskGroup() as tasks:
-            for (topic, queue), messages in together.items():
-                tasks.create_task(self._send_batches(topic, queue, messages))
-            for topic, queue, message in alone:
-                tasks.create_task(self._send_one(topic, queue, message))
+        sends = [self._send_batches(topic, queue, messages) for (topic, queue), messages in together.items()]
+        sends += [self._send_one(topic, queue, message) for topic, queue, message in alone]
+        for failure in await asyncio.gather(*sends, return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     def _messages(self, batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, Outgoing]]:
         """Topic, queue key and message of each row. Raises MessageIllegal."""
@@ -181,9 +180,8 @@ class _Sender:
         await self._send_batch(topic, queue, chunk)
 
     async def _send_batch(self, topic: str, queue: Queue | None, messages: list[Outgoing]) -> None:
-        if len(messages) == 1 or topic.startswith(names.RETRY_PREFIX):
-            for message in messages:
-                await self._send_one(topic, queue, message)
+        if len(messages) == 1:  # which may be compressed, or as large as a message may be
+            await self._send_one(topic, queue, messages[0])
             return
         await self._producer.send_batch(topic, messages, queue=queue)
         self._count(messages)

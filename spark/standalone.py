@@ -44,13 +44,14 @@ class Standalone(Planner):
         return self._read_to | self._planned_to
 
     async def _finish(self, ranges: Ranges) -> None:
-        """Goes on where these ranges end; a first batch begins where the options say."""
+        """Goes on where these ranges end. A query without a checkpoint begins where the options say, what comes later at its
+        start."""
+        is_new = self._last is None and not ranges
         if self._last is None or ranges:
             self._read_to = {queue: end for queue, (_, end) in ranges.items()}
-        self._last = dict(ranges)
         fresh = [queue for queue in self._queues() if queue not in self._read_to]
-        found = await self._at(fresh, Position("first") if ranges else self._options.start)
-        self._read_to |= found
+        self._read_to |= await self._at(fresh, self._options.start if is_new else Position("first"))
+        self._last = dict(ranges)
 
     async def _plan(self, max_rows: int | None, max_bytes: int | None) -> dict[Queue, Range]:
         self._known.update(await self._new_topics(self._known))

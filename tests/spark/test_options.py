@@ -64,7 +64,7 @@ def test_a_batch_has_options_of_its_own(options: dict[str, str], reason: str) ->
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"batchBytes": "5000000"}, "at most 4000000"),
+        ({"batchBytes": "5000000"}, "at most 2000000"),
         ({"retries": "-1"}, "option retries is '-1'"),
         ({"group": "DEFAULT_PRODUCER"}, "option group"),
         ({"tags": "A"}, "option tags is unknown"),
