@@ -163,10 +163,13 @@ async def run() -> None:
         starters = {"rocketlet": rocketlet, "kafka": kafka}
         peers = [await stack.enter_async_context(starters[name](folder)) for name in names]
         sessions = [(peer, await stack.enter_async_context(session(peer, folder))) for peer in peers]
-        for queues in map(int, options.queues.split(",")):
+        counts = [int(text) for text in options.queues.split(",")]
+        for peer, spark in sessions:
+            for topic, queues in (("trickle", 4), *((f"t{queues}", queues) for queues in counts)):
+                await create_topic(peer, spark, topic, queues)
+        for queues in counts:
             await drains(sessions, queues, options, result)
         for peer, spark in sessions:
-            await create_topic(peer, spark, "trickle", 4)
             found = await spark.ask("trickle", topic="trickle", rate=100, seconds=options.trickle_seconds)
             assert found["rows"] == found["of"], f"{found['rows']} of {found['of']} rows came"
             result[peer.name]["latency_ms_p50"] = common.percentile(found["latencies_ms"], 0.5)
@@ -186,7 +189,6 @@ async def drains(
     topic = f"t{queues}"
     seconds: dict[str, list[float]] = {peer.name: [] for peer, _ in sessions}
     for peer, spark in sessions:
-        await create_topic(peer, spark, topic, queues)
         wrote = await spark.ask("fill", topic=topic, rows=options.rows, parts=8)
         result[peer.name].setdefault("written_rows_per_s", options.rows / wrote["seconds"])
         await spark.ask("drain", topic=topic)

@@ -39,6 +39,8 @@ class Job:
         began_s = time.perf_counter()
         if self._is_kafka:
             writer = frame.select(body.alias("value")).write.format("kafka").option("topic", topic)
+            # a producer that is kept from another topic learns late of this one's leaders
+            writer = writer.option("kafka.metadata.max.age.ms", "2000").option("kafka.delivery.timeout.ms", "600000")
             writer.option("kafka.bootstrap.servers", self._address).save()
         else:
             writer = frame.select(body.alias("body")).write.format("rocketlet").option("topic", topic)
