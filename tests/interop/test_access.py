@@ -16,7 +16,7 @@ from bench.peers import Apache, apache_fault
 
 from ..client.test_consumer import Inbox
 from ..conftest import eventually
-from .test_our_client import HEAP, System, feature
+from .test_our_client import HEAP, System
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 SECURED = Access(access_key="service-1", secret_key="its-secret")
@@ -29,6 +29,10 @@ accounts:
   defaultTopicPerm: PUB|SUB
   defaultGroupPerm: PUB|SUB
 """
+
+
+def feature(text: str) -> pytest.MarkDecorator:
+    return pytest.mark.feature("Our client on Apache's broker", text, client="Apache 4.9.7")
 
 
 @pytest.fixture(scope="module")
