@@ -57,6 +57,7 @@ class Job:
                 .load()
             )
         reader = reader.format("rocketlet").option("nameServer", self._address).option("topic", topic)
+        reader = reader.option("includeProperties", "false")  # as Kafka's rows have no headers by default
         return reader.option("group", f"bench-{time.time_ns()}").load()
 
     def drain(self, topic: str) -> dict[str, float]:

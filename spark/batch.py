@@ -52,6 +52,7 @@ def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> lis
             options.fail_on_data_loss,
             options.arrow_batch_size,
             options.poll_timeout_s,
+            options.include_properties,
         )
         for queue, (begin, end) in split(ranges, options.min_partitions or 1)
     ]

@@ -22,11 +22,6 @@ from ..protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
 from ..protocol.compression import decompressed
 from ..protocol.message import FIXED_BYTES, MAGIC, MessageError, decode_record
 
-SCHEMA: Final = (
-    "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, messageId STRING, keys ARRAY<STRING>, "
-    "tags STRING, body BINARY, properties MAP<STRING, STRING>, bornTime TIMESTAMP, storeTime TIMESTAMP, "
-    "reconsumeTimes INT"
-)
 _TIME: Final = pa.timestamp("us", tz="UTC")
 ARROW_SCHEMA: Final = pa.schema(
     [
@@ -38,12 +33,13 @@ ARROW_SCHEMA: Final = pa.schema(
         ("keys", pa.list_(pa.string())),
         ("tags", pa.string()),
         ("body", pa.binary()),
-        ("properties", pa.map_(pa.string(), pa.string())),
         ("bornTime", _TIME),
         ("storeTime", _TIME),
         ("reconsumeTimes", pa.int32()),
+        ("properties", pa.map_(pa.string(), pa.string())),
     ]
 )
+ARROW_SCHEMA_WITHOUT_PROPERTIES: Final = ARROW_SCHEMA.remove(len(ARROW_SCHEMA) - 1)
 
 _SIZE: Final = Struct(">i")
 _HEAD: Final = np.dtype(  # the part that is in the same place with IPv4 and IPv6 hosts
@@ -67,12 +63,19 @@ Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
 
 
 def to_batch(
-    data: bytes, queue: Queue, begin: int, end: int, tags: Sequence[str] = (), *, strict: bool = True
+    data: bytes,
+    queue: Queue,
+    begin: int,
+    end: int,
+    tags: Sequence[str] = (),
+    *,
+    strict: bool = True,
+    with_properties: bool = True,
 ) -> pa.RecordBatch:
     """The rows, in `ARROW_SCHEMA`, of a queue's records with offsets `begin` to `end`, and one of the tags if any is given.
 
     strict: raises MessageError, which names the offset, for a body that cannot be decompressed; else the row comes with
-    a null body. Raises MessageError for bytes that are no records.
+    a null body. with_properties: False leaves that column out. Raises MessageError for bytes that are no records.
     """
     records = _Records(data)
     offsets = records.heads["queue_offset"].astype(np.int64)
@@ -94,12 +97,14 @@ def to_batch(
         _words(properties.column(props.KEYS)),
         found_tags,
         _bodies(records, queue, strict),
-        properties.as_map(),
         _times(records.heads["born_ms"]),
         _times(records.store_ms),
         pa.array(records.reconsume_times),
     ]
-    batch = pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+    if with_properties:
+        columns.append(properties.as_map())
+    schema = ARROW_SCHEMA if with_properties else ARROW_SCHEMA_WITHOUT_PROPERTIES
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     return batch.filter(pc.is_in(found_tags, pa.array(tags, pa.string()))) if tags else batch
 
 

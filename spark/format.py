@@ -13,8 +13,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from ..client.errors import ConfigError
-from .columns import SCHEMA
-from .options import batch_options, stream_options, write_options
+from .options import batch_options, includes_properties, stream_options, write_options
+
+PROPERTIES = ", properties MAP<STRING, STRING>"
+SCHEMA = (
+    "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, messageId STRING, keys ARRAY<STRING>, "
+    "tags STRING, body BINARY, bornTime TIMESTAMP, storeTime TIMESTAMP, reconsumeTimes INT" + PROPERTIES
+)
 
 
 class RocketletDataSource(DataSource):
@@ -25,7 +30,7 @@ class RocketletDataSource(DataSource):
         return "rocketlet"
 
     def schema(self) -> str:
-        return SCHEMA
+        return SCHEMA if includes_properties(self.options) else SCHEMA.removesuffix(PROPERTIES)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         _need(4, 2)

@@ -38,6 +38,7 @@ READ: Final = {
     "startingOffsets": "earliest, latest, committed, or JSON with an offset per queue, -2 for earliest and -1 for latest: "
     '{"topic": {"broker": {"0": 23, "1": -1}}}; default: earliest',
     "startingTimestamp": "ms since the epoch, instead of startingOffsets: from the first message stored then",
+    "includeProperties": "true or false: whether rows have the column properties; default: true",
     "pollTimeoutMs": "how long a broker may take to answer a read; default: 30000",
     "minPartitions": "the least number of tasks: long ranges are split; default: a task per queue, fewer for short ranges",
     "failOnDataLoss": "true or false; default: true",
@@ -99,6 +100,7 @@ class ReadOptions:
     pattern: str
     filter: str
     start: Position
+    include_properties: bool
     poll_timeout_s: float
     min_partitions: int
     fail_on_data_loss: bool
@@ -151,6 +153,11 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
     )
 
 
+def includes_properties(options: Mapping[str, str]) -> bool:
+    """Whether rows have that column, whatever the other options are worth."""
+    return {name.lower(): value for name, value in options.items()}.get("includeproperties", "").lower() != "false"
+
+
 def batch_options(options: Mapping[str, str]) -> BatchOptions:
     """Raises ConfigError."""
     given = _Given(options, BATCH)
@@ -193,6 +200,7 @@ def _read_options(given: _Given, *, group_needed: bool) -> ReadOptions:
         pattern=pattern,
         filter=expression,
         start=given.position("starting", "earliest", ("earliest", "latest", "committed")),
+        include_properties=given.boolean("includeProperties", True),
         poll_timeout_s=given.number("pollTimeoutMs", 30_000) / 1000,
         min_partitions=given.number("minPartitions") if given.has("minPartitions") else 0,
         fail_on_data_loss=given.boolean("failOnDataLoss", True),

@@ -21,7 +21,6 @@ from ..protocol.headers import PullMessage, PullMessageResult, read, write
 from ..protocol.message import MessageError
 from ..protocol.names import TOOLS_GROUP
 from ..protocol.subscription import Subscription
-from .columns import to_batch
 
 PULL_MESSAGES = 4096
 BATCH_BYTES = 32 * 1024 * 1024
@@ -72,6 +71,7 @@ class QueueRange:
     fail_on_data_loss: bool
     batch_rows: int
     timeout_s: float
+    with_properties: bool = True
 
     def __str__(self) -> str:
         return f"{self.queue} {self.begin} to {self.end}"
@@ -126,10 +126,13 @@ class _Reader:
 
 
 def _batch(span: QueueRange, bodies: list[bytes]) -> pa.RecordBatch:
+    from .columns import to_batch  # numpy and Arrow's functions: for workers, not for the driver
+
     data = bodies[0] if len(bodies) == 1 else b"".join(bodies)
     tags = sorted(span.subscription.tags)
     try:
-        return to_batch(data, span.queue, span.begin, span.end, tags, strict=span.fail_on_data_loss)
+        strict, with_properties = span.fail_on_data_loss, span.with_properties
+        return to_batch(data, span.queue, span.begin, span.end, tags, strict=strict, with_properties=with_properties)
     except MessageError as error:
         raise MessageError(f"the range {span} cannot be decoded: {error}") from None
 

@@ -94,6 +94,8 @@ def test_columns_are_what_the_careful_decoder_finds(data: bytes, topic: str, beg
     batch = to_batch(data, QUEUE._replace(topic=topic), begin, end)
     batch.validate(full=True)
     assert batch.schema == ARROW_SCHEMA
+    without = to_batch(data, QUEUE._replace(topic=topic), begin, end, with_properties=False)
+    assert without == batch.drop_columns(["properties"])
     found = [{**item, "properties": dict(item["properties"])} for item in batch.to_pylist()]
     assert found == [row(record, topic) for record in decode_records(data) if begin <= record.queue_offset < end]
 

@@ -117,7 +117,8 @@ def test_long_ranges_are_split_over_tasks(spark: SparkSession, address: str) -> 
     fill(address, range(400))
     assert table(spark, address).rdd.getNumPartitions() == 1, "short ranges share a task"
     assert table(spark, address, arrowBatchSize="100").rdd.getNumPartitions() == QUEUES
-    split = table(spark, address, minPartitions="10", arrowBatchSize="7")
+    split = table(spark, address, minPartitions="10", arrowBatchSize="7", includeProperties="false")
+    assert "properties" not in split.columns
     assert split.rdd.getNumPartitions() >= 10
     assert numbers(split) == list(range(400))
 
