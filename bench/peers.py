@@ -115,19 +115,22 @@ def apache_fault() -> str | None:
     return None
 
 
-async def _apache_jars(version: str) -> Path:
-    """The folder with Apache's jars of a version, fetched from Maven Central if they are not there."""
-    folder = CACHE / f"apache-{version}"
-    if any(folder.glob("rocketmq-broker-*.jar")):
+async def maven_jars(folder: Path, needed: str, pom: Path, *options: str) -> Path:
+    """The folder with the jars of a pom, fetched from Maven Central if none that is `needed` is there."""
+    if any(folder.glob(needed)):
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     child = await asyncio.create_subprocess_exec(
-        "mvn", "-q", "-B", "-f", str(POM), f"-Drocketmq.version={version}", "dependency:copy-dependencies",
+        "mvn", "-q", "-B", "-f", str(pom), *options, "dependency:copy-dependencies",
         f"-DoutputDirectory={folder}", stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     if await child.wait():
-        raise RuntimeError("Maven could not fetch Apache RocketMQ; see its output above")
+        raise RuntimeError(f"Maven could not fetch {folder.name}; see its output above")
     return folder
+
+
+async def _apache_jars(version: str) -> Path:
+    return await maven_jars(CACHE / f"apache-{version}", "rocketmq-broker-*.jar", POM, f"-Drocketmq.version={version}")
 
 
 async def fetch_fault(version: str) -> str | None:

@@ -22,7 +22,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
 from . import common
-from .peers import CACHE, Peer, free_port, listening, process, rocketlet
+from .peers import CACHE, Peer, free_port, listening, maven_jars, process, rocketlet
 
 ROWS = 2_000_000
 KAFKA_VERSION = "4.1.1"
@@ -31,17 +31,9 @@ FOLDER = Path(__file__).parent / "kafka"
 NEEDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")  # Spark has the others
 
 
-async def _jars(pom: str, version: str, **properties: str) -> Path:
-    """The folder with the jars of a pom, fetched from Maven Central if they are not there."""
-    folder = CACHE / f"{pom}-{version}"
-    if not any(folder.glob("*.jar")):
-        child = await asyncio.create_subprocess_exec(
-            "mvn", "-q", "-B", "-f", str(FOLDER / f"{pom}.xml"), *(f"-D{k}={v}" for k, v in properties.items()),
-            "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}",
-        )  # fmt: skip
-        if await child.wait():
-            raise RuntimeError(f"Maven could not fetch {folder.name}; see its output above")
-    return folder
+async def _jars(pom: str, version: str, needed: str, setting: str) -> Path:
+    options = (f"-D{setting}={version}", "-DincludeScope=runtime")
+    return await maven_jars(CACHE / f"{pom}-{version}", needed, FOLDER / f"{pom}.xml", *options)
 
 
 async def _pyspark(version: str) -> Path:
@@ -62,7 +54,7 @@ def kafka_fault() -> str | None:
 @asynccontextmanager
 async def kafka(folder: Path) -> AsyncIterator[Peer]:
     """One Kafka broker that is its own controller, with its defaults."""
-    jars = await _jars("broker", KAFKA_VERSION, **{"kafka.version": KAFKA_VERSION})
+    jars = await _jars("broker", KAFKA_VERSION, "kafka_*.jar", "kafka.version")
     port, controller = free_port(), free_port()
     settings = {
         "process.roles": "broker,controller",
@@ -116,7 +108,7 @@ class Session:
 async def session(peer: Peer, folder: Path) -> AsyncIterator[Session]:
     jars, environment = "", {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     if peer.name == "kafka":
-        found = await _jars("connector", CONNECTOR_VERSION, **{"spark.version": CONNECTOR_VERSION})
+        found = await _jars("connector", CONNECTOR_VERSION, "spark-sql-kafka-*.jar", "spark.version")
         jars = ":".join(str(jar) for jar in sorted(found.glob("*.jar")) if jar.name.startswith(NEEDED))
         environment["PYTHONPATH"] = str(await _pyspark(CONNECTOR_VERSION))
     log = folder / f"{peer.name}-spark.log"

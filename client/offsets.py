@@ -6,10 +6,9 @@ import asyncio
 from collections import defaultdict
 
 from ..protocol.bodies import Queue
-from ..protocol.codes import EXT_UNKNOWN, PULL_SUBSCRIPTION, RequestCode, ResponseCode
+from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
 from ..protocol.headers import (
     Offset,
-    PullMessage,
     QueueOffset,
     SearchOffset,
     TopicQueue,
@@ -19,11 +18,12 @@ from ..protocol.headers import (
 )
 from ..protocol.message import decode_records
 from ..protocol.names import TOOLS_GROUP
-from ..protocol.subscription import ALL, TAG
+from ..protocol.subscription import Subscription
 from .cluster import Cluster
 from .config import OFFSET_TIMEOUT_S, At, Start
 from .connection import Connection
 from .errors import BrokerRefused
+from .pulling import pull_header
 
 
 async def begin_offset(connection: Connection, queue: Queue, start: Start | At) -> int:
@@ -42,8 +42,8 @@ async def _stored_since(connection: Connection, queue: Queue, time_ms: int) -> i
     ext = write(SearchOffset(queue.topic, queue.queue_id, time_ms))
     answer = await connection.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext, timeout_s=OFFSET_TIMEOUT_S)
     offset = read(Offset, answer.ext).offset
-    pull = PullMessage(TOOLS_GROUP, queue.topic, queue.queue_id, offset, 1, PULL_SUBSCRIPTION, 0, 0, 0, ALL, TAG)
-    nearest = await connection.ask(RequestCode.PULL_MESSAGE, write(pull), timeout_s=OFFSET_TIMEOUT_S)
+    pull = pull_header(TOOLS_GROUP, queue, offset, 1, Subscription(queue.topic))
+    nearest = await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
     earlier = any(
         record.queue_offset == offset and record.store_ms < time_ms for record in decode_records(nearest.body)
     )

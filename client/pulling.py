@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from ..protocol import properties as props
+from ..protocol.bodies import Queue
 from ..protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode, code_name
-from ..protocol.frame import Frame
+from ..protocol.frame import Ext, Frame
 from ..protocol.headers import HeaderError, PullMessage, PullMessageResult, read, write
 from ..protocol.message import MessageError, decode_records
-from ..protocol.names import RETRY_PREFIX
+from ..protocol.names import RETRY_PREFIX, TOOLS_GROUP
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
 from .config import PAUSED_DELAY_S, PULL_BUSY_DELAY_S, PULL_ERROR_DELAY_S, PULL_HOLD_S, PULL_TIMEOUT_S, PullLimits
@@ -21,6 +22,25 @@ from .message import Message
 from .process_queue import ProcessQueue
 
 log = get_logger("rocketlet.pull")
+
+
+def pull_header(group: str, queue: Queue, offset: int, count: int, subscription: Subscription) -> Ext:
+    """A PULL_MESSAGE that brings its own filter, waits for nothing and commits nothing."""
+    return write(
+        PullMessage(
+            group or TOOLS_GROUP,
+            queue.topic,
+            queue.queue_id,
+            offset,
+            count,
+            PULL_SUBSCRIPTION,
+            0,
+            0,
+            0,
+            subscription.expression,
+            subscription.kind,
+        )
+    )
 
 
 class Puller:

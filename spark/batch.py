@@ -40,12 +40,13 @@ def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> lis
     foreign = sorted({queue.topic for queue in ranges} - {*options.topics, retries})
     if foreign and options.topics:
         raise ConfigError(f"the checkpoint reads the topic {foreign[0]}, the query does not; add it, or start anew")
+    addresses = planner.addresses(ranges)
     spans = [
         QueueRange(
             queue,
             begin,
             end,
-            planner.address(queue),
+            addresses[queue],
             options.connect.access,
             options.group,
             options.subscription(queue.topic),

@@ -82,7 +82,7 @@ def to_batch(
     wanted = (offsets >= begin) & (offsets < end)
     if not wanted.all():
         records, offsets = records.some(wanted), offsets[wanted]
-    properties = _Properties(records.pieces(5))
+    properties = _Properties(records.properties())
     found_tags = properties.column(props.TAGS)
     count = len(offsets)
     topics = pa.repeat(pa.scalar(queue.topic), count)
@@ -141,10 +141,12 @@ class _Records:
         count = max(len(self.data) - kind.itemsize + 1, 0)
         return np.ndarray((count,), kind, self.data, 0, (1,))[at]
 
-    def pieces(self, part: int) -> Array:
-        """One part of every record, as Arrow's binary array. Parts: 0 head, 1 body, 3 topic, 5 properties."""
-        begins = (self.at, self._body_at, self._topic_at, self._topic_at + 1, self._size_at, self._size_at + 2)
-        return _cut(self.data, [begins[part], self._ends if part == 5 else begins[part + 1]])
+    def bodies(self) -> Array:
+        """As stored, in Arrow's binary array."""
+        return _cut(self.data, [self._body_at, self._topic_at])
+
+    def properties(self) -> Array:
+        return _cut(self.data, [self._size_at + 2, self._ends])
 
 
 def _begins(data: bytes) -> list[int]:
@@ -257,7 +259,7 @@ def _message_ids(records: _Records, keys: Array) -> Array:
 
 
 def _bodies(records: _Records, queue: Queue, strict: bool) -> Array:
-    bodies = records.pieces(1)
+    bodies = records.bodies()
     packed = records.heads["sys_flag"] & SYS_COMPRESSED != 0
     if not packed.any():
         return bodies

@@ -22,13 +22,13 @@ from ..client.config import OFFSET_TIMEOUT_S
 from ..client.connection import Connection
 from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
 from ..client.log import get_logger
+from ..client.pulling import pull_header
 from ..protocol import names
 from ..protocol.bodies import Queue, decode_topic_list
 from ..protocol.codes import RequestCode
 from ..protocol.headers import Offset, TopicQueue, read, write
 from .options import ReadOptions
 from .ranges import Range, Ranges, shared_out
-from .reading import pull_header
 
 log = get_logger("rocketlet.spark")
 T = TypeVar("T")
@@ -98,9 +98,9 @@ class Planner(ABC):
         """The offsets after the newest message of the queues that this query reads, and after the last one planned."""
         return self._call(self._progress())
 
-    def address(self, queue: Queue) -> str:
-        """The address of a queue's broker. Raises ConnectionFailed."""
-        return self._call(self._address(queue))
+    def addresses(self, queues: Iterable[Queue]) -> dict[Queue, str]:
+        """The addresses of the queues' brokers. Raises ConnectionFailed."""
+        return self._call(self._addresses(queues))
 
     def close(self) -> None:
         try:
@@ -182,6 +182,9 @@ class Planner(ABC):
         except RocketletError as error:
             log.warning("topics not looked for; trying again", reason=str(error))
             return []
+
+    async def _addresses(self, queues: Iterable[Queue]) -> dict[Queue, str]:
+        return {queue: await self._address(queue) for queue in queues}
 
     async def _address(self, queue: Queue) -> str:
         if self._cluster.master(queue.broker_name) is None:

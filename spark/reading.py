@@ -14,12 +14,12 @@ from pyspark.sql.datasource import InputPartition
 from ..client.access import Access
 from ..client.connection import Connections
 from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError
+from ..client.pulling import pull_header
 from ..protocol.bodies import Queue
-from ..protocol.codes import PULL_SUBSCRIPTION, RequestCode, ResponseCode, code_name
-from ..protocol.frame import Ext, Frame
-from ..protocol.headers import PullMessage, PullMessageResult, read, write
+from ..protocol.codes import RequestCode, ResponseCode, code_name
+from ..protocol.frame import Frame
+from ..protocol.headers import PullMessageResult, read
 from ..protocol.message import MessageError
-from ..protocol.names import TOOLS_GROUP
 from ..protocol.subscription import Subscription
 
 PULL_MESSAGES = 4096
@@ -36,25 +36,6 @@ _READABLE = (
 
 class DataLossError(RuntimeError):
     """Messages of a planned range are gone from the broker."""
-
-
-def pull_header(group: str, queue: Queue, offset: int, count: int, subscription: Subscription) -> Ext:
-    """A PULL_MESSAGE that brings its own filter, waits for nothing and commits nothing."""
-    return write(
-        PullMessage(
-            group or TOOLS_GROUP,
-            queue.topic,
-            queue.queue_id,
-            offset,
-            count,
-            PULL_SUBSCRIPTION,
-            0,
-            0,
-            0,
-            subscription.expression,
-            subscription.kind,
-        )
-    )
 
 
 @dataclass(frozen=True, slots=True)
