@@ -72,7 +72,14 @@ class Connection(asyncio.Protocol):
         if frames and self.is_paused:
             self.keep(frames)
         elif frames:
+            self._serve(frames)
+
+    def _serve(self, frames: list[Frame]) -> None:
+        try:
             self._server.dispatch.serve(self, frames)
+        except Exception:  # a defect of ours: whoever met it connects again, nobody else notices
+            log.exception("connection closed: its requests failed", peer=self.peer)
+            self.abort()
 
     def write(self, buffers: Buffers) -> None:
         """Writes all buffers in one go; does nothing on a closed connection."""
@@ -101,7 +108,7 @@ class Connection(asyncio.Protocol):
         self.is_paused = False
         kept, self.kept = self.kept, []
         if kept:
-            self._server.dispatch.serve(self, kept)
+            self._serve(kept)
         if self._transport is not None and not self.is_paused and not self._transport.is_closing():
             self._transport.resume_reading()
 

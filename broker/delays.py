@@ -88,7 +88,7 @@ class Delays:
             while offset < end and queue.entry(offset)[2] <= now_ms:
                 self._stage(store.message(queue, offset))
                 offset += 1
-            if store.has_staged:
+            if store.staged:
                 broker.wake_readers(store.commit())
         except StoreFull as error:
             log.error("cannot deliver delayed messages; will try again", reason=str(error), level=level)

@@ -142,30 +142,34 @@ class Dispatch:
         """Answers the requests of one socket read. What a client asks while it does not read waits in its connection."""
         out: Buffers = []
         sends = self._sends
-        for index, frame in enumerate(frames):
-            if sends is not None and frame.code in SEND_CODES and not frame.flag & 1:
-                self._stage(sends, connection, frame, out)
-                continue
+        try:
+            for index, frame in enumerate(frames):
+                if sends is not None and frame.code in SEND_CODES and not frame.flag & 1:
+                    self._stage(sends, connection, frame, out)
+                    continue
+                if sends is not None and sends.staged:
+                    self._settle(sends, connection, out)
+                    out = []
+                if frame.flag & 1:
+                    if self._broker is not None:
+                        self._broker.clients.answer(connection, frame)
+                    continue
+                reply = self._handle(connection, frame)
+                if reply is not None and not frame.flag & 2:
+                    out += reply
+                    if (
+                        len(reply[-1]) > LARGE_REPLY_BYTES
+                    ):  # a pull's: written at once, so that the client's pace is felt
+                        connection.write(out)
+                        out = []
+                        if connection.is_paused:
+                            connection.keep(frames[index + 1 :])
+                            break
+        finally:  # what is staged belongs to this read: left over, the next client would get its answers
             if sends is not None and sends.staged:
                 self._settle(sends, connection, out)
-                out = []
-            if frame.flag & 1:
-                if self._broker is not None:
-                    self._broker.clients.answer(connection, frame)
-                continue
-            reply = self._handle(connection, frame)
-            if reply is not None and not frame.flag & 2:
-                out += reply
-                if len(reply[-1]) > LARGE_REPLY_BYTES:  # a pull's: written at once, so that the client's pace is felt
-                    connection.write(out)
-                    out = []
-                    if connection.is_paused:
-                        connection.keep(frames[index + 1 :])
-                        break
-        if sends is not None and sends.staged:
-            self._settle(sends, connection, out)
-        elif out:
-            connection.write(out)
+            elif out:
+                connection.write(out)
 
     def _stage(self, sends: sending.Sends, connection: Connection, frame: Frame, out: Buffers) -> None:
         try:
@@ -193,9 +197,16 @@ class Dispatch:
         try:
             return handler(connection, frame)
         except _CLIENT_FAULTS as error:
+            self._forget_staged()
             return answer(frame, _fault_code(error), remark=str(error))
         except Exception as error:
+            self._forget_staged()
             return self._failed(connection, frame, error)
+
+    def _forget_staged(self) -> None:
+        """A handler that failed between staging and committing leaves nothing for the next one to commit."""
+        if self._broker is not None:
+            self._broker.store.unstage(0)
 
     def _failed(self, connection: Connection, frame: Frame, error: Exception) -> Buffers:
         log.exception("request failed", request=request_name(frame.code), peer=connection.peer)

@@ -70,12 +70,18 @@ class Sends:
         """Gives the message its place; or the refusal to answer."""
         code = frame.code
         header = read(SendMessage, frame.ext) if code == RequestCode.SEND_MESSAGE else read_send_v2(frame.ext)
+        store = self._store
         if not self.staged:
-            self._broker.store.begin_batch()
+            store.begin_batch()
+        kept = store.staged
         try:
             self.staged.append(self._place(connection, frame, header))
         except Refused as refusal:
+            store.unstage(kept)
             return answer(frame, refusal.code, REGION_EXT, remark=str(refusal))
+        except Exception:
+            store.unstage(kept)  # half a batch is no batch
+            raise
         return None
 
     def settle(self) -> Buffers:

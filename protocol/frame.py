@@ -147,7 +147,7 @@ def encode_head(frame: Frame, body_bytes: int) -> bytes:
 def _language_code(value: object) -> int:
     if isinstance(value, str):
         return _LANGUAGE_CODES.get(value, int(Language.OTHER))
-    return value if isinstance(value, int) else int(Language.OTHER)
+    return value if isinstance(value, int) and 0 <= value <= 0xFF else int(Language.OTHER)
 
 
 def _decode_json(header: bytes, body: bytes) -> Frame:
@@ -156,27 +156,28 @@ def _decode_json(header: bytes, body: bytes) -> Frame:
         ext = fields.get("extFields") or {}
         if not all(isinstance(value, str) for value in ext.values()):
             ext = {key: text_of(value) for key, value in ext.items() if value is not None}
+        remark = fields.get("remark")
         return Frame(
-            _as_int(fields["code"]),
-            _as_int(fields.get("opaque", 0)),
+            _as_int32(fields["code"]),
+            _as_int32(fields.get("opaque", 0)),
             ext,
             body,
-            _as_int(fields.get("flag", 0)),
-            fields.get("remark"),
+            _as_int32(fields.get("flag", 0)),
+            remark if remark is None or type(remark) is str else text_of(remark),
             _language_code(fields.get("language")),
-            _as_int(fields.get("version", 0)),
+            _as_int32(fields.get("version", 0)),
             JSON,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FrameError(f"JSON header cannot be read: {error!r}") from None
 
 
-def _as_int(value: object) -> int:
-    if isinstance(value, int):
-        return value
-    if isinstance(value, str):
-        return int(value)
-    raise TypeError(f"{value!r} is no number")
+def _as_int32(value: object) -> int:
+    """The numbers of a header are Java ints; a larger one would fit into no answer."""
+    number = int(value) if isinstance(value, int | str) else None
+    if number is None or not -0x8000_0000 <= number <= 0x7FFF_FFFF:
+        raise ValueError(f"{str(value)[:40]!r} is no number of 32 bits")
+    return number
 
 
 def _decode_binary(header: bytes, body: bytes) -> Frame:
@@ -220,10 +221,15 @@ def _decode_msgpack(header: bytes, body: bytes) -> Frame:
         raise FrameError(f"MessagePack header cannot be read: {error!r}") from None
     if not (
         type(code) is type(flag) is type(opaque) is type(language) is type(version) is int
+        and -0x8000_0000 <= opaque <= 0x7FFF_FFFF
+        and -0x8000_0000 <= code <= 0x7FFF_FFFF
+        and -0x8000_0000 <= version <= 0x7FFF_FFFF
+        and 0 <= flag <= 0x7FFF_FFFF
+        and 0 <= language <= 0xFF
         and type(ext) is dict
         and (remark is None or type(remark) is str)
     ):
-        raise FrameError("MessagePack header has a field of a wrong type")
+        raise FrameError("MessagePack header has a field of a wrong type or size")
     return _new_tuple(Frame, (code, opaque, ext, body, flag, remark, language, version, MSGPACK))
 
 

@@ -200,14 +200,22 @@ class Store:
             properties,
         )
         size = len(record)
+        offset = queue.append(position, size, tag_code)  # first, because it refuses a tag code beyond 64 bits
         self._staged.append(record)
         self._staged_queues.append(queue)
         self._next = position + size
-        return position, queue.append(position, size, tag_code)
+        return position, offset
 
     @property
-    def has_staged(self) -> bool:
-        return bool(self._staged)
+    def staged(self) -> int:
+        """How many records wait for `commit`."""
+        return len(self._staged)
+
+    def unstage(self, kept: int) -> None:
+        """Forgets what was staged after the first `kept` records."""
+        while len(self._staged) > kept:
+            self._next -= len(self._staged.pop())
+            self._staged_queues.pop().take_back()
 
     def commit(self) -> list[ConsumeQueue]:
         """Writes what is staged and returns its queues, or raises StoreFull and forgets it."""
