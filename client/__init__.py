@@ -1,7 +1,10 @@
 """Producer and push consumer for RocketMQ 4.9 brokers, Rocketlet's or Apache's, in asyncio.
 
 producer, consumer   what users call
-membership           WHEN: heartbeats, rebalance, locks, hand-over of queues
+membership           one client in one consumer group: heartbeats, rebalance and leases together
+heartbeats           tells brokers that the member is here
+rebalance            WHEN queues change hands
+leases               HOW a queue changes hands, and how long it is ours
 process_queue        what was pulled of one queue and not yet acknowledged
 settling             waits for a group to come to rest
 shares               whose queues are whose, asked of brokers

@@ -18,8 +18,8 @@ from ..protocol.subscription import Subscription
 from .cluster import Cluster
 from .config import HEARTBEAT_INTERVAL_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, Start
 from .errors import ConfigError, RocketletError
+from .leases import QueueUser
 from .log import get_logger
-from .membership import QueueUser
 from .message import new_client_id
 from .offsets import begin_offset
 
@@ -93,7 +93,7 @@ class Broadcast:
                 connection = await self._cluster.connection(address)
                 await connection.request(RequestCode.HEART_BEAT, {}, body)
             except RocketletError as error:
-                log.warning("heartbeat failed; trying on", broker=address, reason=str(error))
+                log.warning("heartbeat failed; trying again", broker=address, reason=str(error))
 
     async def _keep_up(self) -> None:
         """Heartbeats, and takes the queues that routes show."""

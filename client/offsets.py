@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from ..protocol.bodies import Queue
 from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
@@ -17,7 +18,7 @@ from ..protocol.headers import (
     write,
 )
 from ..protocol.message import decode_records
-from ..protocol.names import TOOLS_GROUP
+from ..protocol.names import RETRY_PREFIX, TOOLS_GROUP
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
 from .config import OFFSET_TIMEOUT_S, At, Start
@@ -51,13 +52,34 @@ async def _stored_since(connection: Connection, queue: Queue, time_ms: int) -> i
 
 
 class GroupOffsets:
-    """What one member asks and tells of its group's offsets."""
+    """What one member asks and tells of its group's offsets.
 
-    def __init__(self, cluster: Cluster, group: str) -> None:
+    start, starts: where queues are read from that the group has no offset of, the latter for single queues.
+    """
+
+    def __init__(
+        self, cluster: Cluster, group: str, start: Start = "last", starts: Mapping[Queue, Start | At] | None = None
+    ) -> None:
         self._cluster = cluster
         self._group = group
+        self._start = start
+        self._starts = starts or {}
+        self._first_seen: dict[str, frozenset[Queue]] = {}
         self._known: set[tuple[str, str]] = set()
         self._first: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def saw(self, topic: str, queues: Iterable[Queue]) -> None:
+        """The queues that a topic had when this member first saw it: those that come later are read from their start."""
+        self._first_seen.setdefault(topic, frozenset(queues))
+
+    async def begin(self, connection: Connection, queue: Queue) -> int:
+        """The group's committed offset, or where a new group begins; all of a queue that is new or for retries. Raises
+        RocketletError."""
+        grown = queue not in self._first_seen.get(queue.topic, ())
+        everything = grown or queue.topic.startswith(RETRY_PREFIX)
+        if queue in self._starts:
+            return await self.load(connection, queue, self._starts[queue], alone=True)
+        return await self.load(connection, queue, "first" if everything else self._start)
 
     async def load(self, connection: Connection, queue: Queue, start: Start | At, *, alone: bool = False) -> int:
         """The committed offset, or where a group without one begins. Raises RocketletError if it cannot be known.

@@ -9,7 +9,7 @@ from typing import Any
 from rocketlet.broker.consumer_groups import ConsumerGroup, Member
 from rocketlet.broker.locks import Locks
 from rocketlet.client.consumer import Consumer
-from rocketlet.client.membership import Membership
+from rocketlet.client.leases import Leases
 from rocketlet.client.shares import Shares
 from rocketlet.protocol.bodies import ConsumerData, Queue
 from rocketlet.protocol.frame import Frame
@@ -29,7 +29,7 @@ def _no_epoch(self: Locks, group: str, queue: tuple[str, int], connection: Any, 
     return None
 
 
-async def _commit_after_unlock(self: Membership, queue: Queue, epoch: int) -> None:
+async def _commit_after_unlock(self: Leases, queue: Queue, epoch: int) -> None:
     """The next owner asks for the offset before it is there."""
     offset = await self._user.give_queue(queue)
     await self._unlock(queue)
@@ -75,7 +75,7 @@ def _everyone(self: ConsumerGroup, topic: str | None = None) -> list[str]:
 FAULTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
     "no-drain": [(Consumer, "give_queue", _no_drain)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
-    "commit-after-unlock": [(Membership, "_hand_over", _commit_after_unlock)],
+    "commit-after-unlock": [(Leases, "_hand_over", _commit_after_unlock)],
     "stale-list": [(Shares, "_members", _stale_list)],
     "table-overwritten": [
         (Member, "update", _table_overwritten),

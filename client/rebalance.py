@@ -1,0 +1,138 @@
+"""WHEN queues change hands, and WHAT this member's share is: one loop that computes the share and asks `Leases` to get there.
+
+Every member asks for the list of members and computes its own share (`shares`, by the strategies of
+`protocol/allocation`). Members see changes at different moments, so shares overlap for a while; the locks in `leases` keep
+owners single meanwhile.
+
+A failed or empty lookup of routes or members changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Iterable
+
+from ..protocol import bodies, names
+from ..protocol.allocation import subscribe_queues
+from ..protocol.bodies import Queue
+from .cluster import Cluster
+from .config import LOCK_RETRY_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, RECONNECT_S
+from .errors import RocketletError
+from .heartbeats import Heartbeats
+from .leases import Leases
+from .log import get_logger
+from .offsets import GroupOffsets
+from .shares import Shares
+
+log = get_logger("rocketlet.membership")
+
+
+class Rebalance:
+    """Of one member. `wake` starts a pass; `settled` is set while the member holds exactly its share."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Iterable[str],
+        leases: Leases,
+        shares: Shares,
+        offsets: GroupOffsets,
+        heartbeats: Heartbeats,
+        *,
+        wake: asyncio.Event,
+        settled: asyncio.Event,
+    ) -> None:
+        self._cluster = cluster
+        self._topics = list(topics)
+        self._leases = leases
+        self._shares = shares
+        self._offsets = offsets
+        self._heartbeats = heartbeats
+        self._wake = wake
+        self._settled = settled
+        self._grown: set[str] = set()
+        self._retry_s = REBALANCE_INTERVAL_S
+        self.reported: Collection[Queue] = set()
+
+    def add_topics(self, topics: Iterable[str]) -> None:
+        self._topics = list(dict.fromkeys((*self._topics, *topics)))
+        self._wake.set()
+
+    def grown(self, topic: str) -> None:
+        """A topic has other queues than before: its route is looked up in the next pass."""
+        if topic in self._topics:
+            self._grown.add(topic)
+
+    async def run_forever(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._pass()
+            except Exception:
+                log.exception("rebalance failed; trying again")
+                self._retry_s = LOCK_RETRY_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._retry_s):
+                    await self._wake.wait()
+
+    async def _pass(self) -> None:
+        """What is mine, give up what is not, lock what is new."""
+        self._retry_s = REBALANCE_INTERVAL_S
+        await self._register()
+        await self._leases.reclaim()
+        await self._look_up_grown()
+        mine, complete = await self._share_of_all()
+        leases = self._leases
+        for queue in leases.owned.keys() - mine:
+            leases.release(queue)
+        await leases.acquire(mine)
+        if not complete or mine != leases.owned.keys():
+            self._settled.clear()
+            self._retry_s = min(self._retry_s, LOCK_RETRY_S)
+        elif not leases.releasing:
+            self._settled.set()
+            if self.reported != leases.owned.keys():
+                await self._heartbeats.beat()  # so that whoever watches sees the assignment as this member does
+
+    async def _register(self) -> None:
+        """A broker that is new, or back, hears this member before it is asked for anything."""
+        if not all(map(self._heartbeats.is_registered, self._cluster.masters().values())):
+            await self._heartbeats.beat()
+            if self._heartbeats.are_failing:
+                self._retry_s = RECONNECT_S
+
+    async def _look_up_grown(self) -> None:
+        grown, self._grown = self._grown, set()
+        for topic in grown:
+            await self._cluster.find_route(topic)
+
+    async def _share_of_all(self) -> tuple[set[Queue], bool]:
+        """This member's queues of all topics; False with them if that of a topic is not known and stays as it is."""
+        mine: set[Queue] = set()
+        complete = not self._leases.are_suspended
+        for topic in self._topics:
+            share = await self._share_of(topic)
+            if share is None:
+                complete = False
+                share = {queue for queue in self._leases.owned if queue.topic == topic}
+            mine |= share
+        return mine, complete
+
+    async def _share_of(self, topic: str) -> set[Queue] | None:
+        """The queues of a topic that are this member's; None if that cannot be known now."""
+        try:
+            route = self._cluster.route(topic) or await self._cluster.find_route(topic)
+            if route is None:
+                self._retry_s = min(self._retry_s, MISSING_ROUTE_INTERVAL_S)
+                return set() if topic.startswith(names.RETRY_PREFIX) else None
+            queues = subscribe_queues(topic, route)
+            share = await self._shares.of(topic, queues)
+        except (RocketletError, bodies.BodyError) as error:
+            log.info("lookup failed; the assignment stays", topic=topic, reason=str(error))
+            return None
+        if share is None:
+            self._heartbeats.forget()  # the broker forgot us: register again
+            return None
+        self._offsets.saw(topic, queues)
+        return set(share)
