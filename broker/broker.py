@@ -28,6 +28,7 @@ from .held_pulls import HeldPulls
 from .history import History
 from .locks import Locks
 from .offsets import Offsets
+from .open_files import shares
 from .statistics import Statistics
 from .store.consume_queue import ConsumeQueue
 from .store.store import Store, StoreFull
@@ -50,6 +51,7 @@ class Broker:
             segment_bytes=config.segment_bytes,
             store_host=_store_host(config.address),
             tag_code_of=partial(tag_code_of, levels_ms=config.delay_levels_ms),
+            open_files=shares().segments,
         )
         self.topics = Topics(config)
         self.recovered = self.store.recover(self.topics.since())
@@ -116,6 +118,7 @@ class Broker:
             try:
                 action()
             except Exception:
+                self.store.roll_back()
                 log.exception("timer failed", action=action.__name__)
 
     def spawn(self, answering: Coroutine[Any, Any, None]) -> None:

@@ -16,6 +16,7 @@ import uvloop
 from . import logs
 from .broker import Broker
 from .config import BrokerConfig
+from .open_files import raise_limit
 from .routes import Routes
 from .server import Server
 from .store.files import StoreError
@@ -150,6 +151,7 @@ def _size(text: str) -> int:
 
 
 async def _start(options: argparse.Namespace) -> int:
+    raise_limit()
     address = _bind(options)
     broker = Broker(_config(options, address, ()))
     async with Server(
@@ -172,6 +174,7 @@ def _quoted(text: str) -> str:
 
 
 async def _broker(options: argparse.Namespace) -> int:
+    raise_limit()
     address = _bind(options)
     name_servers = tuple(part for part in options.nameserver.replace(",", ";").split(";") if part)
     broker = Broker(_config(options, address, name_servers))
@@ -183,6 +186,7 @@ async def _broker(options: argparse.Namespace) -> int:
 
 
 async def _nameserver(options: argparse.Namespace) -> int:
+    raise_limit()
     async with Server(
         options.host, options.port, broker=None, routes=Routes(), external_port=options.external_port
     ) as server:

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 REGION: Final = "DefaultRegion"
-MAX_CONNECTIONS: Final = 10_000
+MAX_CONNECTIONS: Final = 10_000  # fewer if the process may not open as many files
+MAX_OPEN_SEGMENTS: Final = 256  # files of the store open at a time; at most half of what the process may open
+RESERVED_FILES: Final = 32  # neither connections nor segments: listening sockets, state files, name servers
+MIN_OPEN_FILES: Final = 64
 LISTEN_BACKLOG: Final = 1024
 IDLE_LIMIT_S: Final = 120.0
 HEARTBEAT_LIMIT_S: Final = 120.0

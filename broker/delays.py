@@ -90,8 +90,14 @@ class Delays:
                 offset += 1
             if store.staged:
                 broker.wake_readers(store.commit())
-        except StoreFull as error:
-            log.error("cannot deliver delayed messages; will try again", reason=str(error), level=level)
+        except Exception as error:
+            store.roll_back()
+            log.error(
+                "cannot deliver delayed messages; will try again",
+                reason=str(error),
+                level=level,
+                exc_info=not isinstance(error, StoreFull),
+            )
             self._set_timer(level, RETRY_S)
             return
         self.progress[level] = offset

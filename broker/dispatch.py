@@ -206,7 +206,7 @@ class Dispatch:
     def _forget_staged(self) -> None:
         """A handler that failed between staging and committing leaves nothing for the next one to commit."""
         if self._broker is not None:
-            self._broker.store.unstage(0)
+            self._broker.store.roll_back()
 
     def _failed(self, connection: Connection, frame: Frame, error: Exception) -> Buffers:
         log.exception("request failed", request=request_name(frame.code), peer=connection.peer)

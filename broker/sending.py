@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import structlog
+
 from ..protocol import names
 from ..protocol import properties as props
 from ..protocol.bodies import GroupConfig, TopicConfig
@@ -23,6 +25,8 @@ from .transactions import with_real_queue
 if TYPE_CHECKING:
     from .broker import Broker
     from .connection import Connection
+
+log = structlog.get_logger("rocketlet.sending")
 
 REGION_EXT: Final[Ext] = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
@@ -77,10 +81,10 @@ class Sends:
         try:
             self.staged.append(self._place(connection, frame, header))
         except Refused as refusal:
-            store.unstage(kept)
+            store.roll_back(kept)
             return answer(frame, refusal.code, REGION_EXT, remark=str(refusal))
-        except Exception:
-            store.unstage(kept)  # half a batch is no batch
+        except BaseException:
+            store.roll_back(kept)  # half a batch is no batch
             raise
         return None
 
@@ -90,8 +94,10 @@ class Sends:
         broker = self._broker
         try:
             queues = broker.store.commit()
-        except StoreFull as error:
-            remark = FULL_REMARK + str(error)
+        except Exception as error:
+            if not isinstance(error, StoreFull):
+                log.exception("sends refused: the store failed")
+            remark = FULL_REMARK + (str(error) or type(error).__name__)
             return [
                 part
                 for item in staged

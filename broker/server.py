@@ -13,13 +13,13 @@ from .config import (
     DRAIN_TIMEOUT_S,
     IDLE_LIMIT_S,
     LISTEN_BACKLOG,
-    MAX_CONNECTIONS,
     SWEEP_INTERVAL_S,
     VIP_DISTANCE,
 )
 from .connection import Connection
 from .dispatch import Dispatch
 from .flusher import Flusher
+from .open_files import shares
 from .registration import Registration
 from .routes import Routes
 
@@ -59,6 +59,7 @@ class Server:
         self._sweeper: asyncio.Task[None] | None = None
         self._registration = Registration(broker, routes) if broker else None
         self.dispatch = Dispatch(broker, routes, self._flusher)
+        self.max_connections = shares().connections
         self.now_s = asyncio.get_running_loop().time
 
     @property
@@ -136,8 +137,12 @@ class Server:
         return sum(connection.is_vip for connection in self._connections)
 
     def opened(self, connection: Connection) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            log.warning("connection refused: too many", peer=connection.peer, limit=MAX_CONNECTIONS)
+        if len(self._connections) >= self.max_connections:
+            log.warning(
+                "connection refused: too many; raise `ulimit -n`, or close idle clients",
+                peer=connection.peer,
+                limit=self.max_connections,
+            )
             connection.abort()
         self._connections[connection] = None
 

@@ -7,6 +7,7 @@ when old segments are dropped. Nothing is written in place, so what a reader see
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -17,7 +18,8 @@ from typing import Any, Final
 
 import orjson
 
-MAX_OPEN_FILES: Final = 256
+OPEN_FILES: Final = 256
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class StoreError(Exception):
@@ -29,23 +31,39 @@ class StoreFull(StoreError):
 
 
 class OpenFiles:
-    """File descriptors by path, least recently used closed first, so that thousands of queues need few."""
+    """File descriptors by path, least recently used closed first, so that thousands of queues need few.
 
-    def __init__(self, limit: int = MAX_OPEN_FILES) -> None:
+    `limit` is never exceeded. When the process has no descriptor left, those held here make room.
+    """
+
+    def __init__(self, limit: int = OPEN_FILES) -> None:
         self._limit = limit
         self._open: OrderedDict[str, int] = OrderedDict()
 
-    def get(self, path: str) -> int:
-        """A descriptor for reading and appending; the file is made if it is not there."""
+    def get(self, path: str, *, creates: bool = False) -> int:
+        """A descriptor for reading and appending. Raises OSError, also if there is no such file and none is created."""
         descriptor = self._open.get(path)
         if descriptor is None:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self._open[path] = descriptor
-            if len(self._open) > self._limit:
-                os.close(self._open.popitem(last=False)[1])
+            while len(self._open) >= self._limit:
+                self._close_oldest()
+            descriptor = self._open[path] = self.open_apart(path, creates=creates)
         else:
             self._open.move_to_end(path)
         return descriptor
+
+    def open_apart(self, path: str, *, creates: bool = False) -> int:
+        """A descriptor that is the caller's to close, and that never makes room for another."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if creates else 0)
+        while True:
+            try:
+                return os.open(path, flags, 0o644)
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR or not self._open:
+                    raise
+                self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        os.close(self._open.popitem(last=False)[1])
 
     def forget(self, path: str) -> None:
         descriptor = self._open.pop(path, None)
@@ -58,10 +76,16 @@ class OpenFiles:
 
 
 class SegmentedFile:
-    """Bytes from `begin` to `end`, appended at the end, dropped at the beginning, a segment at a time."""
+    """Bytes from `begin` to `end`, appended at the end, dropped at the beginning, a segment at a time.
 
-    def __init__(self, directory: Path, segment_bytes: int, open_files: OpenFiles) -> None:
+    stays_open: the segment that is written keeps its descriptor, so that an append never needs a new one.
+    """
+
+    def __init__(self, directory: Path, segment_bytes: int, open_files: OpenFiles, *, stays_open: bool = False) -> None:
         self.directory = directory
+        self._stays_open = stays_open
+        self._kept: tuple[int, int] | None = None  # start and descriptor of the segment that is written
+        self._is_torn = False
         self.segment_bytes = segment_bytes
         self._open_files = open_files
         self._starts: list[int] = []
@@ -89,26 +113,60 @@ class SegmentedFile:
 
     def append(self, data: bytes | bytearray) -> None:
         """Writes all of `data` into one segment, or raises StoreFull and keeps nothing of it."""
-        if not self._starts or self.end - self._starts[-1] >= self.segment_bytes:
-            self._start_segment()
-        descriptor = self._open_files.get(self._path(self._starts[-1]))
+        if self._is_torn:
+            self._take_back()
+        try:
+            if not self._starts or self.end - self._starts[-1] >= self.segment_bytes:
+                self._start_segment()
+            descriptor = self._descriptor(self._starts[-1])
+        except OSError as error:
+            raise StoreFull(f"cannot open a file in {self.directory}: {error.strerror}") from error
         size = len(data)
         try:
             written = os.write(descriptor, data)
             while written < size:
                 written += os.write(descriptor, memoryview(data)[written:])
-        except OSError as error:
-            os.ftruncate(descriptor, self.end - self._starts[-1])
-            raise StoreFull(f"cannot write to {self.directory}: {error.strerror}") from error
+        except BaseException as error:
+            self._is_torn = True
+            with contextlib.suppress(StoreFull):  # the next append tries again, and writes nothing before it succeeds
+                self._take_back()
+            if isinstance(error, OSError):
+                raise StoreFull(f"cannot write to {self.directory}: {error.strerror}") from error
+            raise
         self.end += size
 
-    def _start_segment(self) -> None:
+    def _take_back(self) -> None:
+        """Cuts off what a failed write left behind `end`."""
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._open_files.get(self._path(self.end))
+            os.ftruncate(self._descriptor(self._starts[-1]), self.end - self._starts[-1])
         except OSError as error:
-            raise StoreFull(f"cannot make a file in {self.directory}: {error.strerror}") from error
+            raise StoreFull(f"cannot cut off a failed write in {self.directory}: {error.strerror}") from error
+        self._is_torn = False
+
+    def _start_segment(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._open(self.end, creates=True)
         self._starts.append(self.end)
+
+    def _descriptor(self, start: int) -> int:
+        if self._kept is not None and self._kept[0] == start:
+            return self._kept[1]
+        return self._open(start)
+
+    def _open(self, start: int, *, creates: bool = False) -> int:
+        path = self._path(start)
+        if not self._stays_open or (self._starts and start < self._starts[-1]):
+            return self._open_files.get(path, creates=creates)
+        descriptor = self._open_files.open_apart(path, creates=creates)
+        self.close()
+        self._kept = (start, descriptor)
+        return descriptor
+
+    def close(self) -> None:
+        """Closes the descriptor that is kept."""
+        if self._kept is not None:
+            os.close(self._kept[1])
+            self._kept = None
 
     def read(self, position: int, size: int) -> bytes:
         """Up to `size` bytes at `position`; fewer at the end. Raises StoreError below the beginning."""
@@ -119,11 +177,10 @@ class SegmentedFile:
             index = bisect_right(self._starts, position) - 1
             start = self._starts[index]
             segment_end = self._starts[index + 1] if index + 1 < len(self._starts) else self.end
-            part = os.pread(
-                self._open_files.get(self._path(start)),
-                min(size, segment_end - position),
-                position - start,
-            )
+            try:
+                part = os.pread(self._descriptor(start), min(size, segment_end - position), position - start)
+            except OSError as error:
+                raise StoreError(f"cannot read {self._path(start)}: {error.strerror}") from error
             if not part:
                 raise StoreError(f"{self._path(start)} is shorter than it was; restore it or remove it")
             parts.append(part)
@@ -137,7 +194,7 @@ class SegmentedFile:
             self._remove(self._starts.pop())
         if self._starts:
             start = self._starts[-1]
-            os.ftruncate(self._open_files.get(self._path(start)), max(end - start, 0))
+            os.ftruncate(self._descriptor(start), max(end - start, 0))
             self.end = max(end, start)
 
     def drop_first(self) -> None:
@@ -158,15 +215,17 @@ class SegmentedFile:
     def sync(self) -> None:
         """Returns when everything written so far is on the device."""
         if self._starts:
-            os.fdatasync(self._open_files.get(self._path(self._starts[-1])))
+            os.fdatasync(self._descriptor(self._starts[-1]))
 
     def duplicate_descriptor(self) -> int | None:
         """A descriptor of the segment being written, the caller's to sync and to close."""
-        return os.dup(self._open_files.get(self._path(self._starts[-1]))) if self._starts else None
+        return os.dup(self._descriptor(self._starts[-1])) if self._starts else None
 
     def _remove(self, start: int) -> None:
         path = self._path(start)
         self._open_files.forget(path)
+        if self._kept is not None and self._kept[0] == start:
+            self.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 

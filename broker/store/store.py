@@ -21,6 +21,7 @@ from ...protocol.message import Record, decode_record, encode_record, host_flags
 from ...protocol.subscription import Subscription
 from .consume_queue import ENTRY_BYTES, ConsumeQueue
 from .files import (
+    OPEN_FILES,
     Folder,
     OpenFiles,
     SegmentedFile,
@@ -60,13 +61,14 @@ class Store:
         segment_bytes: int,
         store_host: bytes = _NO_HOST,
         tag_code_of: Callable[[Record], int],
+        open_files: int = OPEN_FILES,
     ) -> None:
         self.folder = Folder(folder)
         self.store_host = store_host
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._tag_code_of = tag_code_of
-        self._open_files = OpenFiles()
-        self._log = SegmentedFile(folder / "commitlog", segment_bytes, self._open_files)
+        self._open_files = OpenFiles(open_files)
+        self._log = SegmentedFile(folder / "commitlog", segment_bytes, self._open_files, stays_open=True)
         self._staged: list[bytes] = []
         self._staged_queues: list[ConsumeQueue] = []
         self._next = self._log.end
@@ -126,6 +128,7 @@ class Store:
         self._checkpointed = (position, len(self.queues))
 
     def close(self) -> None:
+        self._log.close()
         self._open_files.close()
         self.folder.unlock()
 
@@ -177,7 +180,9 @@ class Store:
         reconsume_times: int = 0,
         prepared_offset: int = 0,
     ) -> tuple[int, int]:
-        """Gives a message its place: commit log position and queue offset. It exists after `commit`."""
+        """Gives a message its place: commit log position and queue offset. It exists after `commit`.
+
+        Whatever this raises, nothing is staged."""
         position = self._next
         store_host = self.store_host
         sys_flag &= ~(SYS_BORNHOST_V6 | SYS_STOREHOST_V6)  # a client does not know which hosts are stored
@@ -208,28 +213,23 @@ class Store:
 
     @property
     def staged(self) -> int:
-        """How many records wait for `commit`."""
+        """How many messages are staged."""
         return len(self._staged)
 
-    def unstage(self, kept: int) -> None:
-        """Forgets what was staged after the first `kept` records."""
+    def roll_back(self, kept: int = 0) -> None:
+        """Forgets what was staged after the first `kept` messages."""
         while len(self._staged) > kept:
             self._next -= len(self._staged.pop())
             self._staged_queues.pop().take_back()
 
     def commit(self) -> list[ConsumeQueue]:
-        """Writes what is staged and returns its queues, or raises StoreFull and forgets it."""
-        data = b"".join(self._staged) if len(self._staged) > 1 else self._staged[0]
-        queues = self._staged_queues
-        self._staged = []
-        self._staged_queues = []
+        """Writes what is staged and returns its queues. Whatever this raises, such as StoreFull, nothing of it is kept."""
         try:
-            self._log.append(data)
-        except StoreFull:
-            for queue in reversed(queues):
-                queue.take_back()
-            self._next = self._log.end
+            self._log.append(b"".join(self._staged) if len(self._staged) > 1 else self._staged[0])
+        except BaseException:
+            self.roll_back()
             raise
+        queues, self._staged, self._staged_queues = self._staged_queues, [], []
         for queue in queues:
             if queue.tail_is_long:
                 with contextlib.suppress(StoreFull):  # the index stays in memory, and the next flush tries again

@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -202,6 +203,31 @@ async def test_a_full_disk_refuses_sends_and_serves_pulls(start: Start) -> None:
             await producer.send("t", os.urandom(30_000))
     assert 80 < sent < 100
     assert len(await consume_all(broker.address, "t", sent)) == sent
+
+
+async def test_idle_connections_take_no_descriptor_that_messages_need(start: Start, tmp_path: Path) -> None:
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (96, 128))
+
+    port = free_port()
+    broker = await start("--queues", "64", port=port, before=few_files)
+    acknowledged: set[bytes] = set()
+    async with Producer(broker.address, retries=0) as producer:
+        await producer.send("t", b"first")
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(200)]
+        for number in range(500):
+            body = b"%d" % number
+            await producer.send("t", body)
+            acknowledged.add(body)
+    for connection in idle:
+        connection.close()
+    _, err = await broker.end()
+    assert b"few open files" in err
+    assert b"connection refused" in err
+    again = await start(port=port)
+    assert acknowledged <= await consume_all(again.address, "t", 501)
+    _, err = await again.end()
+    assert b"cut off" not in err
 
 
 async def test_two_brokers_do_not_share_a_folder(start: Start, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +31,13 @@ HOST = encode_host("127.0.0.1", 1)
 TOPICS = [("t", 0), ("u", 0)]
 
 
-def open_store(folder: Path, segment_bytes: int = 1 << 20) -> Store:
-    return Store(folder, segment_bytes=segment_bytes, tag_code_of=lambda record: tag_code_of(record, (1000,)))
+def open_store(folder: Path, segment_bytes: int = 1 << 20, open_files: int = 256) -> Store:
+    return Store(
+        folder,
+        segment_bytes=segment_bytes,
+        tag_code_of=lambda record: tag_code_of(record, (1000,)),
+        open_files=open_files,
+    )
 
 
 @pytest.fixture
@@ -43,8 +50,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def kill(store: Store) -> None:
     """As when the process is killed: nothing is flushed, no checkpoint is written."""
-    store._open_files.close()
-    store.folder.unlock()
+    store.close()
 
 
 def put(store: Store, body: bytes, topic: str = "t", queue: int = 0, tag: str = "") -> tuple[int, int]:
@@ -272,3 +278,115 @@ def test_few_files_are_open_however_many_there_are(tmp_path: Path) -> None:
     assert [item.read(0, 9) for item in segmented] == [b"%d" % number for number in range(10)]
     assert len(files._open) == 4
     files.close()
+
+
+def test_a_file_that_is_gone_is_named_and_not_made_anew(tmp_path: Path) -> None:
+    files = OpenFiles(limit=4)
+    segmented = SegmentedFile(tmp_path / "s", 1, files)
+    for _ in range(6):
+        segmented.append(b"x")
+    gone = tmp_path / "s" / f"{0:020d}"
+    gone.unlink()
+    files.close()
+    with pytest.raises(StoreError, match=str(gone)):
+        segmented.read(0, 1)
+    assert not gone.exists()
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Every further open fails with EMFILE; what is open stays so."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 20, 1000])
+def test_without_a_descriptor_a_message_is_kept_or_refused(tmp_path: Path, segment_bytes: int) -> None:
+    store = open_store(tmp_path, segment_bytes, open_files=4)
+    store.recover(TOPICS)
+    accepted: dict[int, list[bytes]] = {queue: [] for queue in range(8)}
+
+    def send(number: int) -> bool:
+        body = b"%d" % number * 40
+        try:
+            put(store, body, queue=number % 8)
+        except StoreFull:
+            return False
+        accepted[number % 8].append(body)
+        return True
+
+    for number in range(16):
+        assert send(number)
+        store.checkpoint()  # the indexes take the descriptors in turn
+    with no_descriptor_left():
+        sent = sum(send(number) for number in range(100))
+    assert sent == 100 if segment_bytes == 1 << 20 else sent < 100
+    assert send(1)
+    store.close()
+    again = open_store(tmp_path, segment_bytes)
+    assert again.recover(TOPICS).torn_bytes == 0
+    assert {queue: bodies(again, queue=queue) for queue in range(8)} == accepted
+    again.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError, KeyboardInterrupt])
+def test_whatever_fails_while_a_message_is_stored_leaves_nothing_behind(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    put(store, b"before")
+
+    def fail(*arguments: object) -> int:
+        raise error
+
+    for place in ("files.os.write", "store.encode_record", "consume_queue._pack"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"rocketlet.broker.store.{place}", fail)
+            with pytest.raises(error):
+                put(store, b"lost")
+        assert store.staged == 0
+        assert (store.end, store.queue("t", 0).next) == (store._log.end, 1)
+    put(store, b"after")
+    assert bodies(store) == [b"before", b"after"]
+
+
+def test_what_a_failed_write_left_is_cut_off_before_the_next(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, b"before")
+    real_write, real_truncate = os.write, os.ftruncate
+    is_broken = True
+
+    def write(descriptor: int, data: bytes) -> int:
+        if is_broken:
+            real_write(descriptor, bytes(data[:7]))
+            raise OSError(5, "Input/output error")
+        return real_write(descriptor, data)
+
+    def truncate(descriptor: int, size: int) -> None:
+        if is_broken:
+            raise OSError(5, "Input/output error")
+        real_truncate(descriptor, size)
+
+    monkeypatch.setattr("rocketlet.broker.store.files.os.write", write)
+    monkeypatch.setattr("rocketlet.broker.store.files.os.ftruncate", truncate)
+    for _ in range(3):
+        with pytest.raises(StoreFull):
+            put(store, b"lost")
+    is_broken = False
+    put(store, b"after")
+    assert bodies(store) == [b"before", b"after"]
+
+
+def test_a_part_of_what_is_staged_can_be_forgotten(store: Store) -> None:
+    def stage(body: bytes, queue: int) -> None:
+        store.stage(store.queue("t", queue), body, b"", 0, flag=0, sys_flag=0, born_ms=1, born_host=HOST)
+
+    store.begin_batch()
+    for number in range(4):
+        stage(b"%d" % number, number % 2)
+    store.roll_back(kept=1)
+    stage(b"other", 1)
+    store.commit()
+    assert (bodies(store, queue=0), bodies(store, queue=1)) == ([b"0"], [b"other"])
