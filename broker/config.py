@@ -78,3 +78,4 @@ class BrokerConfig:
     metrics_port: int | None = None
     transaction_sweep_s: float = TRANSACTION_SWEEP_S
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
+    transaction_check_max: int = TRANSACTION_CHECK_MAX

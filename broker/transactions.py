@@ -23,7 +23,6 @@ from ..protocol.headers import CheckTransaction, EndTransaction, read, write
 from ..protocol.message import Record, encode_record
 from ..protocol.subscription import tag_code
 from .answers import Buffers, answer
-from .config import TRANSACTION_CHECK_MAX
 from .store.consume_queue import ConsumeQueue
 from .store.files import read_state, write_state
 from .store.store import StoreFull
@@ -158,7 +157,7 @@ class Transactions:
                 continue
             if now_ms - half.stored_ms < self._patience_ms(record):
                 continue
-            if half.checks >= TRANSACTION_CHECK_MAX or now_ms - record.born_ms > keep_ms:
+            if half.checks >= self._broker.config.transaction_check_max or now_ms - record.born_ms > keep_ms:
                 log.warning("transaction without an outcome put aside", topic=real_queue(record)[0], checks=half.checks)
                 self._resolve(offset, record, commits=True, target=(names.CHECK_MAX_TIME_TOPIC, 0))
             else:

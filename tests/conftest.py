@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.routes import Routes
@@ -19,6 +20,12 @@ from rocketlet.broker.server import Server
 from rocketlet.protocol.codes import Language, RequestCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
+
+PATIENCE_S = 60.0
+"""After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -142,7 +149,7 @@ class Wire:
             await self._read()
 
     async def _read(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             data = await self._reader.read(1 << 20)
         if not data:
             raise ConnectionResetError("the broker closed the connection")
@@ -160,9 +167,12 @@ class Wire:
         self._writer.write(data)
 
     async def closed(self) -> bool:
-        """Whether the broker closes the connection without another byte."""
-        async with asyncio.timeout(20):
-            return await self._reader.read(1) == b""
+        """Whether the broker closes the connection without another answer; its own requests may still come."""
+        async with asyncio.timeout(PATIENCE_S):
+            while data := await self._reader.read(1 << 20):
+                if any(frame.is_response for frame in self._frames.feed(data)):
+                    return False
+        return True
 
     async def close(self) -> None:
         self._writer.close()
@@ -198,7 +208,7 @@ async def create_topic(wire: Wire, topic: str, queues: int = 4, perm: int = 6) -
     assert answer.code == 0, answer.remark
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Returns when the condition holds, looking again at every turn of the loop; fails with TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not condition():

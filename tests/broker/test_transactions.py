@@ -85,7 +85,7 @@ async def asked(wire: Wire) -> Frame:
 
 
 async def test_a_silent_producer_is_asked_and_then_another_of_its_group(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(transaction_sweep_s=0.02, transaction_timeout_s=0.0)
+    node = await nodes.start(transaction_sweep_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
     one, two = await connect(node.address), await connect(node.address)
     await create_topic(one, "t")
     for wire, name in ((one, "c1"), (two, "c2")):

@@ -129,7 +129,7 @@ class Program:
     def bodies(self) -> list[str]:
         return [line[5] for line in self.found("GOT")]
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
         """Returns when the condition holds; fails when the program says FAILED, ends, or time is up."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -154,7 +154,7 @@ class Program:
         if self.process.returncode is None:
             self.process.stdin.close()
         try:
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(120):
                 await self.process.wait()
         except TimeoutError:
             self.process.kill()

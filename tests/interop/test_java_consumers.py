@@ -21,7 +21,7 @@ from .conftest import Cluster, Run, StartCluster, missing, own, tagged_messages_
 pytestmark = [
     pytest.mark.java,
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
 ]
 
 
@@ -76,7 +76,7 @@ async def test_java_filters_by_properties(cluster: Cluster, java: Run) -> None:
 async def test_java_is_told_of_a_wrong_filter(cluster: Cluster, java: Run) -> None:
     await cluster.create_topic("t")
     async with java("consume", ns=cluster.address, group="g", topic="t", sql="price >") as peer:
-        await eventually(lambda: bool(peer.found("FAILED")), 60)
+        await eventually(lambda: bool(peer.found("FAILED")))
     assert "CODE: 23" in " ".join(peer.found("FAILED")[0])
 
 

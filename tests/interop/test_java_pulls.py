@@ -17,7 +17,7 @@ from .conftest import Cluster, Run, missing
 pytestmark = [
     pytest.mark.java,
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
 ]
 
 

@@ -17,13 +17,13 @@ def run(tmp_path: Path, *options: str, path: str | None = None) -> subprocess.Co
         [sys.executable, "-m", "rocketlet.demo", "--flights", "2000", "--output", tmp_path / "out", *options],
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=290,
         check=False,
         env=environment,
     )
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.spark
 @pytest.mark.skipif(shutil.which("java") is None, reason="Java is missing, which Spark needs")
 def test_every_flight_is_accounted_for_and_sparks_table_is_the_files(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_every_flight_is_accounted_for_and_sparks_table_is_the_files(tmp_path: P
     assert "<svg" in (tmp_path / "out" / "rebalance.html").read_text()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_without_java_it_says_how_to_get_it_and_runs_the_rest(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     found = run(tmp_path, path=str(tmp_path / "bin"))

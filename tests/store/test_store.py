@@ -77,7 +77,7 @@ def bodies(store: Store, topic: str = "t", queue: int = 0, offset: int | None = 
     return found
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=3000), st.sampled_from(["", "A", "B"])), max_size=60))
 def test_every_queue_gives_back_its_messages_in_order(
     tmp_path_factory: pytest.TempPathFactory, messages: list[tuple[int, bytes, str]]
