@@ -17,10 +17,11 @@ offsets              where a queue is read from, and how far the group has come
 message, errors, config
 """
 
-from ..protocol.allocation import Strategy
+from ..protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, Strategy
+from ..protocol.bodies import Queue
 from ..protocol.subscription import Sql
 from .access import Access
-from .config import Start
+from .config import PullLimits, Start
 from .consumer import Consumer, Reject, RetryLater
 from .errors import (
     BrokerRefused,
@@ -36,6 +37,10 @@ from .producer import Producer, SendResult
 from .settling import settled
 
 __all__ = [
+    "AVG",
+    "AVG_BY_CIRCLE",
+    "CONSISTENT_HASH",
+    "STICKY",
     "Access",
     "BrokerRefused",
     "ConfigError",
@@ -45,6 +50,8 @@ __all__ = [
     "MessageIllegal",
     "Outgoing",
     "Producer",
+    "PullLimits",
+    "Queue",
     "Reject",
     "RequestTimeout",
     "RetryLater",

@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from rich.console import Console
+
+try:
+    from rich.console import Console
+except ModuleNotFoundError as missing:
+    raise ImportError("the demo needs its extra: pip install 'rocketlet[demo]'") from missing
 
 from ..broker import logs
 from ..broker.group_report import histories

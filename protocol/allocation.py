@@ -214,4 +214,6 @@ class Sticky:
 
 
 AVG = Averagely()
+AVG_BY_CIRCLE = AveragelyByCircle()
+CONSISTENT_HASH = ConsistentHash()
 STICKY = Sticky()

@@ -26,7 +26,10 @@ import sys
 import warnings
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+try:
+    from pyspark.sql import SparkSession
+except ModuleNotFoundError as missing:
+    raise ImportError("rocketlet.spark needs PySpark: pip install 'rocketlet[spark]'") from missing
 
 from .format import RocketletDataSource, lacking
 

@@ -1,0 +1,1 @@
+"""What users install: the public names, the distributions, and how both behave outside of this repository."""

@@ -1,0 +1,64 @@
+"""The wheel and the source distribution, built once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NO_INDEX = ("Could not find a version", "No matching distribution", "NewConnectionError", "Max retries exceeded")
+
+
+@dataclass(frozen=True, slots=True)
+class Distributions:
+    wheel: Path
+    source: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment of its own, with nothing but what is installed into it."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def run(self, *arguments: str | Path, cwd: Path) -> str:
+        """What a command of the environment prints. It sees neither this repository nor our packages."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        clean["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{clean['PATH']}"
+        return output([self.folder / "bin" / arguments[0], *arguments[1:]], cwd=cwd, env=clean)
+
+
+def output(command: list[str | Path], *, cwd: Path, env: dict[str, str] | None = None) -> str:
+    """Skips the test where pip finds no package index; fails it for every other fault."""
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+    if done.returncode and any(words in done.stderr for words in NO_INDEX):
+        pytest.skip("needs a package index")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    folder = tmp_path_factory.mktemp("distributions")
+    output([sys.executable, "-m", "build", "--outdir", folder, ROOT], cwd=folder)
+    (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return Distributions(wheel, source)
+
+
+@pytest.fixture(scope="session")
+def clean(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel with its dependencies and no extras."""
+    environment = Environment(tmp_path_factory.mktemp("clean"))
+    venv.create(environment.folder, with_pip=True, symlinks=True)
+    environment.run("python", "-m", "pip", "install", "--quiet", distributions.wheel, cwd=environment.folder)
+    return environment

@@ -1,0 +1,70 @@
+"""The wheel and the source distribution: what is in them, and whether what was installed from them works."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+from .conftest import ROOT, Distributions, Environment
+
+OURS_ALONE = ("tests", "bench", "examples", "docs", "docker")
+BESIDE_THE_PACKAGES = {"LICENSE", "README.md", "CHANGELOG.md", "MANIFEST.in", "pyproject.toml", "PKG-INFO", "setup.cfg"}
+
+SMOKE = """
+import asyncio, subprocess, sys
+from rocketlet import Consumer, Message, Producer
+
+async def main(address):
+    done = asyncio.get_running_loop().create_future()
+
+    async def handle(message: Message) -> None:
+        done.set_result(message.body.decode())
+
+    async with Producer(address) as producer:
+        await producer.send("orders", b"it works")
+    async with Consumer(address, "shipping", "orders", handle, start="first"):
+        print(await asyncio.wait_for(done, 30))
+
+command = ["rocketlet", "start", "--host", "127.0.0.1", "--port", "0", "--data", "data"]
+with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
+    try:
+        ready = next(line for line in broker.stdout if "is ready on " in line)
+        asyncio.run(main(ready.split("is ready on ")[1].split(":")[0] + ":" + ready.split(":")[1]))
+    finally:
+        broker.terminate()
+"""
+
+
+def modules() -> set[str]:
+    """Every module of the package, by its place in the tree."""
+    top = {path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in OURS_ALONE}
+    inside = {str(path.relative_to(ROOT)) for folder in top for path in folder.rglob("*.py")}
+    return inside | {"__init__.py", "py.typed"}
+
+
+def test_the_wheel_holds_every_module_and_nothing_else(distributions: Distributions) -> None:
+    packed = set(zipfile.ZipFile(distributions.wheel).namelist())
+    information = {name for name in packed if ".dist-info/" in name}
+    expected = {f"rocketlet/{name}".replace("rocketlet/spark/autoload", "pyspark_rocketlet") for name in modules()}
+    assert packed - information == expected
+    assert any(name.endswith("licenses/LICENSE") for name in information)
+
+
+def test_the_source_distribution_holds_what_the_wheel_is_built_from(distributions: Distributions) -> None:
+    with tarfile.open(distributions.source) as archive:
+        files = {name.partition("/")[2] for name in (entry.name for entry in archive if entry.isfile())}
+    assert {name for name in files if ".egg-info/" not in name} == modules() | BESIDE_THE_PACKAGES
+
+
+def test_a_broker_and_a_client_work_in_a_clean_environment_without_extras(clean: Environment, tmp_path: Path) -> None:
+    assert "it works" in clean.run("python", "-c", SMOKE, cwd=tmp_path)
+
+
+def test_what_needs_an_extra_says_which(clean: Environment, tmp_path: Path) -> None:
+    for module, extra in (("rocketlet.spark", "spark"), ("rocketlet.demo", "demo")):
+        text = f"try:\n    import {module}.__main__\nexcept ImportError as error:\n    print(error)"
+        said = clean.run(
+            "python", "-c", text.replace(".__main__", "" if extra == "spark" else ".__main__"), cwd=tmp_path
+        )
+        assert f"pip install 'rocketlet[{extra}]'" in said

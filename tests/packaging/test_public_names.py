@@ -1,0 +1,155 @@
+"""`import rocketlet`: which names there are, what loads when, and that a user's type checkers know them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import rocketlet
+import rocketlet.client
+
+from .conftest import Distributions, Environment, output
+
+PYRIGHT = "pyright@1.1.414"
+
+USER_CODE = """
+from typing import assert_type
+
+import rocketlet
+from rocketlet import (
+    CONSISTENT_HASH, STICKY, Access, Consumer, Message, Outgoing, Producer, PullLimits, Queue, Reject, RetryLater,
+    SendResult, Sql, settled,
+)
+
+
+async def handle(message: Message) -> RetryLater | Reject | None:
+    assert_type(message.body, bytes)
+    assert_type(message.queue, Queue)
+    return RetryLater(delay_level=3) if message.tag else None
+
+
+async def main() -> None:
+    version: str = rocketlet.__version__
+    async with Producer("127.0.0.1:9876", access=Access()) as producer:
+        assert_type(await producer.send("orders", version.encode(), keys="4711"), SendResult)
+        await producer.send_batch("orders", [Outgoing(b"one"), Outgoing(b"two")])
+    limits = PullLimits(batch_size=32)
+    async with Consumer("127.0.0.1:9876", "g", {"orders": Sql("price > 5")}, handle, strategy=STICKY, pull=limits):
+        await settled("127.0.0.1:9876", "g")
+    async with Consumer("127.0.0.1:9876", "g", "orders", strategy=CONSISTENT_HASH) as consumer:
+        assert_type(await consumer.assigned(), set[Queue])
+        async for message in consumer:
+            assert_type(message, Message)
+"""
+USER_FAULT = """
+from rocketlet import Consumer, Message
+
+
+async def handle(message: Message) -> None:
+    print(message.boddy)
+
+
+Consumer("127.0.0.1:9876", "group", "orders", handle)
+"""
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after a statement."""
+    code = (
+        f"import json, sys; before = set(sys.modules); {statement}; print(json.dumps([*sys.modules.keys() - before]))"
+    )
+    return set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
+
+
+def test_the_public_names_are_the_clients_and_the_version() -> None:
+    assert set(rocketlet.__all__) == {*rocketlet.client.__all__, "__version__"}
+    assert set(rocketlet.__all__) <= set(dir(rocketlet))
+    for name in rocketlet.client.__all__:
+        assert getattr(rocketlet, name) is getattr(rocketlet.client, name)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Prodcuer'"):
+        rocketlet.Prodcuer  # noqa: B018
+    with pytest.raises(ImportError, match="Prodcuer"):
+        exec("from rocketlet import Prodcuer")
+
+
+def test_importing_rocketlet_loads_nothing_else() -> None:
+    assert loaded_by("import rocketlet") <= {"rocketlet", "typing", "collections.abc", "functools"} | STANDARD
+
+
+STANDARD = loaded_by("import typing")
+
+
+def test_the_client_loads_neither_broker_nor_spark() -> None:
+    loaded = loaded_by("from rocketlet import Consumer, Producer")
+    assert "rocketlet.client.consumer" in loaded
+    ours = {name.split(".")[1] for name in loaded if name.startswith("rocketlet.")}
+    assert ours == {"client", "protocol"}
+    assert not loaded & {"pyspark", "sqlglot", "prometheus_client", "pandas", "pyarrow"}
+
+
+@pytest.fixture(scope="session")
+def project(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the wheel alone: its types need none of its dependencies."""
+    folder = tmp_path_factory.mktemp("project")
+    environment = Environment(folder / ".venv")
+    output([sys.executable, "-m", "venv", "--without-pip", environment.folder], cwd=folder)
+    (site,) = environment.folder.glob("lib/python3*/site-packages")
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        site,
+        distributions.wheel,
+    ]
+    output(pip, cwd=folder)
+    (folder / "user.py").write_text(USER_CODE)
+    (folder / "fault.py").write_text(USER_FAULT)
+    return environment
+
+
+def complaints(command: list[str | Path], folder: Path) -> tuple[int, str]:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_users_code_type_checks_with_mypy_strict(project: Environment) -> None:
+    folder = project.folder.parent
+    mypy: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file=",
+        "--python-executable",
+        project.python,
+    ]
+    assert complaints([*mypy, "user.py"], folder) == (0, "Success: no issues found in 1 source file\n")
+    code, said = complaints([*mypy, "fault.py"], folder)
+    assert code == 1
+    assert '"Message" has no attribute "boddy"' in said
+
+
+@pytest.mark.pyright
+@pytest.mark.skipif(shutil.which("npx") is None, reason="needs Node with npx, which fetches pyright")
+def test_a_users_code_type_checks_with_pyright_strict(project: Environment) -> None:
+    folder = project.folder.parent
+    settings = {"typeCheckingMode": "strict", "venvPath": ".", "venv": ".venv", "include": ["user.py", "fault.py"]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    _, said = complaints(["npx", "--yes", PYRIGHT, "--outputjson"], folder)
+    start = said.find("{")
+    if start < 0:
+        pytest.skip(f"npx fetches no pyright: {said[-300:]}")
+    found = json.loads(said[start : said.rindex("}") + 1])["generalDiagnostics"]
+    assert {Path(fault["file"]).name for fault in found} == {"fault.py"}, found
+    assert 'Cannot access attribute "boddy"' in " ".join(fault["message"] for fault in found)
