@@ -199,8 +199,11 @@ class Broker:
         groups, self._to_notify = self._to_notify, {}
         for name in groups:
             group = self.groups.get(name)
-            if group is not None:
-                self.notify_members(group)
+            try:
+                if group is not None:
+                    self.notify_members(group)
+            except Exception:
+                log.exception("timer failed", action="notify", group=name)
 
     def notify_members(self, group: ConsumerGroup) -> None:
         """Tells the members that the group changed; foreign ones later if queues of theirs are still drained."""

@@ -254,6 +254,7 @@ def _announce(broker: Broker) -> None:
 async def _until_terminated(server: Server) -> None:
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(logs.report_unhandled)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, done.set)
     await done.wait()

@@ -44,6 +44,7 @@ class Delays:
         self.progress: dict[int, int] = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._dirty = False
+        self.set_aside = 0
 
     def start(self) -> None:
         for level in range(1, len(self._levels_ms) + 1):
@@ -69,40 +70,54 @@ class Delays:
 
     def _set_timer(self, level: int, at_least_s: float = 0.0) -> None:
         self._timers.pop(level, None)
+        try:
+            wait_s = self._wait_s(level)
+        except Exception as error:
+            log.exception("a delay level stands; will try again", level=level, reason=str(error))
+            wait_s = RETRY_S
+        if wait_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[level] = loop.call_later(max(wait_s, at_least_s), self._deliver, level)
+
+    def _wait_s(self, level: int) -> float | None:
+        """How long until the level's first message is due; None if it has none."""
         queue = self._broker.schedule_queue(level)
         offset = max(self.progress.get(level, 0), queue.begin)
-        if offset < queue.next:
-            due_ms = queue.entry(offset)[2]
-            wait_s = max(due_ms / 1000 - time.time(), at_least_s)
-            loop = asyncio.get_running_loop()
-            self._timers[level] = loop.call_later(wait_s, self._deliver, level)
+        return queue.entry(offset)[2] / 1000 - time.time() if offset < queue.next else None
 
     def _deliver(self, level: int) -> None:
-        """Stores the messages that are due, some hundreds at once, and sets the next timer."""
+        """Stores the messages that are due, some hundreds at once, and sets the next timer, whatever happens."""
+        try:
+            self._deliver_due(level)
+        except StoreFull as error:
+            log.error("cannot deliver delayed messages; will try again", reason=str(error), level=level)
+            self._set_timer(level, RETRY_S)
+        except Exception as error:
+            log.exception("cannot deliver delayed messages; will try again", reason=str(error), level=level)
+            self._broker.store.roll_back()
+            self._set_timer(level, RETRY_S)
+        else:
+            self._set_timer(level)
+
+    def _deliver_due(self, level: int) -> None:
         broker, store = self._broker, self._broker.store
         queue = broker.schedule_queue(level)
         offset = max(self.progress.get(level, 0), queue.begin)
         now_ms = store.begin_batch()
         end = min(queue.next, offset + DELAY_DELIVERIES_AT_ONCE)
-        try:
-            while offset < end and queue.entry(offset)[2] <= now_ms:
+        while offset < end and queue.entry(offset)[2] <= now_ms:
+            try:
                 self._stage(store.message(queue, offset))
-                offset += 1
-            if store.staged:
-                broker.wake_readers(store.commit())
-        except Exception as error:
-            store.roll_back()
-            log.error(
-                "cannot deliver delayed messages; will try again",
-                reason=str(error),
-                level=level,
-                exc_info=not isinstance(error, StoreFull),
-            )
-            self._set_timer(level, RETRY_S)
-            return
+            except (OSError, StoreFull):  # that may pass
+                raise
+            except Exception as error:  # one that cannot be read or placed must not stop those behind it
+                self.set_aside += 1
+                log.error("delayed message set aside", level=level, offset=offset, reason=str(error))
+            offset += 1
+        queues = store.commit() if store.staged else []
         self.progress[level] = offset
         self._dirty = True
-        self._set_timer(level)
+        broker.wake_readers(queues)
 
     def _stage(self, record: Record) -> None:
         topic = props.find(record.properties, props.REAL_TOPIC)

@@ -18,6 +18,7 @@ from ..protocol.bodies import BodyError
 from ..protocol.codes import RequestCode, ResponseCode, request_name
 from ..protocol.frame import Frame
 from ..protocol.headers import HeaderError
+from ..protocol.names import IllegalName
 from . import (
     admin,
     assigning,
@@ -122,7 +123,16 @@ SEND_CODES = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, R
 LARGE_REPLY_BYTES = 4096
 
 # what a client's request may cause; struct.error is a number too large for its field
-_CLIENT_FAULTS = (HeaderError, BodyError, StoreError, TopicLimit, OverflowError, UnicodeError, struct.error)
+_CLIENT_FAULTS = (
+    HeaderError,
+    BodyError,
+    IllegalName,
+    StoreError,
+    TopicLimit,
+    OverflowError,
+    UnicodeError,
+    struct.error,
+)
 
 
 class Dispatch:

@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from struct import iter_unpack
 from typing import Any
 
+import structlog
+
 from ..protocol.subscription import Subscription
 from .config import MAX_HELD_PULLS
 from .store.consume_queue import ConsumeQueue
+from .store.files import StoreError
+
+log = structlog.get_logger("rocketlet.pulls")
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +47,14 @@ class HeldPull:
         return False
 
 
+def _is_wanted(pull: HeldPull) -> bool:
+    """As the pull says; one that cannot be looked at is answered with what is wrong."""
+    try:
+        return pull.is_wanted()
+    except StoreError:
+        return True
+
+
 class HeldPulls:
     def __init__(self) -> None:
         self._held: dict[ConsumeQueue, list[HeldPull]] = {}
@@ -64,14 +77,17 @@ class HeldPulls:
         for queue in dict.fromkeys(queues):
             waiting = held.get(queue)
             if waiting is not None:
-                for pull in [pull for pull in waiting if pull.is_wanted()]:
-                    self._release(pull)
-                    pull.answer()
+                for pull in [pull for pull in waiting if _is_wanted(pull)]:
+                    self.let_go(pull)
 
     def let_go(self, pull: HeldPull) -> None:
         """Answers a pull with what there is."""
         self._release(pull)
-        pull.answer()
+        try:
+            pull.answer()
+        except Exception:  # whose message woke it must not suffer
+            log.exception("connection closed: its held pull failed", topic=pull.queue.topic, queue=pull.queue.queue_id)
+            pull.connection.abort()
 
     def _release(self, pull: HeldPull) -> None:
         waiting = self._held[pull.queue]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from typing import Any
 
 import structlog
+
+log = structlog.get_logger("rocketlet")
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -27,3 +31,9 @@ def configure(level: str = "info") -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What escapes from a timer or a callback of the loop is an event of the log like any other."""
+    error = context.get("exception")
+    log.error("unhandled", reason=context.get("message"), action=str(context.get("handle", "")), exc_info=error)

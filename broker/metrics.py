@@ -73,7 +73,10 @@ class Collector:
         waiting = GaugeMetricFamily(
             "rocketlet_transactions_waiting", "Half messages without an outcome", broker.transactions.waiting
         )
-        return [members, faults, lag, double, orphans, waiting]
+        set_aside = CounterMetricFamily(
+            "rocketlet_delayed_set_aside", "Delayed messages that could not be delivered", broker.delays.set_aside
+        )
+        return [members, faults, lag, double, orphans, waiting, set_aside]
 
 
 class Metrics:

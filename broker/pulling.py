@@ -15,6 +15,7 @@ from ..protocol.bodies import Queue
 from ..protocol.codes import PERM_READ, ResponseCode
 from ..protocol.frame import Frame
 from ..protocol.headers import PullMessage, PullMessageResult, read, write
+from ..protocol.message import MessageError
 from ..protocol.names import OFFSET_MOVED_TOPIC, RETRY_PREFIX
 from ..protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
 from .answers import Buffers, answer, answer_pieces
@@ -22,7 +23,7 @@ from .config import MAX_HOLD_S
 from .held_pulls import HeldPull
 from .querying import offset_fault
 from .store.consume_queue import ConsumeQueue
-from .store.store import StoreFull
+from .store.files import StoreError, StoreFull
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -69,7 +70,7 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
             queue,
             subscription,
             header.queue_offset,
-            lambda: connection.write(_read(broker, frame, header, queue, subscription)),
+            lambda: connection.write(_read_held(broker, frame, header, queue, subscription)),
         )
         if broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
             return None
@@ -183,6 +184,17 @@ def _commit(broker: Broker, connection: Connection, header: PullMessage) -> None
     fault = broker.locks.commit_fault(group, (topic, queue_id), connection, None)
     if fault is None and offset_fault(broker, (topic, queue_id), header.commit_offset) is None:
         broker.offsets.put(group, topic, queue_id, header.commit_offset)
+
+
+def _read_held(
+    broker: Broker, frame: Frame, header: PullMessage, queue: ConsumeQueue, subscription: Subscription | None
+) -> Buffers:
+    """As `_read`, outside of the dispatch, which would say what the store cannot read."""
+    try:
+        return _read(broker, frame, header, queue, subscription)
+    except (StoreError, MessageError) as error:
+        log.error("pull failed", topic=header.topic, queue=header.queue_id, reason=str(error))
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
 
 
 def _read(

@@ -63,6 +63,9 @@ def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | No
 def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(UpdateOffset, frame.ext)
     group, queue = header.consumer_group, (header.topic, header.queue_id)
+    fault = names.group_fault(group)
+    if fault:
+        raise names.IllegalName(fault)
     fault = broker.locks.commit_fault(group, queue, connection, header.epoch)
     if fault:
         log.warning("commit refused", group=group, peer=connection.peer, reason=fault)

@@ -129,12 +129,18 @@ class Registration:
     async def _run(self) -> None:
         while True:
             await self._until_due()
-            self._wake.clear()
-            changed, self._changed = self._changed, {}
-            is_fresh = any(link.is_fresh for link in self._links)
-            await self._register(list(self._broker.topics) if is_fresh or not changed else list(changed.values()))
-            for topic in changed.values():
-                self._broker.topic_changed(topic)
+            try:
+                await self._register_due()
+            except Exception:
+                log.exception("timer failed", action="register")
+
+    async def _register_due(self) -> None:
+        self._wake.clear()
+        changed, self._changed = self._changed, {}
+        is_fresh = any(link.is_fresh for link in self._links)
+        await self._register(list(self._broker.topics) if is_fresh or not changed else list(changed.values()))
+        for topic in changed.values():
+            self._broker.topic_changed(topic)
 
     async def _until_due(self) -> None:
         """Returns when a topic has changed, a name server has hung up, or the interval is over."""

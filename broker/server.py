@@ -154,8 +154,14 @@ class Server:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            limit = self.now_s() - IDLE_LIMIT_S
-            idle = [connection for connection in self._connections if connection.active_s < limit]
-            silent = self._routes.expire() if self._routes is not None else []
-            for connection in {*idle, *silent}:
-                connection.close()
+            try:
+                self._close_idle()
+            except Exception:
+                log.exception("timer failed", action="sweep")
+
+    def _close_idle(self) -> None:
+        limit = self.now_s() - IDLE_LIMIT_S
+        idle = [connection for connection in self._connections if connection.active_s < limit]
+        silent = self._routes.expire() if self._routes is not None else []
+        for connection in {*idle, *silent}:
+            connection.close()

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import structlog
+
 from ..protocol import names
 from ..protocol.bodies import DataVersion, TopicConfig, read_topic, topic_json
 from ..protocol.codes import PERM_INHERIT
 from .config import MAX_TOPICS, BrokerConfig
-from .store.files import read_state, write_state
+from .store.files import StoreError, read_state, write_state
+
+log = structlog.get_logger("rocketlet.topics")
 
 
 class TopicLimit(Exception):
@@ -30,6 +34,9 @@ class Topics:
         self.on_change: Callable[[TopicConfig], None] = lambda topic: None
         self.get = self._topics.get
         for topic in self._built_in():
+            fault = names.topic_fault(topic.name)
+            if fault:
+                raise StoreError(f"the broker's and its cluster's name become topics, and {fault}; choose another one")
             self._topics[topic.name] = topic
         self._load()
 
@@ -53,6 +60,10 @@ class Topics:
         state = read_state(self._path) or {"topics": []}
         for item in state["topics"]:
             topic = read_topic(item)
+            fault = names.topic_fault(topic.name)
+            if fault:
+                log.warning("topic left out", reason=fault)
+                continue
             self._topics[topic.name] = topic
             self._since[topic.name] = int(item.get("since", 0))
 
@@ -67,7 +78,12 @@ class Topics:
         return names.is_system_topic(name) or any(topic.name == name for topic in self._built_in())
 
     def put(self, topic: TopicConfig, position: int) -> TopicConfig:
-        """Creates or alters a topic and keeps it. `position`: the end of the commit log. Raises TopicLimit, StoreFull."""
+        """Creates or alters a topic and keeps it. `position`: the end of the commit log.
+
+        Raises IllegalName, TopicLimit, StoreFull."""
+        fault = names.topic_fault(topic.name)
+        if fault:
+            raise names.IllegalName(fault)
         if topic.name not in self._topics and len(self._topics) >= MAX_TOPICS:
             raise TopicLimit(f"this broker takes {MAX_TOPICS} topics; delete some, or send to another broker")
         before = self._topics.get(topic.name)

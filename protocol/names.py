@@ -22,7 +22,7 @@ TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # every Apache broker has it: for reading
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 MAX_TOPIC_CHARS: Final = 127
-MAX_GROUP_CHARS: Final = 255
+MAX_GROUP_CHARS: Final = MAX_TOPIC_CHARS - len(RETRY_PREFIX)  # because a group's retry topic is a topic, too
 
 # Messages may not be sent to these by clients (code 16).
 UNSENDABLE_TOPICS: Final = frozenset(
@@ -73,6 +73,10 @@ def group_fault(group: str) -> str | None:
     if group in RESERVED_GROUPS:
         return f"the group name {group} is reserved; choose another one"
     return _fault("group", group, MAX_GROUP_CHARS)
+
+
+class IllegalName(ValueError):
+    """A name that no topic or group may have. The text says why."""
 
 
 def _fault(kind: str, name: str, limit_chars: int) -> str | None:

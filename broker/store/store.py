@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.message import Record, decode_record, encode_record, host_flags
+from ...protocol.names import topic_fault
 from ...protocol.subscription import Subscription
 from .consume_queue import ENTRY_BYTES, ConsumeQueue
 from .files import (
@@ -135,9 +136,12 @@ class Store:
     # Queues
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if it is not there."""
+        """The queue, made if it is not there. Raises StoreError if its name or number can name no folder."""
         queue = self.queues.get((topic, queue_id))
         if queue is None:
+            fault = topic_fault(topic)
+            if fault or queue_id < 0:
+                raise StoreError(f"no queue {queue_id} of this topic: {fault or 'queues count from 0'}")
             directory = self.folder.path / "consumequeue" / topic / str(queue_id)
             queue = ConsumeQueue(topic, queue_id, directory, self._open_files)
             self.queues[topic, queue_id] = queue

@@ -11,7 +11,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import JSON, MSGPACK, Frame, encode
 from rocketlet.protocol.message import decode_records
 
-from ..conftest import Connect, Node, Wire, create_topic
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from .test_pulls import pull
 
 
@@ -49,7 +49,7 @@ async def test_answers_go_only_to_the_connection_that_asked(
 ) -> None:
     await create_topic(wire, "t")
     hostile = await connect(node.address)
-    valid = encode(Frame(RequestCode.SEND_MESSAGE_V2, 2, send_v2(), b"first"))  # 2: the victim's next number
+    valid = encode(Frame(RequestCode.SEND_MESSAGE_V2, 3, send_v2(), b"first"))  # 3: a number of the victim
     hostile.write(valid + huge_opaque(serialize_type))  # in one read
     assert await hostile.closed()
     for body in (b"a", b"b", b"c"):
@@ -111,3 +111,126 @@ async def test_a_defect_in_a_handler_closes_only_its_connection(
     answer = await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"mine")
     assert int(answer.ext["queueOffset"]) == 1
     assert await bodies_of(wire) == [b"first", b"mine"]
+
+
+BAD_NAMES = ["a/../../x", "a\0b", "..", "x" * 121, "a b", "ä"]
+
+
+async def created_by(wire: Wire, name: str) -> list[Frame]:
+    """Answers to every request that could make a group or a topic of this name."""
+    await create_topic(wire, "t")
+    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x")
+    config = {"groupName": name, "retryQueueNums": 1}
+    beat = {"clientID": "c", "consumerDataSet": [{"groupName": name}]}
+    topic = {"topic": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    offset = {"consumerGroup": name, "topic": "t", "queueId": 0, "commitOffset": 0}
+    back = {"offset": 0, "group": name, "delayLevel": 1}
+    return [
+        await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, back),
+        await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"delayLevel": -1}),
+        await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=orjson.dumps(config)),
+        await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat)),
+        await wire.call(RequestCode.PULL_MESSAGE, pull(consumer_group=name)),
+        await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, offset),
+        await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, topic | {"topic": "%RETRY%" + name}),
+        await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(b="%RETRY%" + name), b"x"),
+    ]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+async def test_no_request_makes_a_topic_or_group_with_a_name_that_no_folder_can_have(
+    nodes: Nodes, connect: Connect, name: str
+) -> None:
+    node = await nodes.start(delay_levels_ms=(5,) * 18)
+    answers = await created_by(await connect(node.address), name)
+    assert [answer.code for answer in answers if answer.code == 0] == []
+    await node.stop()
+    assert sorted(path.name for path in nodes.folder.iterdir()) == ["broker-a"], "nothing is written outside"
+    again = await nodes.start(delay_levels_ms=(5,) * 18)
+    assert name not in [group.name for group in again.broker.group_configs]
+
+
+async def test_a_group_whose_retry_topic_is_just_short_enough_works(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(delay_levels_ms=(5,) * 18)
+    wire = await connect(node.address)
+    name = "x" * 120
+    answers = await created_by(wire, name)
+    assert [answer.code for answer in answers] == [0, 0, 0, 0, 0, 0, 0, 0]
+    await eventually(lambda: node.broker.store.queue("%RETRY%" + name, 0).next == 2)
+    assert await bodies_of(wire, "%RETRY%" + name) == [b"x", b"x"]
+
+
+async def test_names_that_are_illegal_in_an_old_folder_are_left_out(nodes: Nodes) -> None:
+    node = await nodes.start()
+    await node.stop()
+    folder = node.config.data_dir
+    (folder / "groups.json").write_bytes(orjson.dumps([{"groupName": "a\0b"}, {"groupName": "good"}]))
+    topics = {"topics": [{"topicName": "../../x"}, {"topicName": "good"}]}
+    (folder / "topics.json").write_bytes(orjson.dumps(topics))
+    again = await nodes.start()
+    assert [group.name for group in again.broker.group_configs] == ["good"]
+    assert again.broker.topics.get("good")
+    assert again.broker.topics.get("../../x") is None
+
+
+async def test_one_delayed_message_that_cannot_be_delivered_does_not_stop_its_level(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await nodes.start(delay_levels_ms=(100, 200))
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    read, broken = node.broker.store.message, []
+
+    def failing(queue: Any, offset: int) -> Any:
+        if offset == 0:
+            broken.append(offset)
+            raise ValueError("planted")
+        return read(queue, offset)
+
+    monkeypatch.setattr(node.broker.store, "message", failing)
+    for body in (b"bad", b"good"):
+        await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i="DELAY\x011"), body)
+    await eventually(lambda: node.broker.store.queue("t", 0).next == 1)
+    assert await bodies_of(wire) == [b"good"]
+    assert (node.broker.delays.set_aside, broken) == (1, [0])
+
+
+async def test_a_delay_level_goes_on_after_any_failure(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.delays.RETRY_S", 0.01)
+    node = await nodes.start(delay_levels_ms=(5, 200))
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    wake = node.broker.wake_readers
+    failures: list[int] = []
+
+    def failing(queues: Any) -> None:
+        if queues and not failures and node.broker.store.queue("SCHEDULE_TOPIC_XXXX", 0) not in queues:
+            failures.append(1)
+            raise RuntimeError("planted")
+        wake(queues)
+
+    monkeypatch.setattr(node.broker, "wake_readers", failing)
+    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i="DELAY\x011"), b"one")
+    await eventually(lambda: bool(failures))
+    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i="DELAY\x011"), b"two")
+    await eventually(lambda: node.broker.store.queue("t", 0).next >= 2)
+    assert {b"one", b"two"} <= set(await bodies_of(wire))
+
+
+async def test_a_held_pull_that_fails_hurts_only_its_own_connection(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t")
+    reader = await connect(node.address)
+    reader.send(RequestCode.PULL_MESSAGE, pull(flags=6))
+    await eventually(lambda: any(node.broker.held_pulls.of(item) for item in node.server._connections))
+
+    def broken(*args: Any, **fields: Any) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(node.broker.store, "fetch", broken)
+    answer = await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x")
+    assert (answer.code, int(answer.ext["queueOffset"])) == (0, 0)
+    assert await reader.closed()
