@@ -3,9 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: dev demo test bench up down clean
+.DEFAULT_GOAL := help
+.PHONY: help dev fmt lint types test cover demo bench dist image up down clean
 
-dev: $(STAMP)
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  ARGS="..." passes options on: make test ARGS="tests/client -k retry"'
+
+dev: $(STAMP) ## make .venv with all extras, and this package in it
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; run `make PYTHON=python3.12 ...`")'
@@ -14,24 +19,44 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,bench,dev]'
 	@touch $(STAMP)
 
-demo: dev
-	$(BIN)/python -m rocketlet.demo $(ARGS)
+fmt: dev ## format the code and fix what the linter can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
-test: dev
+lint: dev ## check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: dev ## check types, strictly
 	$(BIN)/mypy
+
+test: lint types ## lint, types and all tests: what CI runs
 	$(BIN)/python -m pytest $(ARGS)
 
-bench: dev
+cover: dev ## measure which lines the tests reach (without Java, Go and Spark)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -m 'not java and not go and not spark and not pyright' $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+demo: dev ## a year of flights through two brokers, four consumers and two Spark queries
+	$(BIN)/python -m rocketlet.demo $(ARGS)
+
+bench: dev ## measure beside Apache RocketMQ and JetStream
 	$(BIN)/python -m bench $(ARGS)
 
-up:
+dist: dev ## build the wheel and the source distribution into dist/
+	$(BIN)/python -m build
+
+image: ## build the image
+	docker build --tag rocketlet .
+
+up: ## run a cluster, a producer, consumers and Spark in Docker
 	docker compose up --build --detach
 	@echo 'name server: localhost:9876; watch with `docker compose logs -f consumer spark`'
 
-down:
+down: ## stop them and delete their data
 	docker compose down --volumes
 
-clean:
-	rm -rf .venv build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+clean: ## delete .venv and everything that was built
+	rm -rf .venv build dist demo-output htmlcov .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,81 @@
+"""The files around the code: what CI and releases run, and what `make help` promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rocketlet
+import yaml
+
+from .conftest import ROOT
+
+WORKFLOWS = ROOT / ".github" / "workflows"
+
+
+def workflow(name: str) -> dict[Any, Any]:
+    found: dict[Any, Any] = yaml.safe_load((WORKFLOWS / name).read_text())
+    return found
+
+
+def steps(name: str) -> list[dict[str, Any]]:
+    return [step for job in workflow(name)["jobs"].values() for step in job.get("steps", ())]
+
+
+def test_ci_runs_the_gate_and_builds_distributions_and_images() -> None:
+    commands = [step.get("run") for step in steps("ci.yml")]
+    assert ".ci/run" in commands
+    assert "python -m build" in commands
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
+def test_images_are_built_for_both_architectures(name: str) -> None:
+    built = [step["with"] for step in steps(name) if step.get("uses", "").startswith("docker/build-push-action")]
+    assert built
+    assert all(options["platforms"] == "linux/amd64,linux/arm64" for options in built)
+    assert {bool(options["push"]) for options in built} == {name == "release.yml"}
+
+
+def test_only_a_tag_publishes_and_only_after_ci() -> None:
+    release = workflow("release.yml")
+    assert set(release[True]) == {"push"}  # YAML 1.1 reads the key `on` as a boolean
+    assert set(release[True]["push"]) == {"tags"}
+    publishing = [job for job in release["jobs"].values() if "environment" in job]
+    assert publishing
+    assert all({"ci", "version"} <= set(job["needs"]) for job in publishing)
+
+
+def test_the_changelog_begins_with_what_is_unreleased_and_knows_the_version() -> None:
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert rocketlet.__version__ in headings
+
+
+def test_make_help_lists_every_target() -> None:
+    (targets,) = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert re.findall(r"^  make (\S+)", listed.stdout, re.MULTILINE) == targets.split()
+
+
+def test_the_hooks_for_commits_are_valid() -> None:
+    config = ROOT / ".pre-commit-config.yaml"
+    subprocess.run([sys.executable, "-m", "pre_commit", "validate-config", config], check=True, timeout=60)
+
+
+def test_every_link_to_a_file_leads_somewhere() -> None:
+    """In the pages that stand outside of docs/; the site's build checks docs/ itself."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("bench/*.md")]
+    broken = [
+        f"{page.name}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        if not Path(page.parent, target).exists()
+    ]
+    assert not broken
