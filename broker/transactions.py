@@ -108,6 +108,8 @@ class Transactions:
         record = self._broker.store.record_at(header.commit_log_offset)
         if record is None or record.topic != names.HALF_TOPIC or record.queue_offset != offset:
             return f"no half message is at {header.commit_log_offset} with the queue offset {offset}"
+        if half is not None and half.position != header.commit_log_offset:
+            return f"the half message {offset} is at {half.position}, not at {header.commit_log_offset}"
         group = props.find(record.properties, props.PRODUCER_GROUP)
         if group != header.producer_group:
             return f"the half message is of the producer group {group}, not {header.producer_group}"

@@ -10,8 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from io import BytesIO
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -19,6 +18,10 @@ from . import fastjson_text
 from .subscription import Subscription, SubscriptionError, parse_subscription
 
 T = TypeVar("T")
+
+MAX_REGISTRATION_BYTES: Final = (
+    16_777_216  # of a broker's topics, inflated: what one frame may have without compression
+)
 
 
 class BodyError(ValueError):
@@ -279,17 +282,48 @@ def decode_registration(data: Any) -> tuple[DataVersion, list[TopicConfig]]:
 
 def decode_compressed_registration(body: bytes) -> tuple[DataVersion, list[TopicConfig]]:
     """A zlib stream: the version's JSON, then each topic as a line `name read write perm filterType`, lengths in front."""
+    parts = _Parts(_inflated(body))
     try:
-        stream = BytesIO(zlib.decompress(body))
-    except zlib.error as error:
+        version = _read_version(orjson.loads(parts.part()))
+        lines = [parts.part().decode().split(" ") for _ in range(parts.count())]
+        return version, [TopicConfig(line[0], int(line[1]), int(line[2]), int(line[3])) for line in lines]
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise BodyError(f"the compressed broker registration cannot be read: {error}") from None
 
-    def part() -> bytes:
-        return stream.read(int.from_bytes(stream.read(4), "big"))
 
-    version = _read_version(orjson.loads(part()))
-    lines = [part().decode().split(" ") for _ in range(int.from_bytes(stream.read(4), "big"))]
-    return version, [TopicConfig(line[0], int(line[1]), int(line[2]), int(line[3])) for line in lines]
+def _inflated(body: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(body, MAX_REGISTRATION_BYTES)
+    except zlib.error as error:
+        raise BodyError(f"the compressed broker registration cannot be read: {error}") from None
+    if not stream.eof:
+        raise BodyError(f"the broker registration is cut off, or inflates to more than {MAX_REGISTRATION_BYTES} bytes")
+    return plain
+
+
+class _Parts:
+    """Numbers and byte strings with their length in front. Raises ValueError for what the bytes left cannot hold."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def count(self) -> int:
+        """How many parts follow: each has its length in front."""
+        number = int.from_bytes(self._take(4), "big")
+        if number > (len(self._data) - self._at) // 4:
+            raise ValueError(f"{number} parts in {len(self._data) - self._at} bytes")
+        return number
+
+    def part(self) -> bytes:
+        return self._take(int.from_bytes(self._take(4), "big"))
+
+    def _take(self, size: int) -> bytes:
+        begin, self._at = self._at, self._at + size
+        if self._at > len(self._data):
+            raise ValueError(f"{size} bytes at byte {begin} of {len(self._data)}")
+        return self._data[begin : self._at]
 
 
 def encode_data_version(version: DataVersion) -> bytes:

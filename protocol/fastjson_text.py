@@ -16,7 +16,8 @@ import orjson
 
 MAX_DEPTH: Final = 64
 
-_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+)', re.DOTALL)
+# Possessive, and matched from one token to the next: bad text costs its length once, not its square.
+_TOKEN = re.compile(r'\s*+("(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++)', re.DOTALL)
 
 
 class JsonError(ValueError):
@@ -42,26 +43,28 @@ def object_keys(pairs: Iterable[tuple[Any, Any]]) -> bytes:
 
 class _Reader:
     def __init__(self, text: str) -> None:
-        self._tokens = [(match[1], match.end()) for match in _TOKEN.finditer(text)]
-        self._text = text
+        self._tokens: list[str] = []
         self._at = 0
-        end = self._tokens[-1][1] if self._tokens else 0
+        end = 0
+        while match := _TOKEN.match(text, end):
+            self._tokens.append(match[1])
+            end = match.end()
         if text[end:].strip():
             raise JsonError(f"no JSON at character {end}: {text[end : end + 40]!r}")
 
     def document(self) -> Any:
         value = self._value(0)
         if self._at != len(self._tokens):
-            raise JsonError(f"text after the JSON value: {self._tokens[self._at][0][:40]!r}")
+            raise JsonError(f"text after the JSON value: {self._tokens[self._at][:40]!r}")
         return value
 
     def _next(self) -> str:
-        token = self._tokens[self._at][0]
+        token = self._tokens[self._at]
         self._at += 1
         return token
 
     def _peek(self) -> str:
-        return self._tokens[self._at][0]
+        return self._tokens[self._at]
 
     def _value(self, depth: int) -> Any:
         if depth > MAX_DEPTH:

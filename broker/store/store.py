@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
-from ...protocol.message import Record, decode_record, encode_record, host_flags
+from ...protocol.message import Record, decode_record, encode_record, host_flags, record_size
 from ...protocol.names import topic_fault
 from ...protocol.subscription import Subscription
 from .consume_queue import ENTRY_BYTES, ConsumeQueue
@@ -335,8 +335,7 @@ class Store:
         """The record at a commit log position; None if there is none."""
         if not self.begin <= position < self._log.end:
             return None
-        head = self._log.read(position, 4)
-        size = int.from_bytes(head, "big")
+        size = record_size(self._log.read(position, 8), 0)  # 0 where a client's position is inside of a record
         try:
             record = decode_record(self._log.read(position, size))
         except ValueError:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import msgpack
 import orjson
 import pytest
+from rocketlet.protocol import fastjson_text
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import JSON, MSGPACK, Frame, encode
-from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.message import decode_records, encode_record
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from .test_pulls import pull
@@ -234,3 +236,91 @@ async def test_a_held_pull_that_fails_hurts_only_its_own_connection(
     answer = await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x")
     assert (answer.code, int(answer.ext["queueOffset"])) == (0, 0)
     assert await reader.closed()
+
+
+REGISTER = {
+    "brokerName": "b", "brokerAddr": "10.0.0.1:1", "clusterName": "c", "haServerAddr": "", "brokerId": 0,
+    "compressed": "true",
+}  # fmt: skip
+
+
+def part(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+@pytest.mark.parametrize(
+    ("plain", "remark"),
+    [
+        (part(b"{}") + b"\xff\xff\xff\xff", "4294967295 parts in 0 bytes"),
+        (part(b"{}") + b"\0\0\0\2" + part(b"t 1 1 6"), "4 bytes at byte 21 of 21"),
+        (b"\xff\xff\xff\xff{}", "4294967295 bytes"),
+        (part(b"{}") + b"\0\0\0\1" + part(b"t 1"), "cannot be read"),
+        (part(b"[1]") + b"\0\0\0\0", "cannot be read"),
+        (part(b"no json") + b"\0\0\0\0", "cannot be read"),
+        (bytes(16_777_217), "inflates to more than 16777216"),
+        (b"", "0 bytes"),
+    ],
+)
+async def test_a_registration_that_promises_more_than_it_has_is_refused(wire: Wire, plain: bytes, remark: str) -> None:
+    answer = await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(plain))
+    assert answer.code == 1
+    if plain:
+        assert remark in (answer.remark or "")
+    cut = await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(plain)[:-5])
+    assert cut.code == 1
+
+
+async def test_a_compressed_registration_may_be_as_large_as_a_frame(wire: Wire) -> None:
+    plain = part(b"{}") + b"\0\0\0\1" + part(b"t 1 1 6 ")
+    plain = part(b"{" + b" " * (16_777_216 - len(plain)) + b"}") + plain[6:]
+    assert len(plain) == 16_777_216
+    assert (await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(plain))).code == 0
+
+
+@pytest.mark.parametrize("text", [b" " * 1_000_000 + b'"', b'"\\' * 500_000, b'{"a":' * 100_000, b"[" * 1_000_000])
+def test_text_that_is_no_json_costs_its_length_once(text: bytes) -> None:
+    with pytest.raises(fastjson_text.JsonError):  # what cost its square took hours
+        fastjson_text.loads(text)
+
+
+async def test_a_position_inside_of_a_message_is_no_message(
+    wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t")
+    fake = b"\x7f\xff\xff\xff" + b"\xda\xa3\x20\xa7" + bytes(100)
+    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), fake)
+    reads: list[int] = []
+    position = node.broker.store.read_log(0, 1000).index(fake)
+    log_read = node.broker.store._log.read
+
+    def counted(position: int, size: int) -> bytes:
+        reads.append(size)
+        return log_read(position, size)
+
+    monkeypatch.setattr(node.broker.store._log, "read", counted)
+    assert (await wire.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": position})).code == 1
+    back = {"offset": position, "group": "g", "delayLevel": 1}
+    assert (await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 1
+    assert max(reads) <= 8
+
+
+async def test_a_half_message_is_ended_only_where_it_lies(wire: Wire, node: Node) -> None:
+    await create_topic(wire, "t")
+    half = send_v2(i="TRAN_MSG\x01true\x02PGROUP\x01p", f=4)
+    found = await wire.call(RequestCode.SEND_MESSAGE_V2, half, b"real")
+    position, offset = node.broker.store.queue("RMQ_SYS_TRANS_HALF_TOPIC", 0).entry(0)[0], 0
+    forged_at = node.broker.store.end + 88  # where the body of the next record begins
+    record = encode_record(
+        0, 0, offset, forged_at, 4, 1, bytes(8), 1, bytes(8), 0, 0, b"forged",
+        bytes((24,)) + b"RMQ_SYS_TRANS_HALF_TOPIC",
+        b"PGROUP\x01p\x02REAL_TOPIC\x01t\x02REAL_QID\x010",
+    )  # fmt: skip
+    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(e=1), record)
+    assert node.broker.store.record_at(forged_at) is not None, "the body is a record, if one believes it"
+    end = {
+        "producerGroup": "p", "tranStateTableOffset": offset, "commitLogOffset": forged_at, "commitOrRollback": 8,
+    }  # fmt: skip
+    assert (await wire.call(RequestCode.END_TRANSACTION, end)).code == 1
+    assert (await wire.call(RequestCode.END_TRANSACTION, end | {"commitLogOffset": position})).code == 0
+    assert await bodies_of(wire) == [b"real"]
+    assert found.code == 0
