@@ -8,6 +8,7 @@ leases               HOW a queue changes hands, and how long it is ours
 process_queue        what was pulled of one queue and not yet acknowledged
 settling             waits for a group to come to rest
 shares               whose queues are whose, asked of brokers
+admin, message_search  what an administrator asks and sets
 transactions         half messages and their outcome
 questions            what brokers ask a consumer for an administrator
 pulling, handling    bytes to messages; messages to the user's handler
@@ -21,6 +22,7 @@ from ..protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, S
 from ..protocol.bodies import Queue
 from ..protocol.subscription import Sql
 from .access import Access
+from .admin import AdminClient, Group, OffsetChange, Topic
 from .config import PullLimits, Start
 from .consumer import Consumer, Reject, RetryLater
 from .errors import (
@@ -42,12 +44,15 @@ __all__ = [
     "CONSISTENT_HASH",
     "STICKY",
     "Access",
+    "AdminClient",
     "BrokerRefused",
     "ConfigError",
     "ConnectionFailed",
     "Consumer",
+    "Group",
     "Message",
     "MessageIllegal",
+    "OffsetChange",
     "Outgoing",
     "Producer",
     "PullLimits",
@@ -60,6 +65,7 @@ __all__ = [
     "Sql",
     "Start",
     "Strategy",
+    "Topic",
     "TopicNotFound",
     "settled",
 ]

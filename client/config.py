@@ -43,6 +43,10 @@ PAUSED_DELAY_S: Final = 1.0
 SEND_BACK_RETRY_S: Final = 5.0
 SUSPEND_QUEUE_S: Final = 1.0
 
+ADMIN_TIMEOUT_S: Final = 10.0
+SEARCH_TIMEOUT_S: Final = 30.0  # a search by key may read much of a commit log
+SEARCH_MESSAGES: Final = 256  # a pull without a group
+
 MAX_IN_FLIGHT: Final = 65_536
 MAX_NAME_SERVERS: Final = 64
 

@@ -20,6 +20,19 @@ BENCHMARK_TOPIC: Final = "BenchmarkTest"
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # every Apache broker has it: for reading without a group
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+# Groups that Apache's brokers make for themselves (SubscriptionGroupManager.init, MixAll).
+SYSTEM_GROUPS: Final = frozenset(
+    (
+        TOOLS_GROUP,
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "ONS_HTTP_PROXY_GROUP",
+        "CID_ONSAPI_PULL",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "CID_RMQ_SYS_TRANS",
+    )
+)
 
 MAX_TOPIC_CHARS: Final = 127
 MAX_GROUP_CHARS: Final = MAX_TOPIC_CHARS - len(RETRY_PREFIX)  # because a group's retry topic is a topic, too
@@ -61,6 +74,16 @@ def reply_topic(cluster: str) -> str:
 
 def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
+
+
+def is_made_by_brokers(topic: str) -> bool:
+    """Whether no user made the topic: a system topic, or one that holds a group's retries or dead letters."""
+    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+def is_system_group(group: str) -> bool:
+    """Whether RocketMQ made the group for itself."""
+    return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def topic_fault(topic: str) -> str | None:

@@ -21,6 +21,7 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.client import (
+    AdminClient,
     BrokerRefused,
     Consumer,
     Message,
@@ -196,6 +197,42 @@ async def test_first_commits_are_not_lost(system: System) -> None:
         await asyncio.gather(*(offsets.store(Queue(topic, "apache", number), number + 1, 0) for number in range(4)))
         assert await system.committed(group, topic) == [1, 2, 3, 4]
     await cluster.close()
+
+
+@feature("administration: topics, groups, members, owners, lag, offsets, messages by id, key and place")
+async def test_a_cluster_is_administered(system: System) -> None:
+    topic, group, inbox = await system.topic(), await system.group(), Inbox()
+    async with AdminClient(system.address) as admin, Producer(system.address) as producer:
+        sent = [await producer.send(topic, b"%d" % number, keys=f"k{number}") for number in range(8)]
+        assert topic in await admin.topics()
+        # Apache's broker makes its indexes a moment after it has stored a message
+        async with asyncio.timeout(30):
+            while (await admin.topic(topic)).messages != 8:
+                await asyncio.sleep(0.05)
+        async with Consumer(system.address, group, topic, inbox, start="first") as consumer:
+            await eventually(lambda: len(inbox.messages) == 8)
+            found = await admin.group(group)
+            assert [member.client_id for member in found.members] == [consumer.client_id]
+            assert {owner for queue, owner in found.owners.items() if queue.topic == topic} == {consumer.client_id}
+            assert found.connections["apache"].subscriptions[topic] == "*"
+        assert group in await admin.groups()
+        assert group in await admin.consumed_by(topic)  # 5.3 lists the topic's own name, too
+        before = await admin.progress(group, topic)
+        assert sum(item.consumer_offset for item in before.values()) == 8
+        changes = await admin.reset(group, topic, "first")
+        assert sum(change.repeated for change in changes.values()) == 8
+        assert (await admin.group(group)).lag == 8
+        message = await admin.message(sent[5].offset_id)
+        assert message is not None
+        assert message.body == b"5"
+        async with asyncio.timeout(30):
+            while [item.body for item in await admin.messages_with_key(topic, "k3")] != [b"3"]:
+                await asyncio.sleep(0.05)
+        queue = sent[0].queue
+        stored = [item.queue_offset async for part in admin.read(queue, 0, 99) for item in part]
+        assert stored == list(range((await admin.topic(topic)).ranges[queue].end))
+        await admin.delete_topic(topic)
+        await admin.delete_group(group)
 
 
 @feature("orderly consumption")

@@ -1,0 +1,432 @@
+"""Administration of a cluster, Rocketlet's or Apache's of 4.9 and 5.x: topics, groups, offsets, messages, brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import orjson
+
+from ..protocol import admin_answers, admin_bodies, bodies, names
+from ..protocol.admin_answers import GroupConnections, MemberConnection
+from ..protocol.admin_bodies import Progress, Range
+from ..protocol.bodies import BrokerData, GroupConfig, Queue, TopicConfig
+from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from ..protocol.frame import Ext, Frame
+from ..protocol.headers import (
+    ClientInfo,
+    ConsumerGroup,
+    CreateTopic,
+    GroupName,
+    GroupTopic,
+    Offset,
+    ResetOffset,
+    SearchOffset,
+    TopicName,
+    UpdateOffset,
+    read,
+    write,
+)
+from ..protocol.subscription import parse_subscription
+from . import message_search
+from .access import Access
+from .cluster import Cluster
+from .config import ADMIN_TIMEOUT_S
+from .errors import BrokerRefused, ConfigError, TopicNotFound
+from .message import Message
+
+To = Literal["first", "last"] | int | Mapping[Queue, int]
+"""Where offsets are set: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """`config` by broker name; `ranges`: what each queue holds."""
+
+    name: str
+    config: Mapping[str, TopicConfig]
+    ranges: Mapping[Queue, Range]
+
+    @property
+    def messages(self) -> int:
+        return sum(item.end - item.begin for item in self.ranges.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`members` and `subscriptions` as its brokers know them, none if nobody is connected; `progress` by queue of every topic
+    in which the group has committed; `owners`: client id by queue."""
+
+    name: str
+    config: Mapping[str, GroupConfig]
+    connections: Mapping[str, GroupConnections]
+    progress: Mapping[Queue, Progress]
+    owners: Mapping[Queue, str]
+
+    @property
+    def members(self) -> tuple[MemberConnection, ...]:
+        """Each member once, though each broker knows it."""
+        found = {item.client_id: item for known in self.connections.values() for item in known.members}
+        return tuple(found[name] for name in sorted(found))
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not yet consumed."""
+        return sum(max(item.lag, 0) for item in self.progress.values())
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """What a reset does to a queue: messages that it skips, or that will be consumed again. `before` is None for a group that
+    has no offset there."""
+
+    before: int | None
+    after: int
+
+    @property
+    def skipped(self) -> int:
+        return max(self.after - (self.before or 0), 0)
+
+    @property
+    def repeated(self) -> int:
+        return max((self.before or 0) - self.after, 0)
+
+
+class AdminClient:
+    """`async with AdminClient("host:port") as admin: print(await admin.topics())`
+
+    Every method raises RocketletError: ConnectionFailed or RequestTimeout if a server is away, BrokerRefused if it does not
+    do or allow what was asked.
+    """
+
+    def __init__(self, name_server: str, *, access: Access | None = None) -> None:
+        self._cluster = Cluster(name_server, access)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._cluster.close()
+
+    # Brokers
+
+    async def brokers(self) -> list[BrokerData]:
+        """The brokers that the name server knows, by name."""
+        answer = await self._cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        return sorted(bodies.decode_cluster(answer.body), key=lambda broker: broker.name)
+
+    async def broker_status(self, address: str) -> dict[str, str]:
+        """GET_BROKER_RUNTIME_INFO: version, boot time, rates, disk use; the names are Apache's."""
+        return admin_answers.decode_table((await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)).body)
+
+    async def broker_config(self, address: str) -> dict[str, str]:
+        answer = await self._ask(address, RequestCode.GET_BROKER_CONFIG)
+        return admin_bodies.decode_properties(answer.body)
+
+    async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
+        """Changes settings until the broker ends. BrokerRefused names those that cannot be changed."""
+        await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=admin_bodies.encode_properties(settings))
+
+    # Topics
+
+    async def topics(self, *, system: bool = False) -> list[str]:
+        """All topics, without those that RocketMQ makes for itself unless `system` is set."""
+        answer = await self._cluster.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        found = sorted(bodies.decode_topic_list(answer.body))
+        if system:
+            return found
+        made = {
+            text
+            for broker in await self.brokers()
+            for text in (broker.cluster, broker.name, names.reply_topic(broker.cluster))
+        }
+        return [name for name in found if name not in made and not names.is_made_by_brokers(name)]
+
+    async def topic(self, name: str) -> Topic:
+        """Settings and ranges at each of the topic's brokers. Raises TopicNotFound."""
+        route = await self._cluster.find_route(name)
+        if route is None:
+            raise TopicNotFound(f"no name server knows the topic {name}; `topics` lists those that exist")
+        masters = {broker.name: broker.addresses[0] for broker in route.brokers if 0 in broker.addresses}
+        queues = {data.broker_name: data for data in route.queues}
+        stats = await self._each(masters, RequestCode.GET_TOPIC_STATS_INFO, write(TopicName(name)))
+        ranges = {queue: item for answer in stats.values() for queue, item in _stats(answer).items()}
+        config = {
+            broker: TopicConfig(name, data.read_queues, data.write_queues, data.perm, sys_flag=data.sys_flag)
+            for broker, data in queues.items()
+        }
+        return Topic(name, config, dict(sorted(ranges.items())))
+
+    async def create_topic(
+        self, name: str, *, queues: int = 8, perm: int = PERM_READ | PERM_WRITE, brokers: Iterable[str] | None = None
+    ) -> None:
+        """Makes a topic at all brokers or those named, or changes its settings where it exists. Raises ConfigError."""
+        fault = names.topic_fault(name)
+        if fault:
+            raise ConfigError(f"topic: {fault}")
+        if queues < 1:
+            raise ConfigError(f"queues is {queues}; at least 1 is needed")
+        header = write(CreateTopic(name, queues, queues, perm))
+        await self._each(await self._masters(brokers), RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    async def delete_topic(self, name: str) -> None:
+        """Removes a topic, its messages and its offsets from every broker, and from the name servers."""
+        await self._each(await self._masters(), RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
+        await self._cluster.ask_name_server(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
+
+    async def consumed_by(self, topic: str) -> list[str]:
+        """The groups that subscribe to a topic or have committed in it."""
+        answers = await self._each(
+            await self._masters(), RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, write(TopicName(topic))
+        )
+        return sorted({name for answer in answers.values() for name in admin_answers.decode_group_list(answer.body)})
+
+    async def producers(self) -> dict[str, tuple[MemberConnection, ...]]:
+        """Connected producers by group, as far as brokers list them."""
+        answers = await self._each(await self._masters(), RequestCode.GET_ALL_PRODUCER_INFO)
+        found: dict[str, set[MemberConnection]] = {}
+        for answer in answers.values():
+            for group, members in admin_answers.decode_all_producers(answer.body).items():
+                found.setdefault(group, set()).update(members)
+        return {group: tuple(sorted(members)) for group, members in sorted(found.items())}
+
+    # Groups
+
+    async def groups(self, *, system: bool = False) -> list[str]:
+        """All groups that a broker has settings of."""
+        answers = await self._each(await self._masters(), RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        found = {name for answer in answers.values() for name in admin_answers.decode_groups(answer.body)}
+        return sorted(name for name in found if system or not names.is_system_group(name))
+
+    async def group(self, name: str) -> Group:
+        """What all brokers know of a group. Raises ConfigError if none does."""
+        masters = await self._masters()
+        config, connections, progress = await asyncio.gather(
+            self._group_configs(name, masters), self._connections(name, masters), self._progress(name, masters)
+        )
+        if not config and not connections and not progress:
+            raise ConfigError(f"no broker knows the group {name}; `groups` lists those that exist")
+        owners = await self._owners(name, masters, connections)
+        return Group(name, config, connections, progress, owners)
+
+    async def _group_configs(self, name: str, masters: Mapping[str, str]) -> dict[str, GroupConfig]:
+        answers = await self._each(masters, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        tables = {broker: admin_answers.decode_groups(answer.body) for broker, answer in answers.items()}
+        return {broker: table[name] for broker, table in tables.items() if name in table}
+
+    async def _connections(self, name: str, masters: Mapping[str, str]) -> dict[str, GroupConnections]:
+        answers = await self._each(
+            masters,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST,
+            write(ConsumerGroup(name)),
+            ignored=(ResponseCode.CONSUMER_NOT_ONLINE,),
+        )
+        return {broker: admin_answers.decode_consumer_connections(answer.body) for broker, answer in answers.items()}
+
+    async def _progress(self, name: str, masters: Mapping[str, str], topic: str = "") -> dict[Queue, Progress]:
+        ext = {**write(GroupTopic(name)), "topic": topic}
+        # 4.9 refuses a group without settings by SYSTEM_ERROR
+        answers = await self._each(masters, RequestCode.GET_CONSUME_STATS, ext, ignored=(ResponseCode.SYSTEM_ERROR,))
+        found = [admin_bodies.decode_consume_stats(answer.body) for answer in answers.values()]
+        return dict(sorted((queue, item) for table in found for queue, item in table.items()))
+
+    async def _owners(
+        self, name: str, masters: Mapping[str, str], connections: Mapping[str, GroupConnections]
+    ) -> dict[Queue, str]:
+        """Of Rocketlet's brokers who holds each queue's lock; of Apache's what each member says that it reads."""
+        owners: dict[Queue, str] = {}
+        histories = await self._each(
+            masters,
+            RequestCode.GET_GROUP_HISTORY,
+            write(ConsumerGroup(name)),
+            ignored=(ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
+        )
+        for answer in histories.values():
+            for item in orjson.loads(answer.body)["owners"]:
+                owners[Queue(item["topic"], item["brokerName"], item["queueId"])] = item["clientId"]
+        if not owners:
+            for broker, known in connections.items():
+                for member in known.members:
+                    for queue in await self._running_queues(masters[broker], name, member.client_id):
+                        owners.setdefault(queue, member.client_id)
+        return dict(sorted(owners.items()))
+
+    async def _running_queues(self, address: str, group: str, client_id: str) -> list[Queue]:
+        try:
+            answer = await self._ask(
+                address, RequestCode.GET_CONSUMER_RUNNING_INFO, write(ClientInfo(group, client_id))
+            )
+        except BrokerRefused:  # it has just left, or is of a kind that does not answer
+            return []
+        return list(admin_answers.decode_running_queues(answer.body))
+
+    async def history(self, group: str) -> list[dict[str, Any]]:
+        """What Rocketlet's brokers say of a group: members, owners, disagreements, events. Others refuse (BrokerRefused)."""
+        answers = await self._each(await self._masters(), RequestCode.GET_GROUP_HISTORY, write(ConsumerGroup(group)))
+        return [orjson.loads(answer.body) for answer in answers.values()]
+
+    async def create_group(self, config: GroupConfig) -> None:
+        """Makes a group at all brokers, or replaces its settings."""
+        fault = names.group_fault(config.name)
+        if fault:
+            raise ConfigError(f"group: {fault}")
+        body = bodies.encode_group(config)
+        await self._each(await self._masters(), RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+
+    async def set_strict(self, group: str, strict: bool) -> list[str]:
+        """Whether members that subscribe to something else than the others are refused; the brokers that were told."""
+        masters = await self._masters()
+        known = await self._group_configs(group, masters)
+        if not known:
+            raise ConfigError(f"no broker knows the group {group}; `groups` lists those that exist")
+        for broker, config in known.items():
+            body = bodies.encode_group(replace(config, strict=strict))
+            await self._ask(masters[broker], RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+        return sorted(known)
+
+    async def delete_group(self, name: str, *, offsets: bool = True) -> None:
+        """Removes a group's settings, and with `offsets` how far it has come."""
+        header = write(GroupName(name, offsets))
+        await self._each(await self._masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+
+    # Offsets
+
+    async def progress(self, group: str, topic: str = "") -> dict[Queue, Progress]:
+        """How far a group is in each queue of a topic, or of all in which it has committed."""
+        return await self._progress(group, await self._masters(), topic)
+
+    async def preview_reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
+        """What `reset` would do, without doing it."""
+        found = await self.topic(topic)
+        before = await self._committed(group, topic)
+        wanted = await self._wanted(found, to)
+        return {queue: OffsetChange(before.get(queue), offset) for queue, offset in sorted(wanted.items())}
+
+    async def reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
+        """Sets a group's offsets. Connected members are told and go on from there; without members they are stored.
+
+        Raises ConfigError for single offsets while members are connected: the wire can name only a time to them.
+        """
+        changes = await self.preview_reset(group, topic, to)
+        masters = await self._masters()
+        online = await self._connections(group, masters)
+        if not online:
+            for queue, change in changes.items():
+                offset = write(UpdateOffset(group, topic, queue.queue_id, change.after))
+                await self._ask(masters[queue.broker_name], RequestCode.UPDATE_CONSUMER_OFFSET, offset)
+            return changes
+        if isinstance(to, Mapping):
+            raise ConfigError(f"the group {group} has members; stop them, or reset to a time, 'first' or 'last'")
+        header = write(ResetOffset(topic, group, _reset_time(to), True))
+        wanted = {queue.broker_name for queue in changes}
+        at = {name: address for name, address in masters.items() if name in wanted}
+        await self._each(at, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        return changes
+
+    async def _committed(self, group: str, topic: str) -> dict[Queue, int]:
+        progress = await self._progress(group, await self._masters(), topic)
+        return {queue: item.consumer_offset for queue, item in progress.items()}
+
+    async def _wanted(self, topic: Topic, to: To) -> dict[Queue, int]:
+        if isinstance(to, Mapping):
+            for queue, offset in to.items():
+                span = topic.ranges.get(queue)
+                if span is None:
+                    raise ConfigError(f"the topic {topic.name} has no queue {queue}")
+                if not span.begin <= offset <= span.end:
+                    raise ConfigError(f"{queue}: {offset} is outside of {span.begin} to {span.end}")
+            return dict(to)
+        if isinstance(to, int):
+            found = await asyncio.gather(*(self._stored_at(queue, to) for queue in topic.ranges))
+            return dict(zip(topic.ranges, found, strict=True))
+        if to not in ("first", "last"):
+            raise ConfigError(f"offsets are set to 'first', 'last', a time in ms or offsets by queue, not to {to!r}")
+        return {queue: span.begin if to == "first" else span.end for queue, span in topic.ranges.items()}
+
+    async def _stored_at(self, queue: Queue, time_ms: int) -> int:
+        connection = await self._cluster.broker(queue.broker_name)
+        header = write(SearchOffset(queue.topic, queue.queue_id, time_ms))
+        return read(Offset, (await connection.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)).ext).offset
+
+    # Messages
+
+    async def message(self, message_id: str, topic: str = "") -> Message | None:
+        """A message by its offset id, or with `topic` by the id that its sender gave it; None if there is none."""
+        if not topic:
+            return await message_search.by_offset_id(self._cluster, message_id)
+        found = await message_search.by_key(
+            self._cluster, topic, message_id, begin_ms=0, end_ms=message_search.FOREVER_MS, limit=32, unique=True
+        )
+        return found[0] if found else None
+
+    async def messages_with_key(
+        self, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = message_search.FOREVER_MS, limit: int = 64
+    ) -> list[Message]:
+        """Up to `limit` messages a broker that have a key, oldest first."""
+        return await message_search.by_key(
+            self._cluster, topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit, unique=False
+        )
+
+    async def read(self, queue: Queue, begin: int, end: int, *, expression: str = "*") -> AsyncIterator[list[Message]]:
+        """The messages of a queue from `begin` up to but not including `end` that match a tag expression, in pieces."""
+        if self._cluster.master(queue.broker_name) is None:
+            await self._cluster.find_route(queue.topic)
+        subscription = parse_subscription(queue.topic, expression)
+        async for messages in message_search.read_queue(self._cluster, queue, begin, end, subscription):
+            tags = subscription.tags
+            yield [message for message in messages if not tags or message.tag in tags]
+
+    # Asking
+
+    async def _masters(self, named: Iterable[str] | None = None) -> dict[str, str]:
+        """Addresses of masters by broker name. Raises ConfigError for a name that the name server does not know."""
+        known = {broker.name: broker.addresses[0] for broker in await self.brokers() if 0 in broker.addresses}
+        if named is None:
+            return known
+        wanted = list(named)
+        missing = [name for name in wanted if name not in known]
+        if missing:
+            raise ConfigError(f"no broker is named {', '.join(missing)}; known: {', '.join(known) or 'none'}")
+        return {name: known[name] for name in wanted}
+
+    async def _each(
+        self,
+        masters: Mapping[str, str],
+        code: int,
+        ext: Ext | None = None,
+        body: bytes = b"",
+        *,
+        ignored: tuple[int, ...] = (),
+    ) -> dict[str, Frame]:
+        """The answers of brokers that are asked side by side; without those whose refusal is `ignored`."""
+
+        async def one(address: str) -> Frame | None:
+            try:
+                return await self._ask(address, code, ext, body)
+            except BrokerRefused as error:
+                if error.code in ignored:
+                    return None
+                raise
+
+        found = await asyncio.gather(*map(one, masters.values()))
+        return {name: answer for name, answer in zip(masters, found, strict=True) if answer is not None}
+
+    async def _ask(self, address: str, code: int, ext: Ext | None = None, body: bytes = b"") -> Frame:
+        connection = await self._cluster.connection(address)
+        return await connection.request(code, ext or {}, body, timeout_s=ADMIN_TIMEOUT_S)
+
+
+def _stats(answer: Frame) -> dict[Queue, Range]:
+    return admin_answers.decode_topic_stats(answer.body)
+
+
+def _reset_time(to: str | int) -> int:
+    """RESET's time: -1 is the end."""
+    if isinstance(to, int):
+        return to
+    return 0 if to == "first" else -1

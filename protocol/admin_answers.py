@@ -1,0 +1,135 @@
+"""What brokers and name servers answer to administration, read by a client: the counterpart of `admin_bodies`.
+
+Apache's brokers of 4.9 and 5.3 write the same bodies with more fields; what is not named here is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from .admin_bodies import Range
+from .bodies import GroupConfig, Queue, TopicConfig, read_group, read_queue, read_topic, reads
+
+
+class MemberConnection(NamedTuple):
+    """A connected client. `address` is `ip:port`, `version` a number such as 409 (V4_9_8)."""
+
+    client_id: str
+    address: str
+    language: str
+    version: int
+
+
+class GroupConnections(NamedTuple):
+    """The members of a consumer group at one broker; `subscriptions` maps topics to filter expressions."""
+
+    members: tuple[MemberConnection, ...]
+    subscriptions: Mapping[str, str]
+    consume_type: str
+    message_model: str
+    consume_from: str
+
+
+class ConsumeTimes(NamedTuple):
+    """Store times of a queue's first, last and last consumed message, ms since the epoch; -1 for none."""
+
+    first_ms: int
+    last_ms: int
+    consumed_ms: int
+
+
+@reads("topic statistics")
+def decode_topic_stats(data: Any) -> dict[Queue, Range]:
+    """GET_TOPIC_STATS_INFO."""
+    return {
+        read_queue(orjson.loads(key)): Range(
+            int(item["minOffset"]), int(item["maxOffset"]), int(item["lastUpdateTimestamp"])
+        )
+        for key, item in (data.get("offsetTable") or {}).items()
+    }
+
+
+@reads("topic settings")
+def decode_topics(data: Any) -> dict[str, TopicConfig]:
+    """GET_ALL_TOPIC_CONFIG."""
+    return {str(name): read_topic(item) for name, item in (data.get("topicConfigTable") or {}).items()}
+
+
+@reads("group settings")
+def decode_groups(data: Any) -> dict[str, GroupConfig]:
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+    return {str(name): read_group(item) for name, item in (data.get("subscriptionGroupTable") or {}).items()}
+
+
+@reads("group list")
+def decode_group_list(data: Any) -> list[str]:
+    """QUERY_TOPIC_CONSUME_BY_WHO."""
+    return [str(item) for item in data.get("groupList") or ()]
+
+
+@reads("table")
+def decode_table(data: Any) -> dict[str, str]:
+    """A KVTable, such as GET_BROKER_RUNTIME_INFO's."""
+    return {str(name): str(value) for name, value in (data.get("table") or {}).items()}
+
+
+def _connection(data: Mapping[str, Any]) -> MemberConnection:
+    address = str(data["clientAddr"]).lstrip("/")
+    return MemberConnection(str(data["clientId"]), address, str(data["language"]), int(data["version"]))
+
+
+@reads("consumer connections")
+def decode_consumer_connections(data: Any) -> GroupConnections:
+    """GET_CONSUMER_CONNECTION_LIST."""
+    table = data.get("subscriptionTable") or {}
+    return GroupConnections(
+        tuple(sorted(map(_connection, data.get("connectionSet") or ()))),
+        {str(topic): str(item.get("subString") or "*") for topic, item in table.items()},
+        str(data.get("consumeType") or ""),
+        str(data.get("messageModel") or ""),
+        str(data.get("consumeFromWhere") or ""),
+    )
+
+
+@reads("producer connections")
+def decode_producer_connections(data: Any) -> tuple[MemberConnection, ...]:
+    """GET_PRODUCER_CONNECTION_LIST."""
+    return tuple(sorted(map(_connection, data.get("connectionSet") or ())))
+
+
+@reads("producers")
+def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
+    """GET_ALL_PRODUCER_INFO: connected producers by group."""
+    return {
+        str(group): tuple(
+            MemberConnection(
+                str(item["clientId"]), str(item["remoteIP"]).lstrip("/"), str(item["language"]), int(item["version"])
+            )
+            for item in items
+        )
+        for group, items in (data.get("data") or {}).items()
+    }
+
+
+@reads("consume times")
+def decode_consume_times(data: Any) -> dict[Queue, ConsumeTimes]:
+    """QUERY_CONSUME_TIME_SPAN."""
+    return {
+        read_queue(item["messageQueue"]): ConsumeTimes(
+            int(item.get("minTimeStamp", -1)), int(item.get("maxTimeStamp", -1)), int(item.get("consumeTimeStamp", -1))
+        )
+        for item in data.get("consumeTimeSpanSet") or ()
+    }
+
+
+@reads("running consumer")
+def decode_running_queues(data: Any) -> dict[Queue, int]:
+    """GET_CONSUMER_RUNNING_INFO: the queues in a member's hands and how far it has committed each."""
+    return {
+        read_queue(orjson.loads(key)): int(item.get("commitOffset", 0))
+        for key, item in (data.get("mqTable") or {}).items()
+        if not item.get("droped")
+    }

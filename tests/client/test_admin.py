@@ -1,0 +1,158 @@
+"""AdminClient on a real broker: topics, groups, offsets, messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from rocketlet.client import BrokerRefused, ConfigError, Consumer, Producer, TopicNotFound, settled
+from rocketlet.client.admin import AdminClient, OffsetChange
+from rocketlet.client.message import Message
+from rocketlet.protocol.bodies import GroupConfig, Queue
+
+from ..conftest import Node, Nodes, eventually
+
+
+@pytest.fixture
+async def admin(node: Node) -> AsyncIterator[AdminClient]:
+    async with AdminClient(node.address) as client:
+        yield client
+
+
+async def consume_all(node: Node, group: str, topic: str, count: int) -> None:
+    seen: list[Message] = []
+    async with Consumer(node.address, group, topic, seen.append, start="first"):
+        await eventually(lambda: len(seen) == count)
+
+
+async def test_a_topic_is_made_described_changed_and_deleted(node: Node, admin: AdminClient) -> None:
+    await admin.create_topic("orders", queues=3)
+    assert await admin.topics() == ["orders"]
+    assert "TBW102" in await admin.topics(system=True)
+    async with Producer(node.address) as producer:
+        for number in range(10):
+            await producer.send("orders", b"%d" % number)
+    found = await admin.topic("orders")
+    assert found.messages == 10
+    assert sorted(found.ranges) == [Queue("orders", "broker-a", number) for number in range(3)]
+    await admin.create_topic("orders", queues=5)
+    assert len((await admin.topic("orders")).ranges) == 5
+    await admin.delete_topic("orders")
+    assert await admin.topics() == []
+    with pytest.raises(TopicNotFound, match="no name server knows the topic orders"):
+        await admin.topic("orders")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("a b", {}, "topic"),
+        ("t", {"queues": 0}, "at least 1"),
+        ("t", {"brokers": ["broker-z"]}, "no broker is named broker-z; known: broker-a"),
+    ],
+)
+async def test_a_topic_that_cannot_be_made_is_refused_with_the_reason(
+    admin: AdminClient, name: str, settings: dict[str, int], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        await admin.create_topic(name, **settings)  # type: ignore[arg-type]
+
+
+async def test_a_group_shows_its_members_owners_and_lag_and_keeps_lag_without_members(
+    node: Node, admin: AdminClient
+) -> None:
+    await admin.create_topic("orders", queues=4)
+    async with Producer(node.address) as producer:
+        for number in range(8):
+            await producer.send("orders", b"%d" % number)
+    seen: list[Message] = []
+    async with Consumer(node.address, "shipping", "orders", seen.append, start="first") as consumer:
+        await settled(node.address, "shipping", members=1)
+        await eventually(lambda: len(seen) == 8)
+        group = await admin.group("shipping")
+        assert [member.client_id for member in group.members] == [consumer.client_id]
+        assert group.connections["broker-a"].subscriptions["orders"] == "*"
+        mine = {queue: owner for queue, owner in group.owners.items() if queue.topic == "orders"}
+        assert set(mine) == {queue for queue in consumer.assignment() if queue.topic == "orders"}
+        assert set(mine.values()) == {consumer.client_id}
+    async with Producer(node.address) as producer:
+        for number in range(5):
+            await producer.send("orders", b"%d" % number)
+    group = await admin.group("shipping")
+    assert group.members == ()
+    assert group.lag == 5
+    assert await admin.groups() == ["shipping"]
+    assert await admin.consumed_by("orders") == ["shipping"]
+
+
+async def test_offsets_are_previewed_and_set_with_and_without_members(node: Node, admin: AdminClient) -> None:
+    await admin.create_topic("orders", queues=2)
+    async with Producer(node.address) as producer:
+        for number in range(10):
+            await producer.send("orders", b"%d" % number)
+    await consume_all(node, "shipping", "orders", 10)
+    ends = {queue: span.end for queue, span in (await admin.topic("orders")).ranges.items()}
+    wanted = {queue: OffsetChange(end, 0) for queue, end in ends.items()}
+    assert await admin.preview_reset("shipping", "orders", "first") == wanted
+    assert (await admin.group("shipping")).lag == 0, "a preview changes nothing"
+    assert await admin.reset("shipping", "orders", "first") == wanted
+    assert sum(change.repeated for change in wanted.values()) == 10
+    assert (await admin.group("shipping")).lag == 10
+    one = Queue("orders", "broker-a", 0)
+    with pytest.raises(ConfigError, match="outside of 0 to"):
+        await admin.reset("shipping", "orders", {one: 999})
+    await admin.reset("shipping", "orders", {one: ends[one]})
+    assert (await admin.group("shipping")).lag == 10 - ends[one]
+    seen: list[Message] = []
+    async with Consumer(node.address, "shipping", "orders", seen.append):
+        await eventually(lambda: len(seen) == 10 - ends[one])
+        await admin.reset("shipping", "orders", "first")
+        await eventually(lambda: len(seen) == 20 - ends[one])
+        with pytest.raises(ConfigError, match="has members; stop them"):
+            await admin.reset("shipping", "orders", {one: 0})
+
+
+async def test_messages_are_found_by_id_key_and_place(node: Node, admin: AdminClient) -> None:
+    async with Producer(node.address) as producer:
+        await admin.create_topic("orders", queues=1)
+        sent = [
+            await producer.send("orders", b"%d" % number, keys=f"k{number}", tag="odd" if number % 2 else "even")
+            for number in range(6)
+        ]
+    for found in (await admin.message(sent[3].offset_id), await admin.message(sent[3].message_id, "orders")):
+        assert found is not None
+        assert found.body == b"3"
+    assert await admin.message(sent[3].offset_id[:-4] + "0001") is None
+    with pytest.raises(ConfigError, match="is no offset id"):
+        await admin.message("xyz")
+    assert [item.body for item in await admin.messages_with_key("orders", "k4")] == [b"4"]
+    assert await admin.messages_with_key("orders", "k9") == []
+    queue = Queue("orders", "broker-a", 0)
+    bodies = [item.body async for part in admin.read(queue, 2, 99) for item in part]
+    assert bodies == [b"2", b"3", b"4", b"5"]
+    odd = [item.body async for part in admin.read(queue, 0, 5, expression="odd") for item in part]
+    assert odd == [b"1", b"3"]
+
+
+async def test_groups_are_made_strict_and_deleted(admin: AdminClient) -> None:
+    with pytest.raises(ConfigError, match="no broker knows the group g"):
+        await admin.set_strict("g", True)
+    await admin.create_group(GroupConfig("g", retry_max_times=3))
+    assert await admin.set_strict("g", True) == ["broker-a"]
+    config = (await admin.group("g")).config["broker-a"]
+    assert (config.strict, config.retry_max_times) == (True, 3)
+    await admin.delete_group("g")
+    with pytest.raises(ConfigError, match="no broker knows the group g"):
+        await admin.group("g")
+
+
+async def test_brokers_tell_their_state_and_take_settings(nodes: Nodes) -> None:
+    node = await nodes.start()
+    async with AdminClient(node.address) as admin:
+        (broker,) = await admin.brokers()
+        assert broker.name == "broker-a"
+        assert (await admin.broker_status(broker.addresses[0]))["brokerVersionDesc"] == "V4_9_8"
+        await admin.update_broker_config(broker.addresses[0], {"defaultTopicQueueNums": "3"})
+        assert (await admin.broker_config(broker.addresses[0]))["defaultTopicQueueNums"] == "3"
+        with pytest.raises(BrokerRefused, match="cannot be changed while the broker runs"):
+            await admin.update_broker_config(broker.addresses[0], {"listenPort": "1"})
