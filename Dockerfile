@@ -1,22 +1,33 @@
-FROM python:3.11-slim-bookworm
+# Two images. The last stage is the default: name server and broker, without Java, shell or package manager.
+#   docker build --tag rocketlet .
+#   docker build --tag rocketlet-spark --target spark .      PySpark with Java, and the demo
 
+FROM python:3.11-slim-bookworm AS java
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless \
     && rm -rf /var/lib/apt/lists/*
 
-WORKDIR /opt/rocketlet
-COPY pyproject.toml README.md ./
-COPY broker broker
-COPY client client
-COPY demo demo
-COPY protocol protocol
-COPY spark spark
-RUN python -m pip install --no-cache-dir '.[spark,demo]'
-
+FROM java AS spark
+COPY . /src
+RUN python -m pip install --no-cache-dir '/src[spark,demo]' && rm -r /src
 RUN useradd --create-home --uid 10001 rocketlet && mkdir /data && chown rocketlet /data
 USER rocketlet
 WORKDIR /data
 VOLUME /data
 ENV PYTHONUNBUFFERED=1 PYSPARK_PYTHON=python3
+
+FROM python:3.11-slim-bookworm AS files
+COPY . /src
+RUN python -m venv /opt/rocketlet && /opt/rocketlet/bin/python -m pip install --no-cache-dir /src
+RUN /opt/rocketlet/bin/python /src/docker/minimal_root.py /minimal && mkdir /data
+
+FROM scratch
+COPY --from=files /minimal /
+COPY --from=files --chown=10001:10001 /data /data
+USER 10001:10001
+WORKDIR /data
+VOLUME /data
+ENV PATH=/opt/rocketlet/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/data
 EXPOSE 9876 19876 10911
-CMD ["rocketlet", "start", "--data", "/data"]
+# a container is reached from outside only if it listens on all interfaces
+CMD ["rocketlet", "start", "--host", "0.0.0.0", "--data", "/data"]

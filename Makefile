@@ -48,8 +48,9 @@ bench: dev ## measure beside Apache RocketMQ and JetStream
 dist: dev ## build the wheel and the source distribution into dist/
 	$(BIN)/python -m build
 
-image: ## build the image
+image: ## build the images: rocketlet, and rocketlet-spark
 	docker build --tag rocketlet .
+	docker build --tag rocketlet-spark --target spark .
 
 up: ## run a cluster, a producer, consumers and Spark in Docker
 	docker compose up --build --detach

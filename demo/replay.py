@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 
 import uvloop
@@ -25,24 +25,26 @@ IN_FLIGHT = 64
 STATUS_EVERY = 256
 
 
-async def replay(name_server: str, limit: int, rate: float, status: Path | None) -> int:
-    """Sends the flights, at most `rate` a second (0: as fast as they go); returns how many were acknowledged."""
-    flights = read_flights(limit)
+async def replay(name_server: str, limit: int, rate: float, status: Path | None, *, forever: bool = False) -> int:
+    """Sends the flights, at most `rate` a second (0: as fast as they go); returns how many were acknowledged. With
+    `forever`, the year begins again when it is over."""
+    years = repeat(limit) if forever else (limit,)
+    flights = enumerate(chain.from_iterable(map(read_flights, years)))
     sent = 0
     began_s = time.monotonic()
 
     async def worker(producer: Producer) -> None:
         nonlocal sent
-        for flight in flights:
+        for number, flight in flights:
             if rate:
-                await asyncio.sleep(max(began_s + flight.number / rate - time.monotonic(), 0))
+                await asyncio.sleep(max(began_s + number / rate - time.monotonic(), 0))
             await _send(producer, flight)
             sent += 1
             if status is not None and sent % STATUS_EVERY == 0:
                 _write(status, sent)
 
     async with Producer(name_server, "replay", timeout_s=30, retries=10) as producer:
-        await _first(producer, flights)
+        await _send(producer, next(flights)[1])  # alone: it makes the topic
         sent = 1
         await asyncio.gather(*(worker(producer) for _ in range(IN_FLIGHT)))
     if status is not None:
@@ -73,10 +75,6 @@ async def _brokers(cluster: Cluster) -> list[BrokerData]:
     return decode_cluster((await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
 
 
-async def _first(producer: Producer, flights: Iterator[Flight]) -> None:
-    await _send(producer, next(flights))
-
-
 async def _send(producer: Producer, flight: Flight) -> None:
     await producer.send(TOPIC, flight.body, tag=flight.carrier, keys=flight.tail, queue_key=flight.tail)
 
@@ -92,6 +90,7 @@ def main() -> int:
     parser.add_argument("--nameserver", required=True)
     parser.add_argument("--flights", type=int, default=TOTAL)
     parser.add_argument("--rate", type=float, default=0.0, help="flights a second; 0: as fast as they go")
+    parser.add_argument("--forever", action="store_true", help="begin again when the year is over")
     parser.add_argument("--status", type=Path)
     parser.add_argument("--queues", type=int, default=0, help="make the topic with so many queues on each broker first")
     parser.add_argument("--brokers", type=int, default=1, help="wait for so many brokers before that")
@@ -100,7 +99,9 @@ def main() -> int:
     try:
         if options.queues:
             uvloop.run(create_topic(options.nameserver, options.queues, options.brokers))
-        sent = uvloop.run(replay(options.nameserver, options.flights, options.rate, options.status))
+        sent = uvloop.run(
+            replay(options.nameserver, options.flights, options.rate, options.status, forever=options.forever)
+        )
     except RocketletError as error:
         print(f"replay: {error}", file=sys.stderr)
         return 1

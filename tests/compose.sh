@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and starts the compose file, waits until rows arrive in Spark's output and until a client on this host is
+# Builds the images, checks that the broker's is small, starts the compose file, waits until rows arrive in Spark's output and until a client on this host is
 # served through the published ports, scales the consumers, runs the Spark job on a cluster of which a worker is killed, and
 # takes everything down. Needs a Docker engine.
 set -euo pipefail
@@ -8,7 +8,11 @@ compose() { if docker compose version >/dev/null 2>&1; then docker compose "$@";
 python=${PYTHON:-.venv/bin/python}
 trap 'compose logs --tail=20 || true; compose down --volumes || true' EXIT
 
+compose config --quiet
 compose build
+size=$(docker image inspect --format '{{.Size}}' rocketlet)
+[ "$size" -lt 100000000 ] || { echo "FAULT: the broker's image has $size bytes, 100 MB are allowed"; exit 1; }
+echo "the broker's image has $((size / 1000000)) MB"
 compose up -d
 flights() { compose exec -T spark python3 -c '
 import json, pathlib

@@ -38,6 +38,7 @@ def test_images_are_built_for_both_architectures(name: str) -> None:
     built = [step["with"] for step in steps(name) if step.get("uses", "").startswith("docker/build-push-action")]
     assert built
     assert all(options["platforms"] == "linux/amd64,linux/arm64" for options in built)
+    assert {options.get("target") for options in built} == {None, "spark"}
     assert {bool(options["push"]) for options in built} == {name == "release.yml"}
 
 

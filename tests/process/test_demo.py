@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -9,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rocketlet.client import Consumer, Message
+from rocketlet.demo.replay import TOPIC, replay
+
+from ..conftest import Node
 
 
 def run(tmp_path: Path, *options: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -42,3 +47,21 @@ def test_without_java_it_says_how_to_get_it_and_runs_the_rest(tmp_path: Path) ->
     assert found.returncode == 0, found.stdout + found.stderr
     assert "no Java was found; install Java 17 or later" in found.stdout.replace("\n", " ")
     assert "departures" in found.stdout
+
+
+async def test_a_replay_that_runs_forever_begins_again(node: Node, tmp_path: Path) -> None:
+    bodies: list[bytes] = []
+    second_year = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        bodies.append(message.body)
+        if len(bodies) > len(set(bodies)):
+            second_year.set()
+
+    replaying = asyncio.create_task(replay(node.address, limit=5, rate=50.0, status=None, forever=True))
+    try:
+        async with asyncio.timeout(60), Consumer(node.address, "watchers", TOPIC, handle, start="first"):
+            await second_year.wait()
+    finally:
+        replaying.cancel()
+        await asyncio.gather(replaying, return_exceptions=True)
