@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 import uvloop
 
+from .. import __version__
 from . import logs
 from .broker import Broker
 from .config import BrokerConfig
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rocketlet", description="RocketMQ consumer groups for Python and Spark: broker and name server."
     )
+    parser.add_argument("--version", action="version", version=f"rocketlet {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     start = commands.add_parser("start", help="run a name server and a broker together on one port")
     _listen_options(start, DEFAULT_PORT)

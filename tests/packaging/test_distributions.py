@@ -6,6 +6,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import rocketlet
+
 from .conftest import ROOT, Distributions, Environment
 
 OURS_ALONE = ("tests", "bench", "examples", "docs", "docker")
@@ -58,6 +60,7 @@ def test_the_source_distribution_holds_what_the_wheel_is_built_from(distribution
 
 
 def test_a_broker_and_a_client_work_in_a_clean_environment_without_extras(clean: Environment, tmp_path: Path) -> None:
+    assert clean.run("rocketlet", "--version", cwd=tmp_path) == f"rocketlet {rocketlet.__version__}\n"
     assert "it works" in clean.run("python", "-c", SMOKE, cwd=tmp_path)
 
 
