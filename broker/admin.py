@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
+from struct import iter_unpack
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,11 +16,18 @@ import structlog
 from ..protocol import admin_bodies, bodies
 from ..protocol.admin_bodies import Range
 from ..protocol.bodies import BodyError, Queue, group_json, topic_json
-from ..protocol.codes import VERSION, ResponseCode
+from ..protocol.codes import MAX_PERM, VERSION, ResponseCode
 from ..protocol.frame import Frame
 from ..protocol.headers import ConsumeQueueQuery, TopicName, ViewStats, read
 from .answers import Buffers, answer
-from .config import BrokerConfig
+from .config import (
+    MAX_QUERY_ENTRIES,
+    MAX_QUEUES_PER_TOPIC,
+    MAX_RETAIN_HOURS,
+    MAX_TRANSACTION_TIMEOUT_S,
+    BrokerConfig,
+    within,
+)
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -27,14 +35,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("rocketlet.admin")
 
-# Apache's names of the settings that may be changed while the broker runs, and what each sets.
-_SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "brokerPermission": ("permission", int),
-    "autoCreateTopicEnable": ("auto_create_topics", lambda text: text == "true"),
-    "autoCreateSubscriptionGroup": ("auto_create_groups", lambda text: text == "true"),
-    "defaultTopicQueueNums": ("default_queues", int),
-    "fileReservedTime": ("retain_hours", float),
-    "transactionTimeOut": ("transaction_timeout_s", lambda text: int(text) / 1000),
+# Apache's names of the settings that may be changed while the broker runs, what each sets, and between which values.
+_SETTINGS: dict[str, tuple[str, Callable[[str], Any], float, float]] = {
+    "brokerPermission": ("permission", int, 0, MAX_PERM),
+    "autoCreateTopicEnable": ("auto_create_topics", lambda text: text == "true", 0, 1),
+    "autoCreateSubscriptionGroup": ("auto_create_groups", lambda text: text == "true", 0, 1),
+    "defaultTopicQueueNums": ("default_queues", int, 1, MAX_QUEUES_PER_TOPIC),
+    "fileReservedTime": ("retain_hours", float, 0, MAX_RETAIN_HOURS),
+    "transactionTimeOut": ("transaction_timeout_s", lambda text: int(text) / 1000, 0, MAX_TRANSACTION_TIMEOUT_S),
 }
 
 
@@ -97,7 +105,7 @@ def settings(config: BrokerConfig) -> dict[str, Any]:
         "maxMessageSize": 4 * 1024 * 1024,
         "enablePropertyFilter": "true",
     }
-    for name, (field, _) in _SETTINGS.items():
+    for name, (field, *_) in _SETTINGS.items():
         value = ours[field]
         if name == "transactionTimeOut":
             value = int(value * 1000)
@@ -118,13 +126,11 @@ def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -
         if name not in _SETTINGS:
             remark = f"{name} cannot be changed while the broker runs; these can: {', '.join(_SETTINGS)}"
             return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
-        field, convert = _SETTINGS[name]
+        field, convert, low, high = _SETTINGS[name]
         try:
-            changes[field] = convert(text)
-        except ValueError:
+            changes[field] = within(name, convert(text), low, high)
+        except (ValueError, OverflowError):
             raise BodyError(f"{name}: {text[:40]!r} is no number") from None
-    if not 0 <= changes.get("permission", 6) <= 7:
-        raise BodyError("brokerPermission: 6 reads and writes, 4 only reads, 2 only writes, 0 neither")
     broker.change_config(replace(broker.config, **changes))
     log.info("settings changed", **wanted)
     return answer(frame)
@@ -185,18 +191,17 @@ def view_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 
 
 def query_consume_queue(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """QUERY_CONSUME_QUEUE: entries of a queue's index."""
+    """QUERY_CONSUME_QUEUE: entries of a queue's index, 1,024 at most."""
     header = read(ConsumeQueueQuery, frame.ext)
     queue = broker.store.queues.get((header.topic, header.queue_id))
     if queue is None:
         remark = f"{header.queue_id}@{header.topic} is not exist!"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    begin = max(header.index_, queue.begin)
+    count = min(header.index_ + header.count_ - begin, queue.next - begin, MAX_QUERY_ENTRIES)
     entries = [
         {"eval": True, "physicOffset": position, "physicSize": size, "tagsCode": code}
-        for position, size, code in (
-            queue.entry(offset)
-            for offset in range(max(header.index_, queue.begin), min(header.index_ + header.count_, queue.next))
-        )
+        for position, size, code in iter_unpack(">QIq", queue.entries(begin, count) if count > 0 else b"")
     ]
     value = {"maxQueueIndex": queue.next, "minQueueIndex": queue.begin, "queueData": entries}
     return answer(frame, body=orjson.dumps(value))

@@ -235,7 +235,7 @@ class Broker:
         return found.read_queues if found else 0
 
     def ensure_topic(self, topic: TopicConfig) -> TopicConfig:
-        """The topic as it is, or made as asked. Raises StoreFull, TopicLimit."""
+        """The topic as it is, or made as asked. Raises StoreFull, LimitExceeded."""
         return self.topics.get(topic.name) or self.topics.put(topic, self.store.end)
 
     def delete_topic(self, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 REGION: Final = "DefaultRegion"
 MAX_CONNECTIONS: Final = 10_000  # fewer if the process may not open as many files
@@ -29,6 +29,11 @@ MAX_HELD_PULLS: Final = 100_000
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than this is not read from
 MAX_TOPICS: Final = 50_000
 MAX_QUEUES_PER_TOPIC: Final = 4096
+MAX_RETRY_QUEUES: Final = 64  # of a group's retry topic
+MAX_RETRY_TIMES: Final = 1_000_000
+MAX_QUERY_ENTRIES: Final = 1024  # of a queue's index in one answer
+MAX_RETAIN_HOURS: Final = 876_000.0  # a hundred years
+MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0
 MAX_KV_NAMESPACES: Final = 100
 MAX_KV_KEYS: Final = 10_000
 MAX_GROUPS: Final = 10_000
@@ -52,6 +57,20 @@ DELAY_LEVELS_MS: Final = tuple(
     for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 )
 DELAY_DELIVERIES_AT_ONCE: Final = 500
+
+
+class LimitExceeded(Exception):
+    """More than a limit of this module allows. The text names what, and the limit."""
+
+
+N = TypeVar("N", int, float)
+
+
+def within(what: str, value: N, low: N, high: N) -> N:
+    """The value, if it lies in the range. Raises LimitExceeded, for what is no number, too."""
+    if not low <= value <= high:
+        raise LimitExceeded(f"{what}: {value} is not between {low} and {high}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

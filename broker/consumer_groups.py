@@ -18,7 +18,7 @@ import structlog
 from ..protocol.bodies import ConsumerData
 from ..protocol.names import RETRY_PREFIX, sorted_ids
 from ..protocol.subscription import Subscription
-from .config import HEARTBEAT_LIMIT_S, MAX_MEMBERS
+from .config import HEARTBEAT_LIMIT_S, MAX_MEMBERS, LimitExceeded
 from .history import History
 
 log = structlog.get_logger("rocketlet.groups")
@@ -182,7 +182,7 @@ class ConsumerGroups:
         return iter(list(self._groups.values()))
 
     def heartbeat(self, connection: Any, client_id: str, data: ConsumerData, language: int, version: int) -> None:
-        """Registers or refreshes a member. Raises OverflowError beyond 10,000 members in a group."""
+        """Registers or refreshes a member. Raises LimitExceeded beyond 10,000 members in a group."""
         group = self._groups.get(data.group)
         if group is None:
             group = self._groups[data.group] = ConsumerGroup(data.group)
@@ -197,7 +197,7 @@ class ConsumerGroups:
                 self.check(group, client_id)
             return
         if len(group.members) >= MAX_MEMBERS:
-            raise OverflowError(f"the group {data.group} has {MAX_MEMBERS} members; no more are taken")
+            raise LimitExceeded(f"the group {data.group} has {MAX_MEMBERS} members; no more are taken")
         member = Member(client_id, connection, data, language, version, now_s)
         member.update(data, now_s)
         group.members[connection] = member

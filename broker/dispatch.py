@@ -33,8 +33,8 @@ from . import (
     transactions,
 )
 from .answers import Buffers, answer
+from .config import LimitExceeded
 from .store.files import StoreError, StoreFull
-from .topics import TopicLimit
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -128,7 +128,7 @@ _CLIENT_FAULTS = (
     BodyError,
     IllegalName,
     StoreError,
-    TopicLimit,
+    LimitExceeded,
     OverflowError,
     UnicodeError,
     struct.error,

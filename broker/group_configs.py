@@ -9,10 +9,24 @@ import structlog
 
 from ..protocol.bodies import GroupConfig, group_json, read_group
 from ..protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
-from .config import MAX_GROUPS
+from .config import MAX_GROUPS, MAX_RETRY_QUEUES, MAX_RETRY_TIMES, LimitExceeded, within
 from .store.files import read_state, write_state
 
+MAX_LONG = 2**63 - 1
+
 log = structlog.get_logger("rocketlet.groups")
+
+
+def _checked(group: GroupConfig) -> GroupConfig:
+    """A group that may come into being. Raises IllegalName, LimitExceeded."""
+    fault = group_fault(group.name)
+    if fault:
+        raise IllegalName(fault)
+    within("retryQueueNums", group.retry_queues, 0, MAX_RETRY_QUEUES)
+    within("retryMaxTimes", group.retry_max_times, -1, MAX_RETRY_TIMES)
+    within("brokerId", group.broker_id, -1, MAX_LONG)
+    within("whichBrokerWhenConsumeSlowly", group.slow_broker_id, -1, MAX_LONG)
+    return group
 
 
 class GroupConfigs:
@@ -22,20 +36,19 @@ class GroupConfigs:
         self._groups: dict[str, GroupConfig] = {}
         for item in read_state(path) or ():
             group = read_group(item)
-            fault = group_fault(group.name)
-            if fault:
-                log.warning("group settings left out", reason=fault)
+            try:
+                _checked(group)
+            except (IllegalName, LimitExceeded) as fault:
+                log.warning("group settings left out", group=group.name, reason=str(fault))
                 continue
             self._groups[group.name] = group
 
     def find(self, name: str) -> GroupConfig | None:
         """The group's settings, made with defaults if groups may be made so; None if not.
 
-        Raises IllegalName, StoreFull."""
+        Raises IllegalName, LimitExceeded, StoreFull."""
         group = self._groups.get(name)
         if group is None and (self.auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
-            if len(self._groups) >= MAX_GROUPS:
-                return None
             group = GroupConfig(name)
             self.put(group)
         return group
@@ -50,9 +63,9 @@ class GroupConfigs:
         self._groups = kept
 
     def put(self, group: GroupConfig) -> None:
-        """Creates or alters a group. Raises IllegalName, StoreFull."""
-        fault = group_fault(group.name)
-        if fault:
-            raise IllegalName(fault)
+        """Creates or alters a group. Raises IllegalName, LimitExceeded, StoreFull."""
+        _checked(group)
+        if group.name not in self._groups and len(self._groups) >= MAX_GROUPS:
+            raise LimitExceeded(f"this broker takes {MAX_GROUPS} groups; delete some")
         write_state(self._path, [group_json(item) for item in {**self._groups, group.name: group}.values()])
         self._groups[group.name] = group

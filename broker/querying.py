@@ -23,7 +23,6 @@ from ..protocol.headers import (
     write,
 )
 from .answers import Buffers, answer
-from .config import MAX_QUEUES_PER_TOPIC
 from .store.consume_queue import ConsumeQueue
 
 if TYPE_CHECKING:
@@ -126,8 +125,6 @@ def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         fault = f"the topic {header.topic} is conflict with system topic"
     if fault is None and header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
         fault = f"the topic filter type {header.topic_filter_type} is unknown; use SINGLE_TAG or MULTI_TAG"
-    if fault is None and not 0 <= max(header.read_queue_nums, header.write_queue_nums) <= MAX_QUEUES_PER_TOPIC:
-        fault = f"a topic has at most {MAX_QUEUES_PER_TOPIC} queues"
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     broker.topics.put(

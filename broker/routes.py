@@ -11,7 +11,7 @@ import structlog
 
 from ..protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
 from ..protocol.codes import PERM_READ, PERM_WRITE
-from .config import HEARTBEAT_LIMIT_S, MAX_KV_KEYS, MAX_KV_NAMESPACES
+from .config import HEARTBEAT_LIMIT_S, MAX_KV_KEYS, MAX_KV_NAMESPACES, LimitExceeded
 
 log = structlog.get_logger("rocketlet.nameserver")
 
@@ -145,10 +145,10 @@ class Routes:
         return len(broker.topics)
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """Raises OverflowError beyond 10,000 keys in a namespace, or 100 namespaces."""
+        """Raises LimitExceeded beyond 10,000 keys in a namespace, or 100 namespaces."""
         table = self.kv.setdefault(namespace, {}) if len(self.kv) < MAX_KV_NAMESPACES else self.kv.get(namespace)
         if table is None or (key not in table and len(table) >= MAX_KV_KEYS):
-            raise OverflowError(f"the name server keeps {MAX_KV_NAMESPACES} namespaces of {MAX_KV_KEYS} keys; no more")
+            raise LimitExceeded(f"the name server keeps {MAX_KV_NAMESPACES} namespaces of {MAX_KV_KEYS} keys; no more")
         table[key] = value
 
     def delete_topic(self, topic: str) -> None:

@@ -11,15 +11,23 @@ import structlog
 
 from ..protocol import names
 from ..protocol.bodies import DataVersion, TopicConfig, read_topic, topic_json
-from ..protocol.codes import PERM_INHERIT
-from .config import MAX_TOPICS, BrokerConfig
+from ..protocol.codes import MAX_PERM, PERM_INHERIT
+from .config import MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
 from .store.files import StoreError, read_state, write_state
 
 log = structlog.get_logger("rocketlet.topics")
 
 
-class TopicLimit(Exception):
-    """The broker has as many topics as it takes."""
+def _checked(topic: TopicConfig) -> TopicConfig:
+    """A topic that may come into being. Raises IllegalName, LimitExceeded."""
+    fault = names.topic_fault(topic.name)
+    if fault:
+        raise names.IllegalName(fault)
+    within("the number of queues to read", topic.read_queues, 0, MAX_QUEUES_PER_TOPIC)
+    within("the number of queues to write", topic.write_queues, 0, MAX_QUEUES_PER_TOPIC)
+    within("the permission", topic.perm, 0, MAX_PERM)
+    within("the system flag", topic.sys_flag, 0, 0x7FFF_FFFF)
+    return topic
 
 
 class Topics:
@@ -44,7 +52,8 @@ class Topics:
         config = self._config
         yield TopicConfig(names.SELF_TEST_TOPIC, 1, 1)
         if config.auto_create_topics:
-            yield TopicConfig(names.DEFAULT_TOPIC, config.default_queues, config.default_queues, 7)
+            queues = min(config.default_queues, MAX_QUEUES_PER_TOPIC)
+            yield TopicConfig(names.DEFAULT_TOPIC, queues, queues, 7)
         yield TopicConfig(names.BENCHMARK_TOPIC, 1024, 1024)
         yield TopicConfig(config.cluster, 16, 16, 7)
         yield TopicConfig(config.name, 1, 1, 7)
@@ -60,9 +69,10 @@ class Topics:
         state = read_state(self._path) or {"topics": []}
         for item in state["topics"]:
             topic = read_topic(item)
-            fault = names.topic_fault(topic.name)
-            if fault:
-                log.warning("topic left out", reason=fault)
+            try:
+                _checked(topic)
+            except (names.IllegalName, LimitExceeded) as fault:
+                log.warning("topic left out", topic=topic.name, reason=str(fault))
                 continue
             self._topics[topic.name] = topic
             self._since[topic.name] = int(item.get("since", 0))
@@ -80,12 +90,10 @@ class Topics:
     def put(self, topic: TopicConfig, position: int) -> TopicConfig:
         """Creates or alters a topic and keeps it. `position`: the end of the commit log.
 
-        Raises IllegalName, TopicLimit, StoreFull."""
-        fault = names.topic_fault(topic.name)
-        if fault:
-            raise names.IllegalName(fault)
+        Raises IllegalName, LimitExceeded, StoreFull."""
+        _checked(topic)
         if topic.name not in self._topics and len(self._topics) >= MAX_TOPICS:
-            raise TopicLimit(f"this broker takes {MAX_TOPICS} topics; delete some, or send to another broker")
+            raise LimitExceeded(f"this broker takes {MAX_TOPICS} topics; delete some, or send to another broker")
         before = self._topics.get(topic.name)
         self._topics[topic.name] = topic
         self._since.setdefault(topic.name, position)

@@ -153,22 +153,31 @@ class Transactions:
         now_ms = time.time() * 1000
         keep_ms = self._broker.config.retain_hours * 3_600_000
         for offset, half in sorted(self._halves.items()):
-            record = self._broker.store.record_at(half.position)
-            if record is None:  # expired
-                del self._halves[offset]
-                continue
-            if now_ms - half.stored_ms < self._patience_ms(record):
-                continue
-            if half.checks >= self._broker.config.transaction_check_max or now_ms - record.born_ms > keep_ms:
-                log.warning("transaction without an outcome put aside", topic=real_queue(record)[0], checks=half.checks)
-                self._resolve(offset, record, commits=True, target=(names.CHECK_MAX_TIME_TOPIC, 0))
-            else:
-                self._ask(half, record)
+            try:
+                self._check_one(offset, half, now_ms, keep_ms)
+            except StoreFull:
+                raise
+            except Exception:  # the others are asked about all the same
+                log.exception("transaction cannot be checked", offset=offset, position=half.position)
+
+    def _check_one(self, offset: int, half: Half, now_ms: float, keep_ms: float) -> None:
+        record = self._broker.store.record_at(half.position)
+        if record is None:  # expired
+            del self._halves[offset]
+            return
+        if now_ms - half.stored_ms < self._patience_ms(record):
+            return
+        if half.checks >= self._broker.config.transaction_check_max or now_ms - record.born_ms > keep_ms:
+            log.warning("transaction without an outcome put aside", topic=real_queue(record)[0], checks=half.checks)
+            self._resolve(offset, record, commits=True, target=(names.CHECK_MAX_TIME_TOPIC, 0))
+        else:
+            self._ask(half, record)
 
     def _patience_ms(self, record: Record) -> float:
-        asked = props.find(record.properties, CHECK_IMMUNITY) or "-1"
-        seconds = int(asked) if asked.isdecimal() else self._broker.config.transaction_timeout_s
-        return seconds * 1000
+        asked = props.find(record.properties, CHECK_IMMUNITY) or ""
+        if asked.isdecimal() and len(asked) <= 9:
+            return int(asked) * 1000
+        return self._broker.config.transaction_timeout_s * 1000
 
     def _ask(self, half: Half, record: Record) -> None:
         """Without a producer of the group it is not counted: the message waits until one is back."""

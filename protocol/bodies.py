@@ -19,6 +19,7 @@ from .subscription import Subscription, SubscriptionError, parse_subscription
 
 T = TypeVar("T")
 
+MAX_QUEUES: Final = 65_536  # of a topic at one broker, whosever
 MAX_REGISTRATION_BYTES: Final = (
     16_777_216  # of a broker's topics, inflated: what one frame may have without compression
 )
@@ -242,13 +243,21 @@ def topic_json(topic: TopicConfig) -> dict[str, Any]:
 def read_topic(data: Mapping[str, Any]) -> TopicConfig:
     return TopicConfig(
         name=str(data["topicName"]),
-        read_queues=int(data.get("readQueueNums", 16)),
-        write_queues=int(data.get("writeQueueNums", 16)),
+        read_queues=_queue_count(data.get("readQueueNums", 16)),
+        write_queues=_queue_count(data.get("writeQueueNums", 16)),
         perm=int(data.get("perm", 6)),
         filter_type=read_enum(data.get("topicFilterType"), ("SINGLE_TAG", "MULTI_TAG"), "SINGLE_TAG"),
         sys_flag=int(data.get("topicSysFlag", 0)),
         order=bool(data.get("order", False)),
     )
+
+
+def _queue_count(value: Any) -> int:
+    """How many queues of a topic somebody says there are: whoever believes it makes a list as long."""
+    count = int(value)
+    if not 0 <= count <= MAX_QUEUES:
+        raise ValueError(f"{count} queues; 0 to {MAX_QUEUES} are possible")
+    return count
 
 
 def version_json(version: DataVersion) -> dict[str, int]:
@@ -286,9 +295,13 @@ def decode_compressed_registration(body: bytes) -> tuple[DataVersion, list[Topic
     try:
         version = _read_version(orjson.loads(parts.part()))
         lines = [parts.part().decode().split(" ") for _ in range(parts.count())]
-        return version, [TopicConfig(line[0], int(line[1]), int(line[2]), int(line[3])) for line in lines]
+        return version, [_topic_of_line(line) for line in lines]
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise BodyError(f"the compressed broker registration cannot be read: {error}") from None
+
+
+def _topic_of_line(line: list[str]) -> TopicConfig:
+    return TopicConfig(line[0], _queue_count(line[1]), _queue_count(line[2]), int(line[3]))
 
 
 def _inflated(body: bytes) -> bytes:
@@ -400,8 +413,8 @@ def decode_route(data: Any) -> Route:
         queues=tuple(
             QueueData(
                 str(item["brokerName"]),
-                int(item["readQueueNums"]),
-                int(item["writeQueueNums"]),
+                _queue_count(item["readQueueNums"]),
+                _queue_count(item["writeQueueNums"]),
                 int(item["perm"]),
                 int(item.get("topicSysFlag", 0)),
             )

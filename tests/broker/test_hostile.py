@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from typing import Any
 
@@ -324,3 +325,108 @@ async def test_a_half_message_is_ended_only_where_it_lies(wire: Wire, node: Node
     assert (await wire.call(RequestCode.END_TRANSACTION, end | {"commitLogOffset": position})).code == 0
     assert await bodies_of(wire) == [b"real"]
     assert found.code == 0
+
+
+async def test_queue_counts_of_topics_are_limited_at_their_edge(wire: Wire) -> None:
+    ext = {"topic": "t", "readQueueNums": 4096, "writeQueueNums": 4096, "perm": 7}
+    assert (await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+    for field, value in (
+        ("readQueueNums", 4097), ("writeQueueNums", 10**9), ("readQueueNums", -1), ("writeQueueNums", -1), ("perm", 8),
+        ("perm", -1), ("topicSysFlag", 2**31), ("topicSysFlag", -1),
+    ):  # fmt: skip
+        answer = await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext | {field: value})
+        assert (answer.code, "is not between 0 and" in (answer.remark or "")) == (1, True), field
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(e=-1), b"x")).code == 0
+
+
+async def test_settings_of_groups_are_limited_at_their_edge(wire: Wire, node: Node) -> None:
+    good = {"groupName": "g", "retryQueueNums": 64, "retryMaxTimes": 1_000_000}
+    assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=orjson.dumps(good))).code == 0
+    for field, value in (
+        ("retryQueueNums", 65), ("retryQueueNums", 30_000_000), ("retryQueueNums", -1), ("retryMaxTimes", 1_000_001),
+        ("retryMaxTimes", -2), ("brokerId", "9" * 30), ("whichBrokerWhenConsumeSlowly", "9" * 30),
+    ):  # fmt: skip
+        body = orjson.dumps(good | {field: value})
+        answer = await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+        assert (answer.code, "is not between" in (answer.remark or "")) == (1, True), field
+    beat = {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]}
+    assert (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat))).code == 0
+    assert node.broker.queues_of("%RETRY%g") == 64
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (b"defaultTopicQueueNums=4096", b"defaultTopicQueueNums=4097"),
+        (b"defaultTopicQueueNums=1", b"defaultTopicQueueNums=0"),
+        (b"defaultTopicQueueNums=8", b"defaultTopicQueueNums=" + b"9" * 5000),
+        (b"fileReservedTime=876000", b"fileReservedTime=nan"),
+        (b"fileReservedTime=0", b"fileReservedTime=-1"),
+        (b"fileReservedTime=72", b"fileReservedTime=inf"),
+        (b"transactionTimeOut=86400000", b"transactionTimeOut=86400001"),
+        (b"transactionTimeOut=0", b"transactionTimeOut=-1"),
+        (b"transactionTimeOut=1", b"transactionTimeOut=1" + b"0" * 400),
+        (b"brokerPermission=7", b"brokerPermission=8"),
+        (b"brokerPermission=0", b"brokerPermission=-1"),
+    ],
+)
+async def test_settings_of_the_broker_are_limited_at_their_edge(wire: Wire, good: bytes, bad: bytes) -> None:
+    assert (await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=good)).code == 0
+    assert (await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=bad)).code == 1
+    assert good in (await wire.call(RequestCode.GET_BROKER_CONFIG)).body
+    assert (await wire.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "TBW102"})).code == 0
+
+
+async def test_settings_that_are_too_large_in_an_old_folder_are_left_out(nodes: Nodes) -> None:
+    node = await nodes.start()
+    await node.stop()
+    folder = node.config.data_dir
+    (folder / "groups.json").write_bytes(orjson.dumps([{"groupName": "g", "retryQueueNums": 30_000_000}]))
+    (folder / "topics.json").write_bytes(orjson.dumps({"topics": [{"topicName": "t", "readQueueNums": 60_000}]}))
+    again = await nodes.start()
+    assert list(again.broker.group_configs) == []
+    assert again.broker.topics.get("t") is None
+
+
+@pytest.mark.parametrize("count", [65_536, 65_537, 10**9, -1])
+async def test_a_name_server_believes_no_broker_with_more_queues_than_can_be(wire: Wire, count: int) -> None:
+    topic = {"topicName": "far", "readQueueNums": count, "writeQueueNums": 1}
+    plain = orjson.dumps({"topicConfigSerializeWrapper": {"topicConfigTable": {"far": topic}}})
+    answer = await wire.call(RequestCode.REGISTER_BROKER, REGISTER | {"compressed": "false"}, plain)
+    line = part(b"{}") + b"\0\0\0\1" + part(b"far 1 %d 6 SINGLE_TAG" % count)
+    compressed = await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(line))
+    assert [answer.code == 0, compressed.code == 0] == [count == 65_536] * 2
+
+
+async def test_a_query_of_an_index_gets_1024_entries_at_most(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    for _ in range(11):
+        batch = b"".join(raw_batch_entry(b"x") for _ in range(100))
+        assert (await wire.call(RequestCode.SEND_BATCH_MESSAGE, send_v2(m=True), batch)).code == 0
+    for index, count, expected in (
+        (0, 2**40, 1024),
+        (0, 1024, 1024),
+        (1090, 100, 10),
+        (-5, 10, 5),
+        (2**40, 1, 0),
+        (0, -1, 0),
+    ):
+        ext = {"topic": "t", "queueId": 0, "index": index, "count": count}
+        found = orjson.loads((await wire.call(RequestCode.QUERY_CONSUME_QUEUE, ext)).body)["queueData"]
+        assert len(found) == expected, (index, count)
+
+
+async def test_one_half_message_with_an_odd_property_does_not_keep_the_others_from_being_checked(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start(transaction_timeout_s=0.0, transaction_sweep_s=0.01)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    beat = {"clientID": "c", "producerDataSet": [{"groupName": "p"}]}
+    assert (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat))).code == 0
+    odd = "CHECK_IMMUNITY_TIME_IN_SECONDS\x01" + "9" * 5000 + "\x02TRAN_MSG\x01true\x02PGROUP\x01p"
+    for properties, body in ((odd, b"odd"), ("TRAN_MSG\x01true\x02PGROUP\x01p", b"plain")):
+        ext = send_v2(i=properties, g=int(time.time() * 1000))
+        assert (await wire.call(RequestCode.SEND_MESSAGE_V2, ext, body)).code == 0
+    checked = [(await wire.request(RequestCode.CHECK_TRANSACTION_STATE)).body for _ in range(2)]
+    assert any(b"plain" in body for body in checked)
