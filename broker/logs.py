@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from typing import Any
 
 import structlog
+from structlog.typing import EventDict, WrappedLogger
 
 log = structlog.get_logger("rocketlet")
 
@@ -14,19 +16,29 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 def configure(level: str = "info") -> None:
-    """Logs go to stderr, so that stdout belongs to the commands' own output."""
+    """Logs go to stderr, so that stdout belongs to the commands' own output. What the client, asyncio and other libraries
+    log by the standard `logging` looks the same."""
     on_terminal = sys.stderr.isatty()
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if on_terminal else "iso", utc=not on_terminal),
     ]
-    if on_terminal:
-        processors.append(structlog.dev.ConsoleRenderer())
-    else:
-        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    rendering: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer()]
+        if on_terminal
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*processors, structlog.stdlib.add_logger_name, _with_fields],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=LEVELS[level], force=True)
     structlog.configure(
-        processors=processors,
+        processors=[*processors, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
@@ -37,3 +49,10 @@ def report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
     """What escapes from a timer or a callback of the loop is an event of the log like any other."""
     error = context.get("exception")
     log.error("unhandled", reason=context.get("message"), action=str(context.get("handle", "")), exc_info=error)
+
+
+def _with_fields(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """The fields of the client's records (rocketlet.client.log), apart from their text."""
+    record = event["_record"]
+    fields = getattr(record, "fields", None)
+    return {**event, "event": record.event, **fields} if fields is not None else event

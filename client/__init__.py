@@ -6,6 +6,7 @@ heartbeats           tells brokers that the member is here
 rebalance            WHEN queues change hands
 leases               HOW a queue changes hands, and how long it is ours
 process_queue        what was pulled of one queue and not yet acknowledged
+standing             names queues that stand, and a blocked event loop
 settling             waits for a group to come to rest
 shares               whose queues are whose, asked of brokers
 admin, message_search  what an administrator asks and sets
@@ -15,7 +16,7 @@ pulling, handling    bytes to messages; messages to the user's handler
 cluster, connection  name servers, routes, sockets
 access               TLS, Apache's ACL, the encoding of headers
 offsets              where a queue is read from, and how far the group has come
-message, errors, config
+message, errors, config, log
 """
 
 from ..protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, Strategy

@@ -42,6 +42,9 @@ PULL_BUSY_DELAY_S: Final = 0.02
 PAUSED_DELAY_S: Final = 1.0
 SEND_BACK_RETRY_S: Final = 5.0
 SUSPEND_QUEUE_S: Final = 1.0
+RESTART_S: Final = 0.1  # of a worker that was cancelled; later than the end of a loop that is closed
+STANDING_S: Final = 60.0  # a queue whose oldest message is in a handler for longer is named in the log
+BLOCKED_S: Final = 5.0  # an event loop that stood still for longer is named in the log
 
 ADMIN_TIMEOUT_S: Final = 10.0
 SEARCH_TIMEOUT_S: Final = 30.0  # a search by key may read much of a commit log

@@ -27,6 +27,7 @@ from .message import Message
 from .process_queue import ProcessQueue, Run, offsets_to_commit
 from .pulling import Puller
 from .questions import Questions
+from .standing import Standing
 
 log = get_logger("rocketlet.consumer")
 
@@ -223,8 +224,11 @@ class Consumer:
                 item.committed = offsets[queue]
 
     async def _commit_forever(self) -> None:
+        standing = Standing(self.group)
         while True:
+            began_s = time.monotonic()
             await asyncio.sleep(self._commit_interval_s)
+            standing.look(self._queues.values(), late_s=time.monotonic() - began_s - self._commit_interval_s)
             try:
                 await self.commit()
             except Exception:
@@ -311,11 +315,13 @@ class Consumer:
             return
         try:
             answer = listener({queue})
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             log.exception("listener failed", queue=str(queue))
             return
         if inspect.isawaitable(answer):
-            self._spawn(_awaited(answer))
+            self._spawn(_awaited(answer, queue))
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)
@@ -417,8 +423,13 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-async def _awaited(answer: Awaitable[None]) -> None:
-    await answer
+async def _awaited(answer: Awaitable[None], queue: Queue) -> None:
+    try:
+        await answer
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        log.exception("listener failed", queue=str(queue))
 
 
 def _parsed(subscriptions: Mapping[str, str] | str) -> dict[str, Subscription]:

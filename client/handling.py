@@ -3,6 +3,11 @@
 A worker is a task that lives as long as the consumer; there is none per message. Concurrent handling takes any run;
 orderly handling takes a queue's runs one after the other, by one worker at a time. A handler that is a plain function
 runs in a thread, so that it cannot stop the heartbeats.
+
+A handler may do anything. What it returns or raises is a success only where it says so; all else is a failed handling,
+which is logged and retried. Only KeyboardInterrupt goes on to whoever runs the loop. A worker that is cancelled ends,
+because a loop that is closed cancels its tasks and waits for them; if the consumer has not been stopped, a new worker takes
+its place.
 """
 
 from __future__ import annotations
@@ -13,10 +18,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 
-from .config import SEND_BACK_RETRY_S, SUSPEND_QUEUE_S
-from .errors import RocketletError
+from .config import RESTART_S, SEND_BACK_RETRY_S, SUSPEND_QUEUE_S
+from .errors import ConfigError, RocketletError
 from .log import get_logger
 from .message import Message
 from .process_queue import ProcessQueue, Run
@@ -26,9 +32,14 @@ log = get_logger("rocketlet.handler")
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """A handler's outcome: deliver again. `delay_level` 0 waits longer each time, 1 to 18 as the broker's levels say."""
+    """A handler's outcome: deliver again. `delay_level` 0 waits longer each time, 1 to 18 as the broker's levels say.
+    Raises ConfigError for anything else."""
 
     delay_level: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.delay_level) is not int or self.delay_level < 0:
+            raise ConfigError(f"delay_level: {self.delay_level!r} is not a number from 0; Reject() gives a message up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,8 @@ class Workers:
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
         self._loop = asyncio.get_running_loop()
         self._executor: ThreadPoolExecutor | None = None
         self._call = self._as_coroutine(handler)
@@ -82,17 +94,32 @@ class Workers:
         executor = self._executor
 
         async def in_thread(argument: Any) -> Outcome:
-            outcome = await self._loop.run_in_executor(executor, handler, argument)
+            outcome, error = await self._loop.run_in_executor(executor, _caught, handler, argument)
+            if error is not None:
+                raise error
             if inspect.isawaitable(outcome):
                 raise TypeError(f"{handler!r} returned an awaitable; make it an `async def` function")
-            return outcome
+            return cast("Outcome", outcome)
 
         return in_thread
 
     def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._work(), name=f"handler {number}") for number in range(self._concurrency)
-        ]
+        for number in range(self._concurrency):
+            self._hire(number)
+
+    def _hire(self, number: int) -> None:
+        if not self._is_stopping:
+            task = asyncio.create_task(self._work(), name=f"handler {number}")
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._ended, number))
+
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._is_stopping:
+            log.warning(
+                "a worker was cancelled, by its handler or from outside; another takes its place", worker=number
+            )
+            self._loop.call_later(RESTART_S, self._hire, number)
 
     def put(self, runs: Sequence[Run]) -> None:
         """Hands out the new runs of one queue."""
@@ -149,7 +176,9 @@ class Workers:
 
     async def _work(self) -> None:
         line = self._line
-        while True:
+        task = asyncio.current_task()
+        assert task is not None
+        while not task.cancelling():  # by a handler that has ended meanwhile: the next message is not to suffer from it
             while not line:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
@@ -170,14 +199,19 @@ class Workers:
         if run.is_done:
             return
         item.enter()
+        retry_s: float | None = SEND_BACK_RETRY_S
         try:
-            outcome = await self._outcome(run)
-            if outcome is not None and not await self._returned(run, outcome):
-                self._loop.call_later(SEND_BACK_RETRY_S, self._again, run)
-                return
-            item.acknowledge(run)
+            outcome = run.outcome or await self._outcome(run)
+            if outcome is None or await self._returned(run, outcome):
+                item.acknowledge(run)
+                retry_s = None
+        except asyncio.CancelledError:
+            retry_s = 0.0
+            raise
         finally:
             item.leave()
+            if retry_s is not None and not self._is_stopping:
+                self._loop.call_later(retry_s, self._again, run)
         self._on_acknowledged(item)
 
     def _again(self, run: Run) -> None:
@@ -189,20 +223,26 @@ class Workers:
         return await self._call([message] if self._takes_batches else message)
 
     async def _outcome(self, run: Run) -> Outcome:
-        """What the handler says of a run; an exception means: again, later. A cancelled handler says nothing."""
+        """What the handler says of a run; whatever cannot be understood means: again, later. Raises CancelledError if the
+        worker itself is cancelled: it cannot send the messages back, so another does, by the run's outcome."""
         argument = run.messages if self._takes_batches else run.messages[0]
         try:
-            return await self._call(argument)
-        except Exception as error:
-            first = run.messages[0]
-            log.warning(
-                "handler failed; its messages will be retried",
-                queue=str(first.queue),
-                offset=first.queue_offset,
-                messages=len(run.messages),
-                error=repr(error),
-            )
-            return _FAILED
+            outcome = await self._call(argument)
+            if outcome is not None and not isinstance(outcome, RetryLater | Reject):
+                raise TypeError(
+                    f"the handler returned {outcome!r}, a {type(outcome).__name__}; "
+                    "allowed are None, RetryLater(...) and Reject()"
+                )
+        except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
+            raise
+        except BaseException as error:
+            outcome = _FAILED
+            if not self._is_stopping:
+                _log_failure(run, error)
+        if outcome is not None and _is_cancelled():
+            run.outcome = outcome
+            raise asyncio.CancelledError
+        return outcome
 
     async def _returned(self, run: Run, outcome: RetryLater | Reject) -> bool:
         """Hands the run's messages back to the broker, those done before left out; False if it did not take all."""
@@ -223,30 +263,61 @@ class Workers:
             item.consuming = False
             return
         run = item.runs[0]
-        delay_s = 0.0
+        delay_s = SUSPEND_QUEUE_S
         item.enter()
         try:
-            outcome = await self._outcome(run)
-            if outcome is None:
+            if await self._is_handled_in_order(run):
                 item.acknowledge(run)
-            else:
-                run.tries += 1
-                given_up = isinstance(outcome, Reject) or run.tries > self._max_tries
-                if not (given_up and await self._returned(run, Reject())):
-                    delay_s = SUSPEND_QUEUE_S
+                delay_s = 0.0
         finally:
             item.leave()
             item.consuming = False
+            if delay_s and not self._is_stopping:
+                self._loop.call_later(delay_s, self._offer, item)
         self._on_acknowledged(item)
-        if delay_s:
-            self._loop.call_later(delay_s, self._offer, item)
-        else:
+        if not delay_s:
             self._offer(item)
+
+    async def _is_handled_in_order(self, run: Run) -> bool:
+        """Whether the queue may go on: the run is handled, or given up and kept as dead letters."""
+        outcome: Outcome = Reject()
+        if run.tries <= self._max_tries:
+            run.tries += 1
+            outcome = await self._outcome(run)
+        given_up = isinstance(outcome, Reject) or run.tries > self._max_tries
+        return outcome is None or (given_up and await self._returned(run, Reject()))
 
     async def stop(self) -> None:
         """Cancels what still runs; nothing of it is acknowledged."""
-        for task in self._tasks:
+        self._is_stopping = True
+        for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _log_failure(run: Run, error: BaseException) -> None:
+    first = run.messages[0]
+    log.error(
+        "handler failed; its messages will be retried",
+        queue=str(first.queue),
+        offset=first.queue_offset,
+        messages=len(run.messages),
+        error=repr(error),
+        exc_info=error,
+    )
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _caught(handler: Handler, argument: Any) -> tuple[Any, BaseException | None]:
+    """What a handler returned or raised in its thread. A future cannot hold every exception: StopIteration leaves it without
+    an end."""
+    try:
+        return handler(argument), None
+    except BaseException as error:
+        return None, RuntimeError("the handler raised StopIteration") if isinstance(error, StopIteration) else error

@@ -1,35 +1,27 @@
-"""The client's logger: the application's structlog if it has configured it, else warnings only, to stderr."""
+"""The client's loggers: structlog in front, the standard `logging` behind, so that an application sees and filters them as
+its own. A record's message has the fields as text; `record.event` is the text without them, `record.fields` has their
+values, for formatters that keep structure."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from typing import Any, cast
+from typing import Any
 
-import structlog
-from structlog.typing import FilteringBoundLogger
+from structlog.stdlib import BoundLogger, filter_by_level
+from structlog.typing import EventDict, WrappedLogger
 
-_quiet = structlog.wrap_logger(
-    structlog.PrintLogger(sys.stderr),
-    processors=[
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso"),
-        structlog.processors.format_exc_info,
-        structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "logger", "event"]),
-    ],
-    wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-)
+_CALLER: int = 4  # the frames between who logs and logging.Logger
 
 
-class _Logger:
-    def __init__(self, name: str) -> None:
-        self._name = name
+def _for_logging(logger: WrappedLogger, method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
+    """The arguments of a method of logging.Logger. The fields go into one attribute: a record allows none that is called
+    `message` or `name`."""
+    options = {"exc_info": event.pop("exc_info", None), "stacklevel": _CALLER}
+    text = str(event.pop("event"))
+    fields = dict(event)
+    message = " ".join((text, *(f"{name}={value!r}" for name, value in fields.items())))
+    return (message,), {**options, "extra": {"event": text, "fields": fields}}
 
-    def __getattr__(self, method: str) -> Any:
-        if structlog.is_configured():
-            return getattr(structlog.get_logger(self._name), method)
-        return getattr(_quiet.bind(logger=self._name), method)
 
-
-def get_logger(name: str) -> FilteringBoundLogger:
-    return cast("FilteringBoundLogger", _Logger(name))
+def get_logger(name: str) -> BoundLogger:
+    return BoundLogger(logging.getLogger(name), [filter_by_level, _for_logging], {})

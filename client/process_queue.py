@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from ..protocol.bodies import Queue
 from .config import PullLimits
@@ -16,15 +17,17 @@ from .message import Message
 
 
 class Run:
-    """Messages handed to a handler together. `done` of them, from the front, are acknowledged."""
+    """Messages handed to a handler together. `done` of them, from the front, are acknowledged. `outcome`: what the handler
+    said, where that is still to be carried out."""
 
-    __slots__ = ("done", "messages", "process_queue", "tries")
+    __slots__ = ("done", "messages", "outcome", "process_queue", "tries")
 
     def __init__(self, process_queue: ProcessQueue, messages: list[Message]) -> None:
         self.process_queue = process_queue
         self.messages = messages
         self.done = 0
         self.tries = 0
+        self.outcome: Any = None
 
     @property
     def is_done(self) -> bool:

@@ -69,7 +69,11 @@ class Transactions:
         try:
             found = self._check(message)
             outcome = await found if inspect.isawaitable(found) else found
-        except Exception:
+            if outcome is not None and not isinstance(outcome, bool):
+                raise TypeError(f"the check returned {outcome!r}; allowed are True, False and None")
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             log.exception("check failed; the broker will ask again", message=message.message_id)
             outcome = None
         code = _UNKNOWN if outcome is None else SYS_TRANSACTION_COMMIT if outcome else SYS_TRANSACTION_ROLLBACK

@@ -1,0 +1,76 @@
+"""Names queues whose oldest message is not acknowledged for long, and an event loop that stood still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..protocol.bodies import Queue
+from .config import BLOCKED_S, STANDING_S
+from .log import get_logger
+from .process_queue import ProcessQueue
+
+log = get_logger("rocketlet.consumer")
+
+
+@dataclass(slots=True)
+class Front:
+    """The oldest message of a queue that is not acknowledged; named again when it has stood twice as long."""
+
+    offset: int
+    since_s: float
+    next_naming_s: float
+    was_named: bool = False
+
+
+class Standing:
+    """Looked at now and then, so that a message costs nothing."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._fronts: dict[Queue, Front] = {}
+
+    def look(self, process_queues: Iterable[ProcessQueue], *, late_s: float = 0.0) -> None:
+        """`late_s`: how much later this is than it was meant to be."""
+        now_s = time.monotonic()
+        if late_s > BLOCKED_S:
+            log.warning(
+                "the event loop stood still; a handler that blocks must be a plain function, which runs in a thread",
+                group=self._group,
+                seconds=round(late_s, 1),
+            )
+        fronts = {
+            item.queue: self._front(item, now_s)
+            for item in process_queues
+            if item.runs and not (item.paused or item.suspended or item.stopped)
+        }
+        for queue in self._fronts.keys() - fronts.keys():
+            self._end(queue, now_s)
+        self._fronts = fronts
+
+    def _front(self, item: ProcessQueue, now_s: float) -> Front:
+        front, offset = self._fronts.get(item.queue), item.commit_offset
+        if front is None or front.offset != offset:
+            self._end(item.queue, now_s)
+            return Front(offset, now_s, now_s + STANDING_S)
+        if now_s >= front.next_naming_s:
+            standing_s = now_s - front.since_s
+            log.warning(
+                "queue stands: its oldest message is not acknowledged",
+                group=self._group,
+                queue=str(item.queue),
+                offset=offset,
+                message=item.runs[0].messages[item.runs[0].done].message_id,
+                seconds=round(standing_s, 1),
+                handlers=item.running,
+                cached=item.messages,
+            )
+            front.was_named, front.next_naming_s = True, now_s + standing_s
+        return front
+
+    def _end(self, queue: Queue, now_s: float) -> None:
+        front = self._fronts.get(queue)
+        if front is not None and front.was_named:
+            seconds = round(now_s - front.since_s, 1)
+            log.info("queue goes on", group=self._group, queue=str(queue), offset=front.offset, seconds=seconds)

@@ -1,0 +1,238 @@
+"""User code may do anything: its queue goes on, or the log says which one stands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rocketlet.client import Consumer, Message, Producer, Reject, RetryLater
+
+from ..conftest import Connect, Nodes, create_topic, eventually
+from .test_consumer import fill
+
+
+async def raise_cancelled(message: Message) -> None:
+    raise asyncio.CancelledError
+
+
+async def cancel_itself(message: Message) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def cancel_itself_and_return(message: Message) -> str:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    return "junk"
+
+
+async def wait_for_a_cancelled_task(message: Message) -> None:
+    task = asyncio.create_task(asyncio.sleep(3600))
+    task.cancel()
+    await task
+
+
+async def raise_system_exit(message: Message) -> None:
+    raise SystemExit(3)
+
+
+async def raise_of_its_own(message: Message) -> None:
+    class Odd(BaseException):
+        """As trio's Cancelled is."""
+
+    raise Odd
+
+
+async def close_the_executor(message: Message) -> None:
+    await asyncio.get_running_loop().shutdown_default_executor()
+    raise RuntimeError("closed")
+
+
+def stop_iteration(message: Message) -> None:
+    next(iter(()))
+
+
+def exit_thread(message: Message) -> None:
+    raise SystemExit(3)
+
+
+def return_a_coroutine(message: Message) -> Any:
+    return asyncio.sleep(0)
+
+
+JUNK: list[Callable[[Message], Any]] = [
+    lambda message: True,
+    lambda message: "ok",
+    lambda message: RetryLater,
+    lambda message: NotImplemented,
+    raise_cancelled,
+    cancel_itself,
+    cancel_itself_and_return,
+    wait_for_a_cancelled_task,
+    raise_system_exit,
+    raise_of_its_own,
+    close_the_executor,
+    stop_iteration,
+    exit_thread,
+    return_a_coroutine,
+]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'sleep' was never awaited")
+@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize("fails", JUNK, ids=lambda found: getattr(found, "__name__", "?"))
+async def test_whatever_a_handler_does_is_a_failure_that_is_retried_and_dead_at_last(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, fails: Callable[[Message], Any], orderly: bool
+) -> None:
+    """Ten messages that fail are more than the workers that could die of them."""
+    monkeypatch.setattr("rocketlet.client.handling.SUSPEND_QUEUE_S", 0.001)
+    monkeypatch.setattr("rocketlet.client.handling.RESTART_S", 0.001)
+    node = await nodes.start(delay_levels_ms=(5,) * 18)
+    await create_topic(await connect(node.address), "t", 1)
+    tries: Counter[bytes] = Counter()
+
+    def count(message: Message) -> bool:
+        tries[message.body] += 1
+        return int(message.body) % 2 == 0
+
+    async def handle(message: Message) -> Any:
+        return await fails(message) if count(message) else None
+
+    def handle_plainly(message: Message) -> Any:
+        return fails(message) if count(message) else None
+
+    handler = handle if asyncio.iscoroutinefunction(fails) else handle_plainly
+    await fill(node, 20)
+    options: dict[str, Any] = {"start": "first", "max_reconsume_times": 1, "orderly": orderly, "concurrency": 4}
+    async with Consumer(node.address, "g", "t", handler, **options):
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 10 and len(tries) == 20)
+    if fails is not cancel_itself_and_return:  # cancels what comes after it, too, which is tried again
+        assert tries == {b"%d" % number: 1 + (number % 2 == 0) for number in range(20)}
+
+
+async def test_a_failure_is_logged_with_its_traceback_and_what_was_returned(
+    nodes: Nodes, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = await nodes.start(delay_levels_ms=(5,) * 18)
+    await create_topic(await connect(node.address), "t", 1)
+    await fill(node, 2)
+
+    async def handle(message: Message) -> Any:
+        if message.body == b"0":
+            return True
+        raise RuntimeError("cannot handle this")
+
+    async with Consumer(node.address, "g", "t", handle, start="first", max_reconsume_times=0):
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 2)
+    failures = [record for record in caplog.records if record.name == "rocketlet.handler"]
+    assert {record.levelno for record in failures} == {logging.ERROR}
+    texts = [str(record.exc_info[1]) for record in failures if record.exc_info]
+    assert any("returned True, a bool; allowed are None, RetryLater(...) and Reject()" in text for text in texts)
+    assert any("cannot handle this" in text for text in texts)
+    assert all("offset" in record.getMessage() for record in failures)
+
+
+async def test_a_queue_that_stands_is_named(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rocketlet.client.standing.STANDING_S", 0.05)
+    node = await nodes.start()
+    await create_topic(await connect(node.address), "t", 1)
+    await fill(node, 1)
+    release = threading.Event()
+    caplog.set_level(logging.INFO)
+
+    def hold(message: Message) -> None:
+        release.wait()
+
+    def named(text: str) -> list[str]:
+        return [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+    async with Consumer(node.address, "g", "t", hold, start="first", commit_interval_s=0.01):
+        await eventually(lambda: bool(named("queue stands")))
+        assert "t@broker-a:0" in named("queue stands")[0]
+        release.set()
+        await eventually(lambda: bool(named("queue goes on")))
+
+
+async def test_a_handler_that_blocks_the_loop_is_named_and_its_queue_goes_on(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rocketlet.client.standing.BLOCKED_S", 0.1)
+    node = await nodes.start()
+    await create_topic(await connect(node.address), "t", 1)
+    await fill(node, 3)
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        threading.Event().wait(0.5 if message.body == b"0" else 0)
+        handled.append(message.body)
+
+    async with Consumer(node.address, "g", "t", handle, start="first", commit_interval_s=0.01):
+        await eventually(lambda: len(handled) == 3)
+        await eventually(lambda: any("event loop stood still" in record.getMessage() for record in caplog.records))
+
+
+async def test_a_listener_may_raise_anything(nodes: Nodes, caplog: pytest.LogCaptureFixture, connect: Connect) -> None:
+    node = await nodes.start()
+    await create_topic(await connect(node.address), "t", 2)
+    await fill(node, 4)
+    handled: list[bytes] = []
+
+    async def later(queues: object) -> None:
+        raise RuntimeError("later")
+
+    def at_once(queues: object) -> None:
+        raise SystemExit(1)
+
+    async def handle(message: Message) -> None:
+        handled.append(message.body)
+
+    async with Consumer(node.address, "g", "t", handle, start="first", on_assigned=later, on_revoked=at_once):
+        await eventually(lambda: len(handled) == 4)
+    failures = [record for record in caplog.records if "listener failed" in record.getMessage()]
+    assert {type(record.exc_info[1]) for record in failures if record.exc_info} == {RuntimeError, SystemExit}
+
+
+@pytest.mark.parametrize("level", [-1, "3", 1.5])
+def test_a_delay_level_is_a_number_from_0(level: Any) -> None:
+    with pytest.raises(ValueError, match="delay_level"):
+        RetryLater(level)
+    assert Reject() == Reject()
+
+
+async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(nodes: Nodes, connect: Connect) -> None:
+    settings = {"transaction_sweep_s": 0.02, "transaction_timeout_s": 0.0, "transaction_check_max": 10**6}
+    node = await nodes.start(**settings)
+    await create_topic(await connect(node.address), "t", 1)
+    asked = 0
+
+    def check(message: Message) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            return "no"  # a truth that is none
+        if asked == 2:
+            raise asyncio.CancelledError
+        return False
+
+    async with Producer(node.address, "p", check=check) as producer:
+        assert producer._transactions is not None
+
+        async def silent(*arguments: object, **options: object) -> None:
+            """As if the process had died before it said the outcome."""
+
+        producer._transactions.end = silent  # type: ignore[method-assign]
+        async with producer.transaction("t", b"maybe"):
+            pass
+        await eventually(lambda: node.broker.transactions.waiting == 0)
+    assert asked >= 3
+    assert node.broker.store.queue("t", 0).next == 0, "it was rolled back"
