@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rocketlet.broker import logs
 from rocketlet.client import Message
+from rocketlet.command import logs
 
 from .peers import (
     Peer,

@@ -82,7 +82,7 @@ async def listening(port: int, timeout_s: float = 60.0) -> None:
 async def rocketlet(folder: Path, *options: str) -> AsyncIterator[Peer]:
     port = free_port()
     arguments = (
-        sys.executable, "-m", "rocketlet.broker.cli", "start", "--host", "127.0.0.1", "--port", str(port),
+        sys.executable, "-m", "rocketlet.command.cli", "start", "--host", "127.0.0.1", "--port", str(port),
         "--data", str(folder / "rocketlet"), "--log-level", "warning", *options,
     )  # fmt: skip
     async with process(arguments, folder / "rocketlet.log") as pid:

@@ -1,9 +1,13 @@
 """A RocketMQ broker and name server in one asyncio process.
 
-cli, server, connection   start, listen, read and write sockets
-dispatch                  the table from request code to handler
-nouns: topics, offsets, consumer_groups, group_configs, locks, held_pulls, delays, routes, history
-verbs: sending, pulling, grouping, querying, naming (handlers), registration (towards name servers)
-store/                    what lies on disk
-config                    every setting and limit
+server        listens, and owns what runs in this process
+broker        a broker's state and its timers
+registration  tells name servers of the broker
+metrics       Prometheus metrics
+config        every setting and limit
+requests/     the table from request code to handler, and the handlers
+messages/, groups/  the state that they read and change
+nameserver/   the name server
+net/          sockets and clients
+store/        what lies on disk
 """

@@ -18,23 +18,23 @@ from ..protocol.headers import write
 from ..protocol.message import MessageError, encode_host
 from ..protocol.names import SCHEDULE_TOPIC, reply_topic
 from . import config as limits
-from .clients import Clients
 from .config import BrokerConfig
-from .consumer_groups import ConsumerGroup, ConsumerGroups
-from .delays import Delays, tag_code_of
-from .draining import Draining, is_foreign
-from .group_configs import GroupConfigs
-from .held_pulls import HeldPulls
-from .history import History
-from .locks import Locks
-from .offsets import Offsets
+from .groups.draining import Draining, is_foreign
+from .groups.history import History
+from .groups.locks import Locks
+from .groups.members import ConsumerGroup, ConsumerGroups
+from .groups.offsets import Offsets
+from .groups.settings import GroupConfigs
+from .groups.watch import Watch
+from .messages.delays import Delays, tag_code_of
+from .messages.held_pulls import HeldPulls
+from .messages.statistics import Statistics
+from .messages.topics import Topics
+from .messages.transactions import Transactions
+from .net.clients import Clients
 from .open_files import shares
-from .statistics import Statistics
 from .store.consume_queue import ConsumeQueue
 from .store.store import Store, StoreFull
-from .topics import Topics
-from .transactions import Transactions
-from .watch import Watch
 
 log = structlog.get_logger("rocketlet.broker")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from .group_admin import progress, topics_of
+from .requests.group_admin import progress, topics_of
 
 if TYPE_CHECKING:
     from .broker import Broker

@@ -17,7 +17,7 @@ from ..protocol.frame import Frame, FrameError, FrameReader, encode
 from ..protocol.headers import BrokerName, RegisterBroker, TopicName, write
 from .broker import Broker
 from .config import REGISTER_INTERVAL_S, REGISTER_TIMEOUT_S
-from .routes import Routes
+from .nameserver.routes import Routes
 
 log = structlog.get_logger("rocketlet.registration")
 

@@ -16,12 +16,12 @@ from .config import (
     SWEEP_INTERVAL_S,
     VIP_DISTANCE,
 )
-from .connection import Connection
-from .dispatch import Dispatch
-from .flusher import Flusher
+from .nameserver.routes import Routes
+from .net.connection import Connection
 from .open_files import shares
 from .registration import Registration
-from .routes import Routes
+from .requests.dispatch import Dispatch
+from .store.flusher import Flusher
 
 if TYPE_CHECKING:
     from .metrics import Metrics

@@ -25,9 +25,9 @@ try:
 except ModuleNotFoundError as missing:
     raise ImportError("the demo needs its extra: pip install 'rocketlet[demo]'") from missing
 
-from ..broker import logs
-from ..broker.group_report import histories
 from ..client.errors import RocketletError
+from ..command import logs
+from ..command.group_report import histories
 from .accounting import (
     DIFFERENCES_SHOWN,
     Account,
@@ -80,11 +80,11 @@ class Job:
         return child
 
     async def start_cluster(self) -> None:
-        server = await self.child("nameserver", "broker.cli", "nameserver", "--host", "127.0.0.1", "--port", "0")
+        server = await self.child("nameserver", "command.cli", "nameserver", "--host", "127.0.0.1", "--port", "0")
         self.name_server = (await server.wait_for("ready")).split()[-1]
         brokers = [
             await self.child(
-                name, "broker.cli", "broker", "--host", "127.0.0.1", "--port", "0", "--name", name,
+                name, "command.cli", "broker", "--host", "127.0.0.1", "--port", "0", "--name", name,
                 "--nameserver", self.name_server, "--data", str(self.folder / name),
             )
             for name in ("broker-a", "broker-b")

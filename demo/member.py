@@ -14,8 +14,8 @@ from pathlib import Path
 import orjson
 import uvloop
 
-from ..broker import logs
 from ..client import Consumer, Message
+from ..command import logs
 from .replay import TOPIC
 
 BATCH_SIZE = 64

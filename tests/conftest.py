@@ -15,7 +15,7 @@ import uvloop
 from hypothesis import HealthCheck, settings
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.routes import Routes
+from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.protocol.codes import Language, RequestCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode

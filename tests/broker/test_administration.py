@@ -135,8 +135,8 @@ async def test_kv_settings_are_kept_by_namespace(wire: Wire) -> None:
 async def test_the_name_server_keeps_only_so_many_settings(
     node: Node, monkeypatch: pytest.MonkeyPatch, wire: Wire
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.routes.MAX_KV_KEYS", 2)
-    monkeypatch.setattr("rocketlet.broker.routes.MAX_KV_NAMESPACES", 2)
+    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_KV_KEYS", 2)
+    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_KV_NAMESPACES", 2)
     codes = [
         (await wire.call(RequestCode.PUT_KV_CONFIG, {"namespace": name, "key": key, "value": "v"})).code
         for name, key in (("a", "1"), ("a", "2"), ("a", "3"), ("a", "1"), ("b", "1"), ("c", "1"))

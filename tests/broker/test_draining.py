@@ -18,7 +18,7 @@ FLAGS = SUBSCRIBED | SUSPEND
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No drain ends because the machine is busy."""
-    monkeypatch.setattr("rocketlet.broker.draining.DRAIN_LIMIT_S", 3600.0)
+    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 3600.0)
 
 
 async def join(wire: Wire, client_id: str, strategy: str | None = None) -> None:
@@ -65,7 +65,7 @@ async def test_a_reader_ends_before_the_next_one_is_told(node: Node, wire: Wire,
 async def test_long_handlers_are_waited_for_only_so_long(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.draining.DRAIN_LIMIT_S", 0.05)
+    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 0.05)
     await reading(node, wire)
     two = await connect(node.address)
     await join(two, "c2")

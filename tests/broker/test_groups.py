@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.locks import Locks
-from rocketlet.broker.routes import Routes
+from rocketlet.broker.groups.locks import Locks
+from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, Queue, TopicConfig
@@ -261,10 +261,10 @@ async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connec
 
 
 def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rocketlet.broker.history import History
+    from rocketlet.broker.groups.history import History
 
     now = 1000.0
-    monkeypatch.setattr("rocketlet.broker.locks.time.monotonic", lambda: now)
+    monkeypatch.setattr("rocketlet.broker.groups.locks.time.monotonic", lambda: now)
     locks, told = Locks(History(), tmp_path / "locks.json"), []
     locks.on_free = lambda group, connection: told.append(connection)
     request = LockRequest("c1", "g", (QUEUE,), True)

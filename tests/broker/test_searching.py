@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.broker import searching
+from rocketlet.broker.requests import searches
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import QueryMessage, write
 from rocketlet.protocol.message import decode_record, decode_records
@@ -39,7 +39,7 @@ async def test_a_message_is_found_by_its_place(wire: Wire) -> None:
 
 @pytest.mark.parametrize("chunk", [1024 * 1024, 300])
 async def test_messages_are_found_by_any_of_their_keys(wire: Wire, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(searching, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(searches, "CHUNK_BYTES", chunk)
     for topic in ("t", "u"):
         await create_topic(wire, topic)
         for number in range(30):

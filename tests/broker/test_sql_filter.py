@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.broker.sql_filter import FilterError, parse_filter
+from rocketlet.broker.messages.sql_filter import FilterError, parse_filter
 from rocketlet.protocol.properties import encode
 
 

@@ -13,8 +13,8 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.broker.group_report import report, set_strict
 from rocketlet.client import BrokerRefused, Consumer, Producer, settled
+from rocketlet.command.group_report import report, set_strict
 from rocketlet.protocol import bodies
 from rocketlet.protocol.allocation import AVG, STICKY
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue
@@ -163,7 +163,7 @@ async def test_a_queue_that_comes_back_by_its_lock_has_one_reader(node: Node, co
 
 
 async def test_a_queue_that_nobody_reads_is_named(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.watch.ORPHAN_S", 0.0)
+    monkeypatch.setattr("rocketlet.broker.groups.watch.ORPHAN_S", 0.0)
     await create_topic(wire, "t", 2)
     await send(wire)
     await foreign(wire, "c1")
@@ -192,7 +192,7 @@ async def test_the_timeline_can_be_followed(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     async with Consumer(node.address, "g", "t", Inbox()):
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rocketlet.broker.cli", "groups", "g", "--nameserver", node.address, "--timeline",
+            sys.executable, "-m", "rocketlet.command.cli", "groups", "g", "--nameserver", node.address, "--timeline",
             "--follow", "--json", stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None

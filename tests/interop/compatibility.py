@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from rocketlet.broker.dispatch import BROKER_HANDLERS, NAME_SERVER_HANDLERS, SEND_CODES
+from rocketlet.broker.requests.dispatch import BROKER_HANDLERS, NAME_SERVER_HANDLERS, SEND_CODES
 from rocketlet.protocol.codes import RequestCode
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 from rocketlet.broker import broker as broker_module
-from rocketlet.broker import logs
-from rocketlet.broker.clients import Clients
-from rocketlet.broker.dispatch import Dispatch
-from rocketlet.broker.routes import Routes
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.net.clients import Clients
+from rocketlet.broker.requests.dispatch import Dispatch
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Producer
+from rocketlet.command import logs
 from rocketlet.protocol.codes import Language, RequestCode
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, free_port

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rocketlet.broker.sql_filter import FilterError, parse_filter
+from rocketlet.broker.messages.sql_filter import FilterError, parse_filter
 from rocketlet.client import Producer
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.properties import encode

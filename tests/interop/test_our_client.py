@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.routes import Routes
+from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.client import (
     AdminClient,

@@ -55,7 +55,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     async def start_broker(*options: str, port: int | None = None, before: Callable[[], None] | None = None) -> Process:
         port = port or free_port()
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rocketlet.broker.cli", "start", "--host", "127.0.0.1", "--port", str(port),
+            sys.executable, "-m", "rocketlet.command.cli", "start", "--host", "127.0.0.1", "--port", str(port),
             "--data", str(tmp_path / "data"), *options,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=before,
         )  # fmt: skip
@@ -241,7 +241,7 @@ async def test_two_brokers_do_not_share_a_folder(start: Start, tmp_path: Path) -
         [
             sys.executable,
             "-m",
-            "rocketlet.broker.cli",
+            "rocketlet.command.cli",
             "start",
             "--port",
             str(free_port()),
@@ -269,7 +269,7 @@ async def test_two_brokers_do_not_share_a_folder(start: Start, tmp_path: Path) -
 )
 def test_wrong_options_are_named(arguments: list[str], reason: str) -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "rocketlet.broker.cli", *arguments],
+        [sys.executable, "-m", "rocketlet.command.cli", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rocketlet.broker.consumer_groups import ConsumerGroup, Member
-from rocketlet.broker.locks import Locks
+from rocketlet.broker.groups.locks import Locks
+from rocketlet.broker.groups.members import ConsumerGroup, Member
 from rocketlet.client.consumer import Consumer
 from rocketlet.client.leases import Leases
 from rocketlet.client.shares import Shares

@@ -23,7 +23,7 @@ from typing import Any
 from rocketlet.broker import broker as broker_module
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.routes import Routes
+from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer, RocketletError
 from rocketlet.protocol.allocation import AVG, STICKY

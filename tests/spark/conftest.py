@@ -42,7 +42,7 @@ class BrokerProcess:
         self.address = f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        command = (sys.executable, "-m", "rocketlet.broker.cli", "start", "--host", "127.0.0.1")
+        command = (sys.executable, "-m", "rocketlet.command.cli", "start", "--host", "127.0.0.1")
         options = ("--port", str(self._port), "--data", str(self._folder), "--log-level", "error")
         self._process = subprocess.Popen((*command, *options), stdout=subprocess.PIPE)
         assert self._process.stdout is not None

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import uvloop
-from rocketlet.broker.group_report import histories
 from rocketlet.client import Outgoing, Producer
 from rocketlet.client.cluster import Cluster
+from rocketlet.command.group_report import histories
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 

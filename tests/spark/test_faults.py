@@ -14,7 +14,7 @@ import pytest
 import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.routes import Routes
+from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.client import Access, Producer, RocketletError
 from rocketlet.client.cluster import Cluster

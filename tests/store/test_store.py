@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rocketlet.broker.delays import tag_code_of
+from rocketlet.broker.messages.delays import tag_code_of
 from rocketlet.broker.store.files import (
     Folder,
     OpenFiles,

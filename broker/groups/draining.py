@@ -1,0 +1,165 @@
+"""Foreign members let go of a queue before the next one is told of it, as far as an unmodified client can be made to.
+
+A foreign member that learns of another one drops queues at once, with messages of them in its handlers, which are then
+delivered again. So the broker keeps the change to itself for a moment: queues that will move get no new messages, and their
+reader's pulls, which carry how far it has come, say when everything is handled. Then the members are told. The newcomer is
+not in the list that it is given until then, and reads nothing. Long handlers are waited for 2 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from ...protocol import names
+from ...protocol.allocation import AVG, subscribe_queues
+from ...protocol.headers import PullMessage
+from ..config import DRAIN_LIMIT_S
+from .members import ConsumerGroup, Member
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+
+log = structlog.get_logger("rocketlet.groups")
+
+_Place = tuple[str, int]  # topic, queue id
+DROP_S = 5.0
+_NOT_KNOWN_YET: _Place = ("", -1)
+
+
+@dataclass(slots=True)
+class Drain:
+    """A change that the group's foreign members do not know yet. `moving`: who reads the queues that will move."""
+
+    moving: dict[_Place, Any]
+    left: set[_Place] = field(default_factory=set)
+    was_kept_back: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+def is_foreign(member: Member) -> bool:
+    """Apache's push consumers in a group that shares queues: they do not say how they allocate."""
+    data = member.data
+    return not data.strategy and data.message_model == "CLUSTERING" and data.consume_type == "CONSUME_PASSIVELY"
+
+
+class Draining:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._told: dict[str, list[str]] = {}
+        self._drains: dict[str, Drain] = {}
+        self._changes: dict[str, int] = {}
+
+    def is_pending(self, group: str) -> bool:
+        """Whether foreign members do not know of a change yet."""
+        drain = self._drains.get(group)
+        return drain is not None and bool(drain.left)
+
+    def keep_back(self, group: str) -> bool:
+        """Whether foreign members are to be told later; they will be."""
+        drain = self._drains.get(group)
+        if drain is None or not drain.left:
+            return False
+        drain.was_kept_back = True
+        return True
+
+    def known(self, group: str, client_ids: list[str]) -> list[str]:
+        """Of these members, those that foreign ones may know of."""
+        if not self.is_pending(group):
+            return client_ids
+        told = self._told.get(group, [])
+        return [client_id for client_id in client_ids if client_id in told]
+
+    def is_draining(self, group: str, topic: str, queue_id: int) -> bool:
+        drain = self._drains.get(group)
+        return drain is not None and (topic, queue_id) in drain.left
+
+    def changed(self, group: ConsumerGroup) -> None:
+        """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
+        self._changes[group.name] = change = self._changes.get(group.name, 0) + 1
+        if any(map(is_foreign, group.members.values())):
+            self._replace(group.name, Drain({}, {_NOT_KNOWN_YET}))
+            self._broker.spawn(self._start(group, change))
+            return
+        drain = self._drains.pop(group.name, None)
+        if drain is not None and drain.timer is not None:
+            drain.timer.cancel()
+        if not group.members:
+            self._told.pop(group.name, None)
+            self._changes.pop(group.name, None)
+
+    async def _start(self, group: ConsumerGroup, change: int) -> None:
+        moving: dict[_Place, Any] = {}
+        topics = {topic for member in group.members.values() for topic in member.subscriptions}
+        for topic in sorted(topics):
+            moving |= await self._moving(group, topic)
+        if self._changes.get(group.name) != change:  # another change came meanwhile
+            return
+        self._replace(group.name, Drain(moving, set(moving)))
+        if not moving:
+            self._tell(group.name)
+            return
+        for connection in dict.fromkeys(
+            moving.values()
+        ):  # what waits for messages comes back at once and says how far it is
+            for pull in self._broker.held_pulls.of(connection):
+                if (pull.queue.topic, pull.queue.queue_id) in moving:
+                    self._broker.held_pulls.let_go(pull)
+
+    def _replace(self, name: str, drain: Drain) -> None:
+        before = self._drains.get(name)
+        if before is not None:
+            drain.was_kept_back = before.was_kept_back
+            if before.timer is not None:
+                before.timer.cancel()
+        self._drains[name] = drain
+        drain.timer = asyncio.get_running_loop().call_later(DRAIN_LIMIT_S, self._tell, name)
+
+    async def _moving(self, group: ConsumerGroup, topic: str) -> dict[_Place, Any]:
+        """The queues here whose foreign reader will not be their owner any more."""
+        route = await self._broker.find_route(topic)
+        if route is None:
+            return {}
+        queues = subscribe_queues(topic, route)
+        ids = names.sorted_ids(group.client_ids(topic))
+        owners = {queue: client_id for client_id in ids for queue in AVG.allocate(client_id, queues, ids)}
+        moving: dict[_Place, Any] = {}
+        for queue, owner in owners.items():
+            reader = self._broker.watch.reader(group.name, topic, queue.queue_id)
+            member = group.members.get(reader)
+            here = queue.broker_name == self._broker.config.name
+            if here and member is not None and is_foreign(member) and member.client_id != owner:
+                moving[topic, queue.queue_id] = reader
+        return moving
+
+    def holds_back(self, connection: Any, header: PullMessage) -> bool:
+        """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
+        drain = self._drains.get(header.consumer_group)
+        place = (header.topic, header.queue_id)
+        if drain is None or drain.moving.get(place) is not connection:
+            return False
+        if header.commit_offset >= header.queue_offset and place in drain.left:
+            drain.left.discard(place)
+            if not drain.left:
+                self._tell(header.consumer_group)
+        return True
+
+    def _tell(self, name: str) -> None:
+        """Everything is handled, or has had its time: the foreign members learn of the change."""
+        drain, group = self._drains.get(name), self._broker.groups.get(name)
+        if drain is not None:
+            if drain.timer is not None:
+                drain.timer.cancel()
+            if drain.left - {_NOT_KNOWN_YET}:
+                log.warning("queues move with messages in handlers", group=name, queues=sorted(drain.left))
+            drain.left.clear()
+            # its reader drops a queue at once; one that does not, because it allocates in another way, reads on after this
+            asyncio.get_running_loop().call_later(DROP_S, drain.moving.clear)
+        if group is not None:
+            self._told[name] = group.client_ids()
+            if drain is not None and drain.was_kept_back:
+                drain.was_kept_back = False
+                self._broker.notify_members(group)

@@ -1,0 +1,186 @@
+"""Which client owns which queue in a group: LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
+
+Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection.
+A Rocketlet consumer locks every queue that it reads (`handover`). Its lock is a lease with an epoch: freed when the
+socket closes, ended when it is not renewed in time, and checked at every commit, so that a late one changes nothing.
+A refused member is remembered and told as soon as the queue is free.
+
+Leases are kept in a file: after a restart of the broker a member that comes back in time gets the same epoch, and goes on
+where it was as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...protocol.bodies import Queue
+from ...protocol.group_bodies import LockRequest
+from ..config import HANDOVER_LEASE_S, LOCK_LEASE_S, RECLAIM_S
+from ..store.files import read_state, write_state
+from .history import History
+
+_Key = tuple[str, str, int]  # group, topic, queue id
+
+
+@dataclass(slots=True)
+class Lock:
+    """`connection` is None after a restart, until the client has come back."""
+
+    client_id: str
+    connection: Any
+    epoch: int
+    handover: bool
+    renewed_s: float
+    has_pulled: bool = False
+    has_committed: bool = False
+    waiters: dict[Any, None] = field(default_factory=dict)
+
+    def is_over(self, now_s: float) -> bool:
+        return now_s - self.renewed_s > (HANDOVER_LEASE_S if self.handover else LOCK_LEASE_S)
+
+
+class Locks:
+    """`on_free(group, connection)` is called for each member that waited for a queue that is free now, `on_change` when
+    there is something to save."""
+
+    def __init__(self, history: History, path: Path) -> None:
+        self._path = path
+        self._locks: dict[_Key, Lock] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        self._history = history
+        self._epoch = int(time.time() * 1000) << 16  # beyond every epoch of an earlier run
+        self.is_held_back: Callable[[str, str, int], bool] = lambda group, topic, queue_id: False
+        self.on_free: Callable[[str, Any], None] = lambda group, connection: None
+        self._dirty = False
+        since_s = time.monotonic() - HANDOVER_LEASE_S + RECLAIM_S
+        for group, topic, queue_id, client_id, epoch in read_state(path) or ():
+            self._locks[group, topic, queue_id] = Lock(client_id, None, epoch, True, since_s)
+
+    def save(self, sync: bool = False) -> None:
+        """Keeps the leases. Raises StoreFull; they are then saved the next time."""
+        if self._dirty:
+            leases = [[*key, lock.client_id, lock.epoch] for key, lock in self._locks.items() if lock.handover]
+            write_state(self._path, leases, sync=sync)
+            self._dirty = False
+
+    def lock(self, request: LockRequest, connection: Any) -> dict[Queue, int]:
+        """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
+        now_s = time.monotonic()
+        return {
+            queue: epoch
+            for queue in request.queues
+            if (epoch := self._lock_one(request, queue, connection, now_s)) is not None
+        }
+
+    def _lock_one(self, request: LockRequest, queue: Queue, connection: Any, now_s: float) -> int | None:
+        key = (request.group, queue.topic, queue.queue_id)
+        lock = self._locks.get(key)
+        if lock is not None and not lock.is_over(now_s):
+            its_own = lock.connection is None or lock.connection is connection or not lock.handover
+            if lock.client_id == request.client_id and its_own:
+                lock.renewed_s = now_s
+                lock.connection = connection
+                return lock.epoch
+            if request.handover:
+                lock.waiters[connection] = None
+            return None
+        if request.handover and self.is_held_back(*key):
+            return None  # a foreign member still handles messages of it; the group is notified when it does not
+        if lock is not None:
+            self._note("lock expired", key, lock)
+        self._epoch += 1
+        fresh = Lock(request.client_id, connection, self._epoch, request.handover, now_s)
+        if lock is not None:
+            fresh.waiters = {waiter: None for waiter in lock.waiters if waiter is not connection}
+        self._locks[key] = fresh
+        self._note("locked", key, fresh)
+        return fresh.epoch
+
+    def unlock(self, request: LockRequest, connection: Any) -> list[str]:
+        """Frees the client's own locks; others' are left alone. Which it did not have, in words."""
+        faults: list[str] = []
+        for queue in request.queues:
+            key = (request.group, queue.topic, queue.queue_id)
+            lock = self._locks.get(key)
+            if lock is None:
+                faults.append(f"{queue.topic}:{queue.queue_id} is not locked")
+            elif lock.client_id != request.client_id or (lock.handover and lock.connection is not connection):
+                faults.append(f"{queue.topic}:{queue.queue_id} is locked by {lock.client_id} (epoch {lock.epoch})")
+            elif request.epochs.get(queue, lock.epoch) != lock.epoch:
+                faults.append(f"{queue.topic}:{queue.queue_id} has the epoch {lock.epoch} by now")
+            else:
+                self._free(key, "unlocked")
+        return faults
+
+    def drop(self, connection: Any) -> None:
+        """The connection is gone: its leases end, its waiting too."""
+        for key, lock in list(self._locks.items()):
+            lock.waiters.pop(connection, None)
+            if lock.handover and lock.connection is connection:
+                self._free(key, "lock lost")
+
+    def leave(self, connection: Any, group: str) -> None:
+        """A member unregisters: what it has not unlocked is free."""
+        for key, lock in list(self._locks.items()):
+            if key[0] == group and lock.handover and lock.connection is connection:
+                self._free(key, "unlocked")
+
+    def expire(self) -> None:
+        """Ends the leases that were not renewed in time."""
+        now_s = time.monotonic()
+        for key, lock in list(self._locks.items()):
+            if lock.is_over(now_s):
+                self._free(key, "lock expired")
+
+    def commit_fault(self, group: str, queue: tuple[str, int], connection: Any, epoch: int | None) -> str | None:
+        """Why a commit may not be stored, in words; None if it may. Only leases fence commits."""
+        lock = self._locks.get((group, *queue))
+        if lock is None or not lock.handover:
+            return None if epoch is None else f"the queue {queue[0]}:{queue[1]} is not locked by this client"
+        if lock.connection is not connection or (epoch is not None and epoch != lock.epoch):
+            return f"the queue {queue[0]}:{queue[1]} is owned by {lock.client_id} (epoch {lock.epoch})"
+        return None
+
+    def note_pull(self, group: str, topic: str, queue_id: int) -> None:
+        """A pull: the owner's first one is history."""
+        key = (group, topic, queue_id)
+        lock = self._locks.get(key)
+        if lock is not None and lock.handover and not lock.has_pulled:
+            lock.has_pulled = True
+            self._history.add(group, "first pull", lock.client_id, topic=topic, queue=queue_id, epoch=lock.epoch)
+
+    def note_commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """A commit: the owner's first one is history, the others are too many."""
+        lock = self._locks.get((group, topic, queue_id))
+        if lock is not None and lock.handover and not lock.has_committed:
+            lock.has_committed = True
+            self._history.add(group, "first commit", lock.client_id, topic=topic, queue=queue_id, offset=offset)
+
+    def has_lease(self, group: str, topic: str, queue_id: int, connection: Any) -> bool:
+        """Whether a Rocketlet member other than this one owns the queue."""
+        lock = self._locks.get((group, topic, queue_id))
+        return lock is not None and lock.handover and lock.connection is not connection
+
+    def is_owner(self, group: str, topic: str, queue_id: int, connection: Any) -> bool:
+        lock = self._locks.get((group, topic, queue_id))
+        return lock is not None and lock.connection is connection
+
+    def owners(self, group: str) -> dict[tuple[str, int], str]:
+        """Client id by topic and queue id."""
+        return {key[1:]: lock.client_id for key, lock in self._locks.items() if key[0] == group}
+
+    def _free(self, key: _Key, event: str) -> None:
+        lock = self._locks.pop(key)
+        self._note(event, key, lock)
+        for waiter in lock.waiters:
+            self.on_free(key[0], waiter)
+
+    def _note(self, event: str, key: _Key, lock: Lock) -> None:
+        if lock.handover:
+            self._dirty = True
+            self.on_change()
+            self._history.add(key[0], event, lock.client_id, topic=key[1], queue=key[2], epoch=lock.epoch)

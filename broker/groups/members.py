@@ -1,0 +1,244 @@
+"""Who is a member of which consumer group, and what each member subscribes to.
+
+Apache's broker keeps one table of subscriptions per group, which every heartbeat overwrites, so that members with
+different topics erase each other's. Here each member has its own; what a group subscribes to is the union.
+A member is a connection: a client that reconnects is a new one until the old connection is closed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from ...protocol.bodies import ConsumerData
+from ...protocol.names import RETRY_PREFIX, sorted_ids
+from ...protocol.subscription import Subscription
+from ..config import HEARTBEAT_LIMIT_S, MAX_MEMBERS, LimitExceeded
+from .history import History
+
+log = structlog.get_logger("rocketlet.groups")
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One client's membership in one group. Times are of the monotonic clock, in seconds."""
+
+    client_id: str
+    connection: Any
+    data: ConsumerData
+    language: int
+    version: int
+    seen_s: float
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    has_news: bool = False
+
+    def update(self, data: ConsumerData, now_s: float) -> bool:
+        """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""
+        before = self.subscriptions.keys()
+        fresh = {item.topic: item for item in data.subscriptions}
+        for topic, old in self.subscriptions.items():
+            new = fresh.get(topic)
+            if new is not None and new.version <= old.version:
+                fresh[topic] = old
+        changed = before != fresh.keys() or data.leaving != self.data.leaving
+        self.has_news = data.assigned != self.data.assigned or data.queue_counts != self.data.queue_counts
+        self.subscriptions = fresh
+        self.data = data
+        self.seen_s = now_s
+        return changed
+
+
+class ConsumerGroup:
+    """A group with at least one member."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.members: dict[Any, Member] = {}
+        self.reported: frozenset[str] = frozenset()
+        self._places: dict[str | None, dict[str, int]] = {}
+
+    @property
+    def message_model(self) -> str:
+        return next(iter(self.members.values())).data.message_model
+
+    def subscription(self, connection: Any, topic: str) -> Subscription | None:
+        """What the member of this connection wants of a topic; of a stranger, what the newest subscription says."""
+        member = self.members.get(connection)
+        if member is not None and topic in member.subscriptions:
+            return member.subscriptions[topic]
+        found = [item.subscriptions[topic] for item in self.members.values() if topic in item.subscriptions]
+        return max(found, key=lambda item: item.version, default=None)
+
+    def client_ids(self, topic: str | None = None) -> list[str]:
+        """The ids of the members that stay, each once; with a topic only those that subscribe to it."""
+        staying = (member for member in self.members.values() if not member.data.leaving)
+        ids = (member.client_id for member in staying if topic is None or topic in member.subscriptions)
+        return list(dict.fromkeys(ids))
+
+    def companions(self, connection: Any) -> list[str]:
+        """What a foreign member is told of the others: those that subscribe to a topic of its own. It does not say which
+        topic it asks for, and takes everybody for a reader of all its topics."""
+        asking = self.members.get(connection)
+        if asking is None:
+            return self.client_ids()
+        mine = _own_topics(asking)
+        staying = (member for member in self.members.values() if not member.data.leaving)
+        near = (member for member in staying if member is asking or not mine or mine & _own_topics(member))
+        return list(dict.fromkeys(member.client_id for member in near))
+
+    def reader_of_retries(self) -> str | None:
+        """Who reads the retry topic where members know only of some others; None where all know all."""
+        topics = [_own_topics(member) for member in self.members.values()]
+        if all(one & other for one in topics for other in topics):
+            return None
+        return sorted_ids(self.client_ids())[0]
+
+    def place(self, client_id: str, topic: str | None) -> tuple[int, int]:
+        """Which of the members that subscribe to a topic a client is, and how many they are; -1 if it is none of them.
+        Sorted once per change, because every member asks after each."""
+        places = self._places.get(topic)
+        if places is None:
+            places = {item: index for index, item in enumerate(sorted_ids(self.client_ids(topic)))}
+            self._places[topic] = places
+        return places.get(client_id, -1), len(places)
+
+    def changed(self) -> None:
+        """Members or their topics are others than before."""
+        self._places.clear()
+
+    def strategies(self) -> frozenset[str]:
+        """How the members allocate; a foreign one does not say."""
+        return frozenset(member.data.strategy or "foreign" for member in self.members.values())
+
+    def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:
+        """What members disagree in, among themselves or with the broker, in words that name them."""
+        members = list(self.members.values())
+        stale = _stale_queue_lists(members, broker_name, queues_of)
+        return frozenset((*_differing_topics(members), *_differing_settings(members), *_doubled_ids(members), *stale))
+
+
+def _own_topics(member: Member) -> set[str]:
+    """The topics that a member wants, without the retry topic that all have."""
+    return {topic for topic in member.subscriptions if not topic.startswith(RETRY_PREFIX)}
+
+
+def _differing_topics(members: list[Member]) -> Iterator[str]:
+    topics = sorted({topic for member in members for topic in member.subscriptions})
+    for topic in topics:
+        with_it = {
+            member.client_id: member.subscriptions[topic].expression
+            for member in members
+            if topic in member.subscriptions
+        }
+        without = [member.client_id for member in members if topic not in member.subscriptions]
+        if without:
+            yield f"{', '.join(without)} not subscribed to {topic}, while {', '.join(with_it)} are"
+        if len(set(with_it.values())) > 1:
+            named = "; ".join(f"{client}: {expression}" for client, expression in with_it.items())
+            yield f"different tag expressions for {topic}: {named}"
+
+
+def _differing_settings(members: list[Member]) -> Iterator[str]:
+    models = {member.client_id: member.data.message_model for member in members}
+    if len(set(models.values())) > 1:
+        yield "different message models: " + "; ".join(f"{client}: {model}" for client, model in models.items())
+    strategies = {member.client_id: member.data.strategy for member in members if member.data.strategy}
+    if len(set(strategies.values())) > 1:
+        named = "; ".join(f"{client}: {strategy}" for client, strategy in strategies.items())
+        yield f"different allocation strategies: {named}"
+
+
+def _stale_queue_lists(members: list[Member], broker_name: str, queues_of: Callable[[str], int]) -> Iterator[str]:
+    for member in members:
+        for topic, count in member.data.queue_counts.get(broker_name, {}).items():
+            if topic in member.subscriptions and count != queues_of(topic):
+                yield f"{member.client_id} sees {count} queues of {topic} at {broker_name}, there are {queues_of(topic)}"
+
+
+def _doubled_ids(members: list[Member]) -> Iterator[str]:
+    for client_id, count in Counter(member.client_id for member in members).items():
+        if count > 1:
+            yield f"{count} live connections with the client id {client_id}"
+
+
+class ConsumerGroups:
+    """All groups. `on_change(group)` is called when members or their topics changed, the group perhaps empty then;
+    `queues_of(topic)` says how many queues may be read."""
+
+    def __init__(self, history: History, broker_name: str, queues_of: Callable[[str], int]) -> None:
+        self._broker_name = broker_name
+        self._queues_of = queues_of
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._history = history
+        self.on_change: Callable[[ConsumerGroup], None] = lambda group: None
+        self.get = self._groups.get
+
+    def __iter__(self) -> Iterator[ConsumerGroup]:
+        return iter(list(self._groups.values()))
+
+    def heartbeat(self, connection: Any, client_id: str, data: ConsumerData, language: int, version: int) -> None:
+        """Registers or refreshes a member. Raises LimitExceeded beyond 10,000 members in a group."""
+        group = self._groups.get(data.group)
+        if group is None:
+            group = self._groups[data.group] = ConsumerGroup(data.group)
+        member = group.members.get(connection)
+        now_s = time.monotonic()
+        if member is not None:
+            if member.update(data, now_s):
+                self._changed(group, "leaving" if data.leaving else "subscribed", member)
+            if member.has_news:
+                queues = " ".join(map(str, data.assigned))
+                self._history.add(group.name, "assigned", client_id, queues=queues, count=len(data.assigned))
+                self.check(group, client_id)
+            return
+        if len(group.members) >= MAX_MEMBERS:
+            raise LimitExceeded(f"the group {data.group} has {MAX_MEMBERS} members; no more are taken")
+        member = Member(client_id, connection, data, language, version, now_s)
+        member.update(data, now_s)
+        group.members[connection] = member
+        self._changed(group, "joined", member)
+
+    def leave(self, connection: Any, name: str, event: str = "left") -> None:
+        group = self._groups.get(name)
+        member = group.members.pop(connection, None) if group else None
+        if group is None or member is None:
+            return
+        if not group.members:
+            del self._groups[name]
+        self._changed(group, event, member)
+
+    def drop(self, connection: Any, event: str = "closed") -> None:
+        """The connection is gone, and with it its memberships."""
+        for group in [group for group in self._groups.values() if connection in group.members]:
+            self.leave(connection, group.name, event)
+
+    def expired(self) -> list[Any]:
+        """Connections that sent no heartbeat for 120 s, to be dropped and closed."""
+        limit = time.monotonic() - HEARTBEAT_LIMIT_S
+        silent = (
+            connection
+            for group in self._groups.values()
+            for connection, member in group.members.items()
+            if member.seen_s < limit
+        )
+        return list(dict.fromkeys(silent))
+
+    def _changed(self, group: ConsumerGroup, event: str, member: Member) -> None:
+        self._history.add(group.name, event, member.client_id, members=len(group.members))
+        log.info("member " + event, group=group.name, client=member.client_id, members=len(group.members))
+        group.changed()
+        self.check(group, member.client_id)
+        self.on_change(group)
+
+    def check(self, group: ConsumerGroup, client_id: str = "") -> None:
+        """Names what members disagree in, each thing once."""
+        faults = group.faults(self._broker_name, self._queues_of)
+        for fault in sorted(faults - group.reported):
+            log.warning("members disagree", group=group.name, fault=fault)
+            self._history.add(group.name, "disagreement", client_id, fault=fault)
+        group.reported = faults

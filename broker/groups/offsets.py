@@ -1,0 +1,61 @@
+"""Committed offsets: the next message that a group reads of a queue. Saved every 5 s and at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..store.files import read_state, write_state
+
+
+class Offsets:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self._dirty = False
+        for key, queues in (read_state(path) or {}).items():
+            topic, _, group = key.partition("@")
+            self._offsets[topic, group] = {int(number): int(offset) for number, offset in queues.items()}
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        return self._offsets.get((topic, group), {}).get(queue_id)
+
+    def knows(self, group: str, topic: str) -> bool:
+        """Whether the group has an offset in any queue of the topic."""
+        return bool(self._offsets.get((topic, group)))
+
+    def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        self._offsets.setdefault((topic, group), {})[queue_id] = offset
+        self._dirty = True
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """The group's offsets in a topic, by queue id."""
+        return dict(self._offsets.get((topic, group), {}))
+
+    def topics_of(self, group: str) -> list[str]:
+        return [topic for topic, name in self._offsets if name == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        return [group for name, group in self._offsets if name == topic]
+
+    def table(self) -> dict[str, dict[str, int]]:
+        """Everything, as it is saved: `topic@group` to queue id to offset."""
+        return {
+            f"{topic}@{group}": {str(number): offset for number, offset in queues.items()}
+            for (topic, group), queues in self._offsets.items()
+        }
+
+    def forget_group(self, group: str) -> None:
+        for key in [key for key in self._offsets if key[1] == group]:
+            del self._offsets[key]
+            self._dirty = True
+
+    def forget_topic(self, topic: str) -> None:
+        for key in [key for key in self._offsets if key[0] == topic]:
+            del self._offsets[key]
+            self._dirty = True
+
+    def save(self, sync: bool = True) -> None:
+        """Raises StoreFull; the offsets are then saved the next time."""
+        if self._dirty:
+            write_state(self._path, self.table(), sync=sync)
+            self._dirty = False

@@ -1,0 +1,86 @@
+"""Watches who reads which queue: names queues that two members read, and queues that nobody reads, when it happens.
+
+Rocketlet members cannot read a queue that another one has locked; foreign ones do not lock, and two of them read a queue
+while they disagree about the members. A member that pulls again soon after another one has pulled is the second reader; one
+that has the lock has got the queue back, and so has one that comes after longer than a pull is held.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from ..config import MAX_HOLD_S, ORPHAN_S
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+
+log = structlog.get_logger("rocketlet.groups")
+
+_Key = tuple[str, str, int]  # group, topic, queue id
+
+
+class Watch:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        # the connection that pulled last, another before it, and since when it is the last
+        self._readers: dict[_Key, tuple[Any, Any, float]] = {}
+        self._unread_s: dict[_Key, float] = {}
+        self._named: set[_Key] = set()
+        self.double_readers = 0
+        self.orphans = 0
+
+    def pulled(self, connection: Any, group: str, topic: str, queue_id: int) -> None:
+        key = (group, topic, queue_id)
+        last, before, since_s = self._readers.get(key, (None, None, 0.0))
+        if last is connection:
+            return
+        now_s = time.monotonic()
+        self._readers[key] = (connection, last, now_s)
+        self._broker.locks.note_pull(group, topic, queue_id)
+        is_back = connection is before and last is not None and now_s - since_s < MAX_HOLD_S
+        if is_back and not self._broker.locks.is_owner(group, topic, queue_id, connection):
+            found = self._broker.groups.get(group)
+            members = found.members if found else {}
+            if connection in members and last in members and members[connection].data.message_model == "CLUSTERING":
+                self.double_readers += 1
+                both = f"{members[last].client_id} and {members[connection].client_id}"
+                self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
+
+    def reader(self, group: str, topic: str, queue_id: int) -> Any | None:
+        """The connection that pulled last."""
+        found = self._readers.get((group, topic, queue_id))
+        return found[0] if found else None
+
+    def drop(self, connection: Any) -> None:
+        """The connection is gone, and reads nothing any more."""
+        for key, readers in list(self._readers.items()):
+            if connection in readers:
+                last, before, since_s = readers
+                last, before = (None if item is connection else item for item in (last, before))
+                self._readers[key] = (last, before, since_s)
+
+    def look(self) -> None:
+        """Names the queues that no member has read or locked for some seconds though members subscribe to them."""
+        now_s = time.monotonic()
+        unread: set[_Key] = set()
+        for group in self._broker.groups:
+            owners = self._broker.locks.owners(group.name)
+            members = group.members
+            for topic in {topic for member in members.values() for topic in member.subscriptions}:
+                for queue_id in range(self._broker.queues_of(topic)):
+                    reader = self.reader(group.name, topic, queue_id)
+                    if (topic, queue_id) not in owners and reader not in members:
+                        unread.add((group.name, topic, queue_id))
+        self._unread_s = {key: self._unread_s.get(key, now_s) for key in unread}
+        orphans = {key for key, since_s in self._unread_s.items() if now_s - since_s >= ORPHAN_S}
+        for group_name, topic, queue_id in sorted(orphans - self._named):
+            self._name("orphaned", group_name, "", f"{topic}:{queue_id} is read by nobody")
+        self._named = orphans
+        self.orphans = len(orphans)
+
+    def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
+        log.warning(event, group=group, fault=fault)
+        self._broker.history.add(group, event, client_id, fault=fault)

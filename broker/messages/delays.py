@@ -1,0 +1,148 @@
+"""Delayed messages: kept in SCHEDULE_TOPIC_XXXX, a queue per level, and stored again in their own topic when due.
+
+The index of a schedule queue holds the due time (ms) where others hold the tag's hash, so waiting reads no message.
+Progress per level is saved like offsets; after a crash what was delivered since the last save is delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ...protocol import properties as props
+from ...protocol.message import Record
+from ...protocol.names import SCHEDULE_TOPIC
+from ...protocol.subscription import tag_code
+from ..config import DELAY_DELIVERIES_AT_ONCE
+from ..store.consume_queue import ConsumeQueue
+from ..store.files import read_state, write_state
+from ..store.store import StoreFull
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+
+log = structlog.get_logger("rocketlet.delays")
+
+RETRY_S = 1.0
+
+
+def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
+    """What a record's index entry holds in its third field: its tag's hash; of a delayed one, when it is due."""
+    if record.topic == SCHEDULE_TOPIC:
+        return record.store_ms + levels_ms[record.queue_id]
+    return tag_code(record.properties)
+
+
+class Delays:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._path = broker.config.data_dir / "delays.json"
+        self._levels_ms = broker.config.delay_levels_ms
+        self.progress: dict[int, int] = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._dirty = False
+        self.set_aside = 0
+
+    def start(self) -> None:
+        for level in range(1, len(self._levels_ms) + 1):
+            if (SCHEDULE_TOPIC, level - 1) in self._broker.store.queues:
+                self.expect(level)
+
+    def stop(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def level(self, wanted: int) -> int:
+        """A level as asked, the highest at most."""
+        return min(wanted, len(self._levels_ms))
+
+    def due_ms(self, level: int, now_ms: int) -> int:
+        return now_ms + self._levels_ms[level - 1]
+
+    def expect(self, level: int) -> None:
+        """A message was stored at this level: makes sure that a timer runs for the first one that is due."""
+        if level not in self._timers:
+            self._set_timer(level)
+
+    def _set_timer(self, level: int, at_least_s: float = 0.0) -> None:
+        self._timers.pop(level, None)
+        try:
+            wait_s = self._wait_s(level)
+        except Exception as error:
+            log.exception("a delay level stands; will try again", level=level, reason=str(error))
+            wait_s = RETRY_S
+        if wait_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[level] = loop.call_later(max(wait_s, at_least_s), self._deliver, level)
+
+    def _wait_s(self, level: int) -> float | None:
+        """How long until the level's first message is due; None if it has none."""
+        queue = self._broker.schedule_queue(level)
+        offset = max(self.progress.get(level, 0), queue.begin)
+        return queue.entry(offset)[2] / 1000 - time.time() if offset < queue.next else None
+
+    def _deliver(self, level: int) -> None:
+        """Stores the messages that are due, some hundreds at once, and sets the next timer, whatever happens."""
+        try:
+            self._deliver_due(level)
+        except StoreFull as error:
+            log.error("cannot deliver delayed messages; will try again", reason=str(error), level=level)
+            self._set_timer(level, RETRY_S)
+        except Exception as error:
+            log.exception("cannot deliver delayed messages; will try again", reason=str(error), level=level)
+            self._broker.store.roll_back()
+            self._set_timer(level, RETRY_S)
+        else:
+            self._set_timer(level)
+
+    def _deliver_due(self, level: int) -> None:
+        broker, store = self._broker, self._broker.store
+        queue = broker.schedule_queue(level)
+        offset = max(self.progress.get(level, 0), queue.begin)
+        now_ms = store.begin_batch()
+        end = min(queue.next, offset + DELAY_DELIVERIES_AT_ONCE)
+        while offset < end and queue.entry(offset)[2] <= now_ms:
+            try:
+                self._stage(store.message(queue, offset))
+            except (OSError, StoreFull):  # that may pass
+                raise
+            except Exception as error:  # one that cannot be read or placed must not stop those behind it
+                self.set_aside += 1
+                log.error("delayed message set aside", level=level, offset=offset, reason=str(error))
+            offset += 1
+        queues = store.commit() if store.staged else []
+        self.progress[level] = offset
+        self._dirty = True
+        broker.wake_readers(queues)
+
+    def _stage(self, record: Record) -> None:
+        topic = props.find(record.properties, props.REAL_TOPIC)
+        settings = self._broker.topics.get(topic or "")
+        if topic is None or settings is None:
+            log.warning("delayed message without a topic dropped", topic=topic, id=record.offset_id)
+            return
+        target = self._real_queue(topic, record)
+        self._broker.store.stage(
+            target,
+            record.body,
+            record.properties.encode(),
+            tag_code(record.properties),
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_ms=record.born_ms,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times,
+        )
+
+    def _real_queue(self, topic: str, record: Record) -> ConsumeQueue:
+        return self._broker.store.queue(topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0))
+
+    def save(self, sync: bool = True) -> None:
+        """Raises StoreFull; progress is then saved the next time."""
+        if self._dirty:
+            write_state(self._path, {str(level): offset for level, offset in self.progress.items()}, sync=sync)
+            self._dirty = False

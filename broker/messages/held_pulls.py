@@ -1,0 +1,114 @@
+"""Pulls that found nothing new and wait for a message: long polling.
+
+A held pull is answered when a message of its subscription arrives, or when its time is up; never by a sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import iter_unpack
+from typing import Any
+
+import structlog
+
+from ...protocol.subscription import Subscription
+from ..config import MAX_HELD_PULLS
+from ..store.consume_queue import ConsumeQueue
+from ..store.files import StoreError
+
+log = structlog.get_logger("rocketlet.pulls")
+
+
+@dataclass(slots=True, eq=False)
+class HeldPull:
+    """`answer` reads once more and writes what it finds; `seen` is the offset up to which nothing matched."""
+
+    connection: Any
+    queue: ConsumeQueue
+    subscription: Subscription | None
+    seen: int
+    answer: Callable[[], None]
+    timer: asyncio.TimerHandle | None = None
+
+    def is_wanted(self) -> bool:
+        """Whether a message that may match has arrived since the last look."""
+        queue = self.queue
+        if queue.next <= self.seen:
+            return self.seen > queue.next
+        if self.subscription is None or self.subscription.takes_all:
+            return True
+        while self.seen < queue.next:
+            entries = queue.entries(max(self.seen, queue.begin), 1024)
+            if any(self.subscription.matches_code(code) for _, _, code in iter_unpack(">QIq", entries)):
+                return True
+            self.seen += len(entries) // 20
+        return False
+
+
+def _is_wanted(pull: HeldPull) -> bool:
+    """As the pull says; one that cannot be looked at is answered with what is wrong."""
+    try:
+        return pull.is_wanted()
+    except StoreError:
+        return True
+
+
+class HeldPulls:
+    def __init__(self) -> None:
+        self._held: dict[ConsumeQueue, list[HeldPull]] = {}
+        self._count = 0
+
+    def hold(self, pull: HeldPull, wait_s: float) -> bool:
+        """Holds a pull; False if 100,000 are held already."""
+        if self._count >= MAX_HELD_PULLS:
+            return False
+        self._held.setdefault(pull.queue, []).append(pull)
+        self._count += 1
+        pull.timer = asyncio.get_running_loop().call_later(wait_s, self.let_go, pull)
+        return True
+
+    def wake(self, queues: list[ConsumeQueue]) -> None:
+        """Answers the pulls whose messages have arrived in these queues."""
+        held = self._held
+        if not held:
+            return
+        for queue in dict.fromkeys(queues):
+            waiting = held.get(queue)
+            if waiting is not None:
+                for pull in [pull for pull in waiting if _is_wanted(pull)]:
+                    self.let_go(pull)
+
+    def let_go(self, pull: HeldPull) -> None:
+        """Answers a pull with what there is."""
+        self._release(pull)
+        try:
+            pull.answer()
+        except Exception:  # whose message woke it must not suffer
+            log.exception("connection closed: its held pull failed", topic=pull.queue.topic, queue=pull.queue.queue_id)
+            pull.connection.abort()
+
+    def _release(self, pull: HeldPull) -> None:
+        waiting = self._held[pull.queue]
+        waiting.remove(pull)
+        if not waiting:
+            del self._held[pull.queue]
+        self._count -= 1
+        if pull.timer is not None:
+            pull.timer.cancel()
+
+    def drop(self, connection: Any) -> None:
+        """The connection is gone."""
+        for pull in self.of(connection):
+            self._release(pull)
+
+    def of(self, connection: Any) -> list[HeldPull]:
+        """The pulls of a connection."""
+        return [pull for waiting in self._held.values() for pull in waiting if pull.connection is connection]
+
+    def answer_all(self) -> None:
+        """Before the broker closes: clients learn at once that nothing came."""
+        for waiting in list(self._held.values()):
+            for pull in list(waiting):
+                self.let_go(pull)

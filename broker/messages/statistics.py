@@ -1,0 +1,84 @@
+"""Counters behind the rates that administration shows: messages put per topic, got per topic and group.
+
+What is put is read off the queues' ends, so that a send costs nothing here; a pull costs one addition. Every 10 s a sample
+is kept, those of one hour at most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..config import SAMPLE_INTERVAL_S
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+
+_SAMPLES = int(3600 / SAMPLE_INTERVAL_S) + 1
+_DAY_S = 86_400
+
+Key = tuple[str, str]
+"""A statistic's name in Apache's words (TOPIC_PUT_NUMS, GROUP_GET_NUMS) and its key (`topic`, `topic@group`)."""
+
+
+class Rate(NamedTuple):
+    """Over a window: how many, and how many a second."""
+
+    total: int
+    per_second: float
+
+
+class Statistics:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._samples: deque[tuple[float, Counter[Key]]] = deque(maxlen=_SAMPLES)
+        self.got: Counter[str] = Counter()  # by `topic@group`; pulls add to it
+        self.boot_ms = int(time.time() * 1000)
+        self._first = self._totals()
+        self._midnight = self._yesterday = self._first
+        self._day = time.localtime().tm_yday
+        self.sample()
+
+    def sample(self) -> None:
+        totals = self._totals()
+        self._samples.append((time.monotonic(), totals))
+        today = time.localtime().tm_yday
+        if today != self._day:
+            self._day, self._yesterday, self._midnight = today, self._midnight, totals
+
+    def _totals(self) -> Counter[Key]:
+        totals: Counter[Key] = Counter({("GROUP_GET_NUMS", key): count for key, count in self.got.items()})
+        for queue in self._broker.store.queues.values():
+            totals["TOPIC_PUT_NUMS", queue.topic] += queue.next
+        return totals
+
+    def rate(self, name: str, key: str, window_s: float) -> Rate:
+        """What was counted in the last `window_s` seconds, an hour at most."""
+        now_s = time.monotonic()
+        then_s, then = next((sample for sample in self._samples if now_s - sample[0] <= window_s), self._samples[-1])
+        count = self._totals()[name, key] - then[name, key]
+        return Rate(count, count / max(now_s - then_s, 1.0))
+
+    def today(self, name: str, key: str) -> Rate:
+        """Since midnight, or since the start if that was later."""
+        count = self._totals()[name, key] - self._midnight[name, key]
+        return Rate(count, count / max(time.time() % _DAY_S, 1.0))
+
+    def sums(self, name: str) -> tuple[int, int, int]:
+        """The count of all keys yesterday morning, this morning, and now."""
+        return _sum(self._yesterday, name), _sum(self._midnight, name), _sum(self._totals(), name)
+
+    def rates(self, name: str) -> str:
+        """Messages per second of all keys over 10 s, 1 min and 10 min, in Apache's form."""
+        now_s, now = time.monotonic(), self._totals()
+        rates: list[str] = []
+        for window_s in (10, 60, 600):
+            samples = [sample for sample in self._samples if now_s - sample[0] <= window_s + SAMPLE_INTERVAL_S]
+            then_s, then = samples[0] if samples else self._samples[-1]
+            rates.append(f"{(_sum(now, name) - _sum(then, name)) / max(now_s - then_s, 1.0):.3f}")
+        return " ".join(rates)
+
+
+def _sum(totals: Counter[Key], name: str) -> int:
+    return sum(count for key, count in totals.items() if key[0] == name)

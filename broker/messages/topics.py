@@ -1,0 +1,148 @@
+"""The broker's topics: their settings, how they come into being, and the file that keeps them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from ...protocol import names
+from ...protocol.bodies import DataVersion, TopicConfig, read_topic, topic_json
+from ...protocol.codes import MAX_PERM, PERM_INHERIT
+from ..config import MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
+from ..store.files import StoreError, read_state, write_state
+
+log = structlog.get_logger("rocketlet.topics")
+
+
+def _checked(topic: TopicConfig) -> TopicConfig:
+    """A topic that may come into being. Raises IllegalName, LimitExceeded."""
+    fault = names.topic_fault(topic.name)
+    if fault:
+        raise names.IllegalName(fault)
+    within("the number of queues to read", topic.read_queues, 0, MAX_QUEUES_PER_TOPIC)
+    within("the number of queues to write", topic.write_queues, 0, MAX_QUEUES_PER_TOPIC)
+    within("the permission", topic.perm, 0, MAX_PERM)
+    within("the system flag", topic.sys_flag, 0, 0x7FFF_FFFF)
+    return topic
+
+
+class Topics:
+    """Settings by name. `on_change` is called with each topic that is new or altered."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._path: Path = config.data_dir / "topics.json"
+        self._config = config
+        self._topics: dict[str, TopicConfig] = {}
+        self._since: dict[str, int] = {}
+        self.version = DataVersion(int(time.time() * 1000))
+        self.on_change: Callable[[TopicConfig], None] = lambda topic: None
+        self.get = self._topics.get
+        for topic in self._built_in():
+            fault = names.topic_fault(topic.name)
+            if fault:
+                raise StoreError(f"the broker's and its cluster's name become topics, and {fault}; choose another one")
+            self._topics[topic.name] = topic
+        self._load()
+
+    def _built_in(self) -> Iterator[TopicConfig]:
+        config = self._config
+        yield TopicConfig(names.SELF_TEST_TOPIC, 1, 1)
+        if config.auto_create_topics:
+            queues = min(config.default_queues, MAX_QUEUES_PER_TOPIC)
+            yield TopicConfig(names.DEFAULT_TOPIC, queues, queues, 7)
+        yield TopicConfig(names.BENCHMARK_TOPIC, 1024, 1024)
+        yield TopicConfig(config.cluster, 16, 16, 7)
+        yield TopicConfig(config.name, 1, 1, 7)
+        yield TopicConfig(names.OFFSET_MOVED_TOPIC, 1, 1)
+        yield TopicConfig(names.SCHEDULE_TOPIC, 18, 18)
+        yield TopicConfig(names.HALF_TOPIC, 1, 1)
+        yield TopicConfig(names.OP_HALF_TOPIC, 1, 1)
+        yield TopicConfig(names.CHECK_MAX_TIME_TOPIC, 1, 1)
+        yield TopicConfig(names.TRACE_TOPIC, 1, 1)
+        yield TopicConfig(names.reply_topic(config.cluster), 1, 1)
+
+    def _load(self) -> None:
+        state = read_state(self._path) or {"topics": []}
+        for item in state["topics"]:
+            topic = read_topic(item)
+            try:
+                _checked(topic)
+            except (names.IllegalName, LimitExceeded) as fault:
+                log.warning("topic left out", topic=topic.name, reason=str(fault))
+                continue
+            self._topics[topic.name] = topic
+            self._since[topic.name] = int(item.get("since", 0))
+
+    def __iter__(self) -> Iterator[TopicConfig]:
+        return iter(list(self._topics.values()))
+
+    def since(self) -> list[tuple[str, int]]:
+        """Each topic's name and the commit log position at which it was created."""
+        return [(name, self._since.get(name, 0)) for name in self._topics]
+
+    def is_built_in(self, name: str) -> bool:
+        return names.is_system_topic(name) or any(topic.name == name for topic in self._built_in())
+
+    def put(self, topic: TopicConfig, position: int) -> TopicConfig:
+        """Creates or alters a topic and keeps it. `position`: the end of the commit log.
+
+        Raises IllegalName, LimitExceeded, StoreFull."""
+        _checked(topic)
+        if topic.name not in self._topics and len(self._topics) >= MAX_TOPICS:
+            raise LimitExceeded(f"this broker takes {MAX_TOPICS} topics; delete some, or send to another broker")
+        before = self._topics.get(topic.name)
+        self._topics[topic.name] = topic
+        self._since.setdefault(topic.name, position)
+        try:
+            self._save()
+        except Exception:
+            self._restore(topic.name, before)
+            raise
+        self.on_change(topic)
+        return topic
+
+    def _restore(self, name: str, before: TopicConfig | None) -> None:
+        if before is None:
+            del self._topics[name]
+            self._since.pop(name, None)
+        else:
+            self._topics[name] = before
+
+    def change_config(self, config: BrokerConfig) -> None:
+        """The settings that topics follow have changed: permissions, and TBW102 comes, goes, or has other queues."""
+        self._config = config
+        self._touch()
+        self._topics.pop(names.DEFAULT_TOPIC, None)
+        for topic in self._built_in():
+            if topic.name == names.DEFAULT_TOPIC:
+                self._topics[topic.name] = topic
+
+    def delete(self, name: str) -> None:
+        self._topics.pop(name, None)
+        self._since.pop(name, None)
+        self._save()
+
+    def auto_create(self, name: str, template: str, queues: int, position: int) -> TopicConfig | None:
+        """The topic that a send to an unknown name makes, by the template's INHERIT permission; None if it may not."""
+        pattern = self._topics.get(template)
+        if pattern is None or not pattern.perm & PERM_INHERIT:
+            return None
+        count = max(min(queues, pattern.write_queues), 1)
+        return self.put(replace(pattern, name=name, read_queues=count, write_queues=count, perm=6), position)
+
+    def _touch(self) -> None:
+        """Name servers take over what has another version than they know."""
+        self.version = DataVersion(int(time.time() * 1000), self.version.counter + 1)
+
+    def _save(self) -> None:
+        self._touch()
+        kept = [
+            topic_json(topic) | {"since": self._since.get(topic.name, 0)}
+            for topic in self._topics.values()
+            if topic.name in self._since
+        ]
+        write_state(self._path, {"topics": kept})

@@ -1,0 +1,5 @@
+"""The name server.
+
+routes    its table
+requests  its handlers
+"""

@@ -1,0 +1,154 @@
+"""The name server's requests."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import orjson
+
+from ...protocol import admin_bodies, bodies
+from ...protocol.codes import ResponseCode
+from ...protocol.frame import Frame
+from ...protocol.headers import (
+    BrokerName,
+    BrokerNameOnly,
+    ClusterName,
+    KvKey,
+    KvNamespace,
+    KvValue,
+    RegisterBroker,
+    TopicName,
+    read,
+)
+from ..net.answers import Buffers, answer
+
+if TYPE_CHECKING:
+    from ..net.connection import Connection
+    from .routes import Routes
+
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+
+
+def register_broker(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    header = read(RegisterBroker, frame.ext)
+    if header.body_crc32 and header.body_crc32 != zlib.crc32(frame.body) & 0x7FFFFFFF:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
+    decode = bodies.decode_compressed_registration if header.compressed else bodies.decode_registration
+    version, topics = decode(frame.body)
+    master = routes.register(
+        header.cluster_name,
+        header.broker_name,
+        header.broker_id,
+        header.broker_addr,
+        version,
+        topics,
+        connection,
+        header.external_addr,
+    )
+    connection.on_lost(routes.drop)
+    ext = {"masterAddr": master} if header.broker_id and master else {}
+    order = routes.kv.get(ORDER_NAMESPACE)
+    return answer(frame, ext=ext, body=admin_bodies.encode_table(order) if order else b"")
+
+
+def unregister_broker(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    header = read(BrokerName, frame.ext)
+    routes.unregister(header.broker_name, header.broker_addr)
+    return answer(frame)
+
+
+def route(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    topic = read(TopicName, frame.ext).topic
+    found = routes.route(topic, external=connection.is_external)
+    if found is None:
+        remark = f"No topic route info in name server for the topic: {topic}"
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark)
+    return answer(frame, body=bodies.encode_route(found))
+
+
+def cluster(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    return answer(frame, body=bodies.encode_cluster(routes.brokers(external=connection.is_external)))
+
+
+def topics(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    return answer(frame, body=bodies.encode_topic_list(routes.topics()))
+
+
+def delete_topic(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    routes.delete_topic(read(TopicName, frame.ext).topic)
+    return answer(frame)
+
+
+def data_version(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    """QUERY_DATA_VERSION: whether a broker has to send its topics again."""
+    header = read(BrokerName, frame.ext)
+    known = routes.version(header.broker_addr)
+    changed = known is None or known != bodies.decode_data_version(frame.body)
+    if not changed:
+        routes.refresh(header.broker_addr)
+    body = bodies.encode_data_version(known) if known else b""
+    return answer(frame, ext={"changed": changed}, body=body)
+
+
+# Key-value settings, kept in memory: mqadmin keeps there which topics are ordered.
+
+
+def put_kv(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    header = read(KvValue, frame.ext)
+    routes.put_kv(header.namespace, header.key, header.value)
+    return answer(frame)
+
+
+def get_kv(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    header = read(KvKey, frame.ext)
+    value = routes.kv.get(header.namespace, {}).get(header.key)
+    if value is None:
+        remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
+        return answer(frame, ResponseCode.QUERY_NOT_FOUND, ext={}, remark=remark)
+    return answer(frame, ext={"value": value})
+
+
+def delete_kv(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    header = read(KvKey, frame.ext)
+    routes.kv.get(header.namespace, {}).pop(header.key, None)
+    return answer(frame)
+
+
+def kv_list(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    namespace = read(KvNamespace, frame.ext).namespace
+    if namespace not in routes.kv:
+        remark = f"No config item, Namespace: {namespace}"
+        return answer(frame, ResponseCode.QUERY_NOT_FOUND, remark=remark)
+    return answer(frame, body=admin_bodies.encode_table(routes.kv[namespace]))
+
+
+# Administration
+
+
+def wipe_write(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    """WIPE_WRITE_PERM_OF_BROKER: nobody is routed to the broker to write, until it registers a changed topic."""
+    name = read(BrokerNameOnly, frame.ext).broker_name
+    return answer(frame, ext={"wipeTopicCount": routes.set_write(name, allowed=False)})
+
+
+def add_write(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    name = read(BrokerNameOnly, frame.ext).broker_name
+    return answer(frame, ext={"addTopicCount": routes.set_write(name, allowed=True)})
+
+
+def topics_of_cluster(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    return answer(frame, body=bodies.encode_topic_list(routes.topics(read(ClusterName, frame.ext).cluster)))
+
+
+def system_topics(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    """The names of clusters and brokers, which are topics, too."""
+    found = routes.brokers()
+    names = dict.fromkeys(name for broker in found for name in (broker.cluster, broker.name))
+    address = next((at for broker in found for at in broker.addresses.values()), "")
+    return answer(frame, body=orjson.dumps({"brokerAddr": address, "topicList": list(names)}))
+
+
+def config(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    """GET_NAMESRV_CONFIG: there is nothing to set."""
+    return answer(frame, body=admin_bodies.encode_properties({"orderMessageEnable": "false"}))

@@ -1,0 +1,156 @@
+"""The name server's table: which brokers there are, where, and which topics each has. In memory only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from ...protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
+from ...protocol.codes import PERM_READ, PERM_WRITE
+from ..config import HEARTBEAT_LIMIT_S, MAX_KV_KEYS, MAX_KV_NAMESPACES, LimitExceeded
+
+log = structlog.get_logger("rocketlet.nameserver")
+
+
+@dataclass(slots=True)
+class _Address:
+    """One broker process. `connection` is None for the broker in the name server's own process."""
+
+    connection: Any
+    seen_s: float
+    version: DataVersion | None
+    external: str
+
+
+@dataclass(slots=True)
+class _Broker:
+    cluster: str
+    addresses: dict[int, str] = field(default_factory=dict)
+    topics: dict[str, QueueData] = field(default_factory=dict)
+
+
+class Routes:
+    def __init__(self) -> None:
+        self._brokers: dict[str, _Broker] = {}
+        self._addresses: dict[str, _Address] = {}
+        self.kv: dict[str, dict[str, str]] = {}
+
+    def register(
+        self,
+        cluster: str,
+        name: str,
+        broker_id: int,
+        address: str,
+        version: DataVersion,
+        topics: Iterable[TopicConfig],
+        connection: Any,
+        external: str | None = None,
+    ) -> str | None:
+        """Takes over what a broker says of itself. Returns the master's address, for a slave."""
+        broker = self._brokers.get(name)
+        if broker is None:
+            broker = self._brokers[name] = _Broker(cluster)
+            log.info("broker registered", broker=name, cluster=cluster, address=address)
+        for other in [number for number, at in broker.addresses.items() if at == address]:
+            del broker.addresses[other]
+        broker.addresses[broker_id] = address
+        known = self._addresses.get(address)
+        if broker_id == 0 and (known is None or known.version != version):
+            broker.topics |= {
+                topic.name: QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
+                for topic in topics
+            }
+        self._addresses[address] = _Address(connection, time.monotonic(), version, external or address)
+        return broker.addresses.get(0)
+
+    def unregister(self, name: str, address: str) -> None:
+        self._addresses.pop(address, None)
+        broker = self._brokers.get(name)
+        if broker is None:
+            return
+        broker.addresses = {number: at for number, at in broker.addresses.items() if at != address}
+        if not broker.addresses:
+            del self._brokers[name]
+            log.info("broker gone", broker=name, address=address)
+
+    def drop(self, connection: Any) -> None:
+        """A broker's connection is closed."""
+        self._unregister_addresses([at for at, entry in self._addresses.items() if entry.connection is connection])
+
+    def expire(self) -> list[Any]:
+        """Forgets brokers that were silent for 120 s and returns their connections, to be closed."""
+        limit = time.monotonic() - HEARTBEAT_LIMIT_S
+        silent = {
+            at: entry.connection
+            for at, entry in self._addresses.items()
+            if entry.seen_s < limit and entry.connection is not None
+        }
+        self._unregister_addresses(list(silent))
+        return list(silent.values())
+
+    def _unregister_addresses(self, addresses: list[str]) -> None:
+        for address in addresses:
+            for name in [name for name, broker in self._brokers.items() if address in broker.addresses.values()]:
+                self.unregister(name, address)
+            self._addresses.pop(address, None)
+
+    def version(self, address: str) -> DataVersion | None:
+        entry = self._addresses.get(address)
+        return entry.version if entry else None
+
+    def refresh(self, address: str) -> None:
+        """The broker at this address is alive."""
+        entry = self._addresses.get(address)
+        if entry is not None:
+            entry.seen_s = time.monotonic()
+
+    def route(self, topic: str, *, external: bool = False) -> Route | None:
+        """Where a topic's queues are; `external`: with the addresses for clients outside the brokers' network."""
+        with_topic = [name for name, broker in self._brokers.items() if topic in broker.topics]
+        if not with_topic:
+            return None
+        return Route(
+            tuple(self._brokers[name].topics[topic] for name in with_topic),
+            tuple(self._broker_data(name, external) for name in with_topic),
+        )
+
+    def brokers(self, *, external: bool = False) -> list[BrokerData]:
+        return [self._broker_data(name, external) for name in self._brokers]
+
+    def _broker_data(self, name: str, external: bool) -> BrokerData:
+        broker = self._brokers[name]
+        addresses = {
+            number: self._addresses[at].external if external and at in self._addresses else at
+            for number, at in broker.addresses.items()
+        }
+        return BrokerData(name, broker.cluster, addresses)
+
+    def topics(self, cluster: str | None = None) -> list[str]:
+        """The names of all topics, or of those of one cluster."""
+        brokers = [broker for broker in self._brokers.values() if cluster in (None, broker.cluster)]
+        return list(dict.fromkeys(topic for broker in brokers for topic in broker.topics))
+
+    def set_write(self, name: str, *, allowed: bool) -> int:
+        """Lets a broker's topics be written to, or not; how many they are."""
+        broker = self._brokers.get(name)
+        if broker is None:
+            return 0
+        for topic, queues in broker.topics.items():
+            perm = PERM_READ | PERM_WRITE if allowed else queues.perm & ~PERM_WRITE
+            broker.topics[topic] = replace(queues, perm=perm)
+        return len(broker.topics)
+
+    def put_kv(self, namespace: str, key: str, value: str) -> None:
+        """Raises LimitExceeded beyond 10,000 keys in a namespace, or 100 namespaces."""
+        table = self.kv.setdefault(namespace, {}) if len(self.kv) < MAX_KV_NAMESPACES else self.kv.get(namespace)
+        if table is None or (key not in table and len(table) >= MAX_KV_KEYS):
+            raise LimitExceeded(f"the name server keeps {MAX_KV_NAMESPACES} namespaces of {MAX_KV_KEYS} keys; no more")
+        table[key] = value
+
+    def delete_topic(self, topic: str) -> None:
+        for broker in self._brokers.values():
+            broker.topics.pop(topic, None)

@@ -1,0 +1,6 @@
+"""Sockets and the clients behind them.
+
+connection  one client's socket
+clients     producers by group, and what the broker asks of clients
+answers     how an answer is encoded
+"""

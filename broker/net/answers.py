@@ -1,0 +1,29 @@
+"""Answers: in the request's encoding, with the request's number."""
+
+from __future__ import annotations
+
+from ...protocol.codes import EXT_ACCEPT_ENCODING, RESPONSE_FLAG, VERSION, Language
+from ...protocol.frame import MSGPACK, Ext, Frame, encode, encode_head
+
+Buffer = bytes | memoryview
+Buffers = list[Buffer]
+
+JAVA = int(Language.JAVA)  # what a Java broker says; Go reads other names as unknown
+_NONE: Ext = {}
+
+
+def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:
+    return [encode(Frame(code, request.opaque, ext, body, RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request)))]
+
+
+def answer_pieces(request: Frame, ext: Ext, pieces: list[Buffer], remark: str) -> Buffers:
+    """A success whose body is written from the pieces that it lies in."""
+    frame = Frame(0, request.opaque, ext, b"", RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request))
+    return [encode_head(frame, sum(map(len, pieces))), *pieces]
+
+
+def reply_type(request: Frame) -> int:
+    """The encoding of the request, or MessagePack for a Rocketlet client that asks for it."""
+    if request.serialize_type != MSGPACK and request.ext.get(EXT_ACCEPT_ENCODING) == "MSGPACK":
+        return MSGPACK
+    return request.serialize_type

@@ -1,0 +1,131 @@
+"""One client's socket: bytes in, frames to the dispatch, buffers out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from ...protocol.frame import Frame, FrameError, FrameReader
+from ...protocol.message import encode_host
+from ..config import WRITE_HIGH_BYTES
+from .answers import Buffers
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+log = structlog.get_logger("rocketlet.connection")
+
+_SMALL_BYTES = 65_536
+
+
+class Connection(asyncio.Protocol):
+    """`active_s` is when it was last read from or written to, in the loop's time."""
+
+    __slots__ = (
+        "_lost",
+        "_reader",
+        "_server",
+        "_transport",
+        "active_s",
+        "born_host",
+        "is_external",
+        "is_paused",
+        "is_vip",
+        "kept",
+        "peer",
+    )
+
+    def __init__(self, server: Server, *, is_external: bool = False, is_vip: bool = False) -> None:
+        self._server = server
+        self.is_vip = is_vip
+        self.is_external = is_external
+        self.is_paused = False
+        self.kept: list[Frame] = []
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._lost: list[Callable[[Connection], None]] = []
+        self.born_host = b""
+        self.peer = ""
+        self.active_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        address = transport.get_extra_info("peername") or ("0.0.0.0", 0)
+        host = str(address[0]).removeprefix("::ffff:")
+        self.peer = f"{host}:{address[1]}"
+        self.born_host = encode_host(host, int(address[1]))
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self.active_s = self._server.now_s()
+        self._server.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.active_s = self._server.now_s()
+        try:
+            frames = self._reader.feed(data)
+        except FrameError as error:
+            log.warning("connection closed: no frame", peer=self.peer, reason=str(error))
+            self.close()
+            return
+        if frames and self.is_paused:
+            self.keep(frames)
+        elif frames:
+            self._serve(frames)
+
+    def _serve(self, frames: list[Frame]) -> None:
+        try:
+            self._server.dispatch.serve(self, frames)
+        except Exception:  # a defect of ours: whoever met it connects again, nobody else notices
+            log.exception("connection closed: its requests failed", peer=self.peer)
+            self.abort()
+
+    def write(self, buffers: Buffers) -> None:
+        """Writes all buffers in one go; does nothing on a closed connection."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or not buffers:
+            return
+        self.active_s = self._server.now_s()
+        if len(buffers) == 1:
+            transport.write(buffers[0])
+        elif sum(map(len, buffers)) <= _SMALL_BYTES:
+            transport.write(b"".join(buffers))
+        else:
+            transport.writelines(buffers)
+
+    def keep(self, frames: list[Frame]) -> None:
+        """Requests that wait until the client has read what is written."""
+        self.kept += frames
+
+    def pause_writing(self) -> None:
+        """The client reads slower than it asks: its requests wait, and no more are read."""
+        self.is_paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        kept, self.kept = self.kept, []
+        if kept:
+            self._serve(kept)
+        if self._transport is not None and not self.is_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def on_lost(self, action: Callable[[Connection], None]) -> None:
+        """Calls `action(connection)` once when the connection is gone."""
+        if action not in self._lost:
+            self._lost.append(action)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for action in self._lost:
+            action(self)
+        self._server.closed(self)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

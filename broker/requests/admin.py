@@ -1,0 +1,222 @@
+"""Administration of the broker and its topics: what mqadmin lists and sets."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from struct import iter_unpack
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import structlog
+
+from ...protocol import admin_bodies, bodies
+from ...protocol.admin_bodies import Range
+from ...protocol.bodies import BodyError, Queue, group_json, topic_json
+from ...protocol.codes import MAX_PERM, VERSION, ResponseCode
+from ...protocol.frame import Frame
+from ...protocol.headers import ConsumeQueueQuery, TopicName, ViewStats, read
+from ..config import (
+    MAX_QUERY_ENTRIES,
+    MAX_QUEUES_PER_TOPIC,
+    MAX_RETAIN_HOURS,
+    MAX_TRANSACTION_TIMEOUT_S,
+    BrokerConfig,
+    within,
+)
+from ..net.answers import Buffers, answer
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..net.connection import Connection
+
+log = structlog.get_logger("rocketlet.admin")
+
+# Apache's names of the settings that may be changed while the broker runs, what each sets, and between which values.
+_SETTINGS: dict[str, tuple[str, Callable[[str], Any], float, float]] = {
+    "brokerPermission": ("permission", int, 0, MAX_PERM),
+    "autoCreateTopicEnable": ("auto_create_topics", lambda text: text == "true", 0, 1),
+    "autoCreateSubscriptionGroup": ("auto_create_groups", lambda text: text == "true", 0, 1),
+    "defaultTopicQueueNums": ("default_queues", int, 1, MAX_QUEUES_PER_TOPIC),
+    "fileReservedTime": ("retain_hours", float, 0, MAX_RETAIN_HOURS),
+    "transactionTimeOut": ("transaction_timeout_s", lambda text: int(text) / 1000, 0, MAX_TRANSACTION_TIMEOUT_S),
+}
+
+
+def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    table = {topic.name: topic_json(topic) for topic in broker.topics}
+    body = admin_bodies.encode_versioned(broker.topics.version, "topicConfigTable", table)
+    return answer(frame, ext={}, body=body)
+
+
+def all_groups(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    table = {group.name: group_json(group) for group in broker.group_configs}
+    body = admin_bodies.encode_versioned(broker.topics.version, "subscriptionGroupTable", table)
+    return answer(frame, body=body)
+
+
+def all_consumer_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    return answer(frame, body=orjson.dumps({"offsetTable": broker.offsets.table()}))
+
+
+def all_delay_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    table = {str(level): offset for level, offset in broker.delays.progress.items()}
+    return answer(frame, body=orjson.dumps({"offsetTable": table}))
+
+
+def system_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    found = [topic.name for topic in broker.topics if broker.topics.is_built_in(topic.name)]
+    return answer(frame, body=bodies.encode_topic_list(found))
+
+
+def topic_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_TOPIC_STATS_INFO: the range of each queue."""
+    name = read(TopicName, frame.ext).topic
+    topic = broker.topics.get(name)
+    if topic is None:
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{name}] not exist")
+    ranges: dict[Queue, Range] = {}
+    for queue_id in range(max(topic.write_queues, topic.read_queues)):
+        queue = broker.store.queues.get((name, queue_id))
+        at = Queue(name, broker.config.name, queue_id)
+        if queue is None or queue.begin == queue.next:
+            ranges[at] = Range(queue.begin, queue.next, 0) if queue else Range(0, 0, 0)
+        else:
+            ranges[at] = Range(queue.begin, queue.next, broker.store.store_time_ms(queue, queue.next - 1))
+    return answer(frame, body=admin_bodies.encode_topic_stats(ranges))
+
+
+def settings(config: BrokerConfig) -> dict[str, Any]:
+    """The settings by Apache's names where it has the same, the others by ours."""
+    ours = {item.name: getattr(config, item.name) for item in fields(config)}
+    apache = {
+        "brokerName": config.name,
+        "brokerClusterName": config.cluster,
+        "brokerId": 0,
+        "brokerRole": "ASYNC_MASTER",
+        "brokerIP1": config.address.rpartition(":")[0].strip("[]"),
+        "listenPort": config.address.rpartition(":")[2],
+        "flushDiskType": "SYNC_FLUSH" if config.flush == "sync" else "ASYNC_FLUSH",
+        "storePathRootDir": config.data_dir,
+        "namesrvAddr": ";".join(config.name_servers),
+        "maxMessageSize": 4 * 1024 * 1024,
+        "enablePropertyFilter": "true",
+    }
+    for name, (field, *_) in _SETTINGS.items():
+        value = ours[field]
+        if name == "transactionTimeOut":
+            value = int(value * 1000)
+        apache[name] = str(value).lower() if isinstance(value, bool) else value
+    return apache
+
+
+def broker_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    version = orjson.dumps({"counter": broker.config_changes, "timestamp": broker.statistics.boot_ms}).decode()
+    return answer(frame, ext={"version": version}, body=admin_bodies.encode_properties(settings(broker.config)))
+
+
+def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """Takes all of the settings or none; they last until the broker ends."""
+    wanted = admin_bodies.decode_properties(frame.body)
+    changes: dict[str, Any] = {}
+    for name, text in wanted.items():
+        if name not in _SETTINGS:
+            remark = f"{name} cannot be changed while the broker runs; these can: {', '.join(_SETTINGS)}"
+            return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
+        field, convert, low, high = _SETTINGS[name]
+        try:
+            changes[field] = within(name, convert(text), low, high)
+        except (ValueError, OverflowError):
+            raise BodyError(f"{name}: {text[:40]!r} is no number") from None
+    broker.change_config(replace(broker.config, **changes))
+    log.info("settings changed", **wanted)
+    return answer(frame)
+
+
+def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_BROKER_RUNTIME_INFO: what clusterList and brokerStatus print."""
+    stats, store = broker.statistics, broker.store
+    table: dict[str, Any] = {
+        "brokerVersionDesc": "V4_9_8",
+        "brokerVersion": VERSION,
+        "bootTimestamp": stats.boot_ms,
+        "putTps": stats.rates("TOPIC_PUT_NUMS"),
+        "getTransferedTps": stats.rates("GROUP_GET_NUMS"),
+        "getTotalTps": stats.rates("GROUP_GET_NUMS"),
+        "getFoundTps": stats.rates("GROUP_GET_NUMS"),
+        "getMissTps": "0.0 0.0 0.0",
+        "runtime": f"[ {time.strftime('%H:%M:%S', time.gmtime(time.time() - stats.boot_ms / 1000))} ]",
+        "earliestMessageTimeStamp": store.earliest_ms(),
+        "commitLogMinOffset": store.begin,
+        "commitLogMaxOffset": store.end,
+        "commitLogDiskRatio": _disk_ratio(broker),
+        "pageCacheLockTimeMills": 0,
+        "remainHowManyDataToFlush": "0 B",
+        "dispatchBehindBytes": 0,
+        "server": f"rocketlet, Python {sys.version.split()[0]}",
+    }
+    for pool in ("send", "pull", "query", "endTransaction"):
+        table[f"{pool}ThreadPoolQueueSize"] = 0
+        table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
+    for name, key in (("Put", "TOPIC_PUT_NUMS"), ("Get", "GROUP_GET_NUMS")):
+        yesterday, morning, now = stats.sums(key)
+        table[f"msg{name}TotalYesterdayMorning"] = yesterday
+        table[f"msg{name}TotalTodayMorning"] = morning
+        table[f"msg{name}TotalTodayNow"] = now
+    return answer(frame, body=admin_bodies.encode_table({name: str(value) for name, value in table.items()}))
+
+
+def _disk_ratio(broker: Broker) -> float:
+    usage = shutil.disk_usage(broker.config.data_dir)
+    return round(usage.used / usage.total, 4)
+
+
+def view_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """VIEW_BROKER_STATS_DATA: how many messages were put into a topic, or got by a group."""
+    header = read(ViewStats, frame.ext)
+    if header.stats_name not in ("TOPIC_PUT_NUMS", "GROUP_GET_NUMS"):
+        remark = f"The stats <{header.stats_name}> not exist; TOPIC_PUT_NUMS and GROUP_GET_NUMS do"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    stats = broker.statistics
+    rates = {
+        "statsMinute": stats.rate(*header, 60),
+        "statsHour": stats.rate(*header, 3600),
+        "statsDay": stats.today(*header),
+    }
+    value = {name: {"avgpt": 0.0, "sum": rate.total, "tps": rate.per_second} for name, rate in rates.items()}
+    return answer(frame, body=orjson.dumps(value))
+
+
+def query_consume_queue(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """QUERY_CONSUME_QUEUE: entries of a queue's index, 1,024 at most."""
+    header = read(ConsumeQueueQuery, frame.ext)
+    queue = broker.store.queues.get((header.topic, header.queue_id))
+    if queue is None:
+        remark = f"{header.queue_id}@{header.topic} is not exist!"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    begin = max(header.index_, queue.begin)
+    count = min(header.index_ + header.count_ - begin, queue.next - begin, MAX_QUERY_ENTRIES)
+    entries = [
+        {"eval": True, "physicOffset": position, "physicSize": size, "tagsCode": code}
+        for position, size, code in iter_unpack(">QIq", queue.entries(begin, count) if count > 0 else b"")
+    ]
+    value = {"maxQueueIndex": queue.next, "minQueueIndex": queue.begin, "queueData": entries}
+    return answer(frame, body=orjson.dumps(value))
+
+
+def clean(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: drops now what is expired."""
+    broker.expire_segments()
+    return answer(frame)
+
+
+def clean_unused_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """CLEAN_UNUSED_TOPIC: drops the queues' data of topics that are gone; here a deleted topic leaves none."""
+    return answer(frame)
+
+
+def all_producers(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    return answer(frame, body=admin_bodies.encode_all_producers(broker.clients.all_producers()))

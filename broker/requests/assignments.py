@@ -1,0 +1,51 @@
+"""QUERY_ASSIGNMENT, 5.0's: the broker computes a member's share, for members that ask for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...protocol import allocation, group_bodies, names
+from ...protocol.bodies import Queue, Route
+from ...protocol.codes import ResponseCode
+from ...protocol.frame import Frame
+from ..net.answers import Buffers, answer
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..net.connection import Connection
+
+_STRATEGIES: dict[str, allocation.Strategy] = {
+    strategy.name: strategy
+    for strategy in (allocation.AVG, allocation.AveragelyByCircle(), allocation.ConsistentHash())
+}
+
+
+def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """Answers when the topic's route is known, which lies with a name server."""
+    request = group_bodies.decode_assignment_request(frame.body)
+    if request.strategy not in _STRATEGIES:
+        remark = f"the strategy {request.strategy} is unknown; use {', '.join(_STRATEGIES)}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    broker.spawn(_answer(broker, connection, frame, request))
+    return None
+
+
+async def _answer(
+    broker: Broker, connection: Connection, frame: Frame, request: group_bodies.AssignmentRequest
+) -> None:
+    route = await broker.find_route(request.topic)
+    if route is None:
+        remark = f"topic[{request.topic}] not exist"
+        connection.write(answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark))
+        return
+    share = _share(broker, request, route)
+    connection.write(answer(frame, body=group_bodies.encode_assignment(share)))
+
+
+def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:
+    queues = allocation.subscribe_queues(request.topic, route)
+    if request.message_model == "BROADCASTING":
+        return queues
+    group = broker.groups.get(request.group)
+    ids = names.sorted_ids(group.client_ids(request.topic)) if group else []
+    return _STRATEGIES[request.strategy].allocate(request.client_id, queues, ids)

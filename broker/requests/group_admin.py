@@ -1,0 +1,309 @@
+"""Administration of groups: connections, progress, offsets set from outside, and what is asked of the members."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import structlog
+
+from ...protocol import admin_bodies, bodies
+from ...protocol.admin_bodies import ConnectionInfo, Progress
+from ...protocol.bodies import Queue
+from ...protocol.codes import Language, RequestCode, ResponseCode
+from ...protocol.frame import Ext, Frame
+from ...protocol.headers import (
+    ClientInfo,
+    CloneOffset,
+    ConsumerGroup,
+    CorrectionOffset,
+    GroupName,
+    GroupTopic,
+    IsOrder,
+    ProducerGroup,
+    ResetOffset,
+    TopicGroup,
+    TopicName,
+    read,
+)
+from ...protocol.message import decode_host
+from ..net.answers import Buffers, answer
+from ..store.consume_queue import ConsumeQueue
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..net.connection import Connection
+
+log = structlog.get_logger("rocketlet.admin")
+
+CONSUMED = "GROUP_GET_NUMS"
+
+
+def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    name = read(ConsumerGroup, frame.ext).consumer_group
+    group = broker.groups.get(name)
+    if group is None:
+        remark = f"the consumer group[{name}] not online"
+        return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
+    data = next(iter(group.members.values())).data
+    infos = [
+        ConnectionInfo(member.client_id, at.peer, member.language, member.version)
+        for at, member in group.members.items()
+    ]
+    topics = {topic for member in group.members.values() for topic in member.subscriptions}
+    found = {topic: group.subscription(None, topic) for topic in sorted(topics)}
+    table = {topic: bodies.encode_subscription(item) for topic, item in found.items() if item is not None}
+    body = admin_bodies.encode_consumer_connections(
+        infos, data.consume_type, data.message_model, data.consume_from, table
+    )
+    return answer(frame, body=body)
+
+
+def producer_connections(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    name = read(ProducerGroup, frame.ext).producer_group
+    infos = broker.clients.producers(name)
+    if not infos:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{name}] not exist")
+    return answer(frame, body=admin_bodies.encode_producer_connections(infos))
+
+
+def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(GroupName, frame.ext)
+    broker.group_configs.delete(header.group_name)
+    if header.remove_offset:
+        broker.offsets.forget_group(header.group_name)
+    log.info("group deleted", group=header.group_name, offsets=header.remove_offset)
+    return answer(frame)
+
+
+# Progress
+
+
+def progress(broker: Broker, group: str, topic: str) -> dict[Queue, Progress]:
+    """How far a group is in the queues of a topic that the broker has."""
+    settings = broker.topics.get(topic)
+    found: dict[Queue, Progress] = {}
+    for queue_id in range(settings.read_queues if settings else 0):
+        queue = broker.store.queues.get((topic, queue_id))
+        end = queue.next if queue else 0
+        offset = max(broker.offsets.get(group, topic, queue_id) or 0, 0)
+        last_ms = 0
+        if queue is not None and queue.begin < offset <= queue.next:
+            last_ms = broker.store.store_time_ms(queue, offset - 1)
+        found[Queue(topic, broker.config.name, queue_id)] = Progress(end, offset, last_ms)
+    return found
+
+
+def topics_of(broker: Broker, group: str) -> list[str]:
+    """The topics in which a group has an offset, and those its members subscribe to."""
+    online = broker.groups.get(group)
+    subscribed = [topic for member in (online.members.values() if online else ()) for topic in member.subscriptions]
+    found = dict.fromkeys([*broker.offsets.topics_of(group), *subscribed])
+    return [topic for topic in found if broker.topics.get(topic) is not None]
+
+
+def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(GroupTopic, frame.ext)
+    group = header.consumer_group
+    topics = [header.topic] if header.topic else topics_of(broker, group)
+    table = {queue: item for topic in topics for queue, item in progress(broker, group, topic).items()}
+    tps = sum(broker.statistics.rate(CONSUMED, f"{topic}@{group}", 60).per_second for topic in topics)
+    return answer(frame, body=admin_bodies.encode_consume_stats(table, tps))
+
+
+def all_consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    read(IsOrder, frame.ext)
+    groups = {
+        group.name: {
+            queue: item
+            for topic in topics_of(broker, group.name)
+            for queue, item in progress(broker, group.name, topic).items()
+        }
+        for group in broker.group_configs
+    }
+    found = {name: table for name, table in groups.items() if table}
+    return answer(frame, body=admin_bodies.encode_all_consume_stats(broker.config.address, found))
+
+
+def consumed_by(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """QUERY_TOPIC_CONSUME_BY_WHO: the groups that subscribe to a topic, or have an offset in it."""
+    topic = read(TopicName, frame.ext).topic
+    online = [
+        group.name for group in broker.groups if any(topic in member.subscriptions for member in group.members.values())
+    ]
+    found = list(dict.fromkeys([*online, *broker.offsets.groups_of(topic)]))
+    return answer(frame, body=orjson.dumps({"groupList": found}))
+
+
+def time_span(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """QUERY_CONSUME_TIME_SPAN: of each queue the times of its first, last, and last consumed message."""
+    header = read(TopicGroup, frame.ext)
+    if broker.topics.get(header.topic) is None:
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
+    now_ms = int(time.time() * 1000)
+    spans: list[dict[str, Any]] = []
+    for at, item in progress(broker, header.group, header.topic).items():
+        queue = broker.store.queues.get((at.topic, at.queue_id))
+        stored = queue is not None and queue.begin < queue.next
+        spans.append(
+            {
+                "messageQueue": bodies.queue_json(at),
+                "minTimeStamp": broker.store.store_time_ms(queue, queue.begin) if queue and stored else -1,
+                "maxTimeStamp": broker.store.store_time_ms(queue, queue.next - 1) if queue and stored else -1,
+                "consumeTimeStamp": item.last_ms or -1,
+                "delayTime": now_ms - item.last_ms if item.lag and item.last_ms else 0,
+            }
+        )
+    return answer(frame, body=orjson.dumps({"consumeTimeSpanSet": spans}))
+
+
+def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """QUERY_CORRECTION_OFFSET: the least offset per queue among some groups, and the compared group where it is behind."""
+    header = read(CorrectionOffset, frame.ext)
+    topic = header.topic
+    groups = (header.filter_groups or "").split(",") if header.filter_groups else broker.offsets.groups_of(topic)
+    least: dict[str, int] = {}
+    for group in groups:
+        for queue_id, offset in broker.offsets.of(group, topic).items():
+            queue = broker.store.queues.get((topic, queue_id))
+            if queue is not None and offset >= queue.begin:
+                least[str(queue_id)] = min(least.get(str(queue_id), offset), offset)
+    compared = broker.offsets.of(header.compare_group, topic)
+    corrections = {
+        queue_id: offset if compared.get(int(queue_id), -1) < offset else -1 for queue_id, offset in least.items()
+    }
+    return answer(frame, body=orjson.dumps({"correctionOffsets": corrections}))
+
+
+# Offsets set from outside
+
+
+def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """CLONE_GROUP_OFFSET: a group begins where another one is."""
+    header = read(CloneOffset, frame.ext)
+    topics = [header.topic] if header.topic else topics_of(broker, header.src_group)
+    for topic in topics:
+        for queue_id, offset in broker.offsets.of(header.src_group, topic).items():
+            broker.offsets.put(header.dest_group, topic, queue_id, offset)
+    return answer(frame)
+
+
+def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """INVOKE_BROKER_TO_RESET_OFFSET: the members are told the offsets and go on from there; offline the tool commits them.
+
+    `isForce` false only goes back, as Apache's.
+    """
+    header = read(ResetOffset, frame.ext)
+    topic = broker.topics.get(header.topic)
+    if topic is None:
+        remark = f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    offsets: dict[Queue, int] = {}
+    for queue_id in range(topic.write_queues):
+        current = broker.offsets.get(header.group, header.topic, queue_id)
+        if current is None:
+            remark = f"THe consumer group <{header.group}> not exist"
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+        wanted = _wanted_offset(broker, broker.store.queues.get((header.topic, queue_id)), header.timestamp)
+        if header.is_force or wanted < current:
+            offsets[Queue(header.topic, broker.config.name, queue_id)] = wanted
+        else:
+            offsets[Queue(header.topic, broker.config.name, queue_id)] = current
+    group = broker.groups.get(header.group)
+    if group is None:
+        remark = f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic}"
+        return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
+    is_cpp = frame.language == Language.CPP
+    body = (admin_bodies.encode_offsets_for_cpp if is_cpp else admin_bodies.encode_offsets)(offsets)
+    ext: Ext = {
+        "topic": header.topic,
+        "group": header.group,
+        "timestamp": header.timestamp,
+        "isForce": header.is_force,
+    }
+    for member in group.members:
+        broker.clients.tell(member, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+    log.info("offsets reset", group=header.group, topic=header.topic, members=len(group.members))
+    return answer(frame, body=admin_bodies.encode_offsets(offsets))
+
+
+def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, timestamp_ms: int) -> int:
+    if queue is None:
+        return 0
+    return queue.next if timestamp_ms == -1 else broker.store.offset_by_time(queue, timestamp_ms)
+
+
+# Asked of members
+
+
+def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS: the offsets in the members' hands; answers when all have, or time is up."""
+    header = read(TopicGroup, frame.ext)
+    group = broker.groups.get(header.group)
+    asked = {
+        member.client_id: at
+        for at, member in (group.members.items() if group else ())
+        if header.client_addr in (None, "", member.client_id)
+    }
+    if not asked:
+        remark = f"No Any Consumer online in the consumer group: [{header.group}]"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    found: dict[str, dict[Queue, int]] = {}
+    waiting = set(asked)
+
+    def answered(client_id: str, reply: Frame | None) -> None:
+        waiting.discard(client_id)
+        if reply is not None and reply.code == 0:
+            try:
+                found[client_id] = admin_bodies.decode_client_status(reply.body)
+            except bodies.BodyError as error:
+                log.warning("consumer status cannot be read", client=client_id, reason=str(error))
+        if not waiting:
+            connection.write(answer(frame, body=admin_bodies.encode_consumer_status(found)))
+
+    ext = {"topic": header.topic, "group": header.group}
+    for client_id, at in asked.items():
+        code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+        broker.clients.ask(at, code, ext, b"", lambda reply, name=client_id: answered(name, reply))  # type: ignore[misc]
+    return None
+
+
+def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: asked of the member named, whose answer is passed on."""
+    header = read(ClientInfo, frame.ext)
+    group = broker.groups.get(header.consumer_group)
+    member = next(
+        (at for at, item in (group.members if group else {}).items() if item.client_id == header.client_id), None
+    )
+    if member is None:
+        remark = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    ext, body = dict(frame.ext), b""
+    if frame.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+        ext["brokerName"] = broker.config.name
+        record = broker.store.record_bytes_at(_position_in(header.msg_id))
+        if record is None:
+            remark = f"no message has the id {header.msg_id}"
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+        body = record
+
+    def answered(reply: Frame | None) -> None:
+        if reply is None:
+            remark = f"consumer <{header.consumer_group}> <{header.client_id}> did not answer in time"
+            connection.write(answer(frame, ResponseCode.CONSUME_MSG_TIMEOUT, remark=remark))
+        else:
+            connection.write(answer(frame, reply.code, dict(reply.ext), reply.body, reply.remark))
+
+    broker.clients.ask(member, frame.code, ext, body, answered)
+    return None
+
+
+def _position_in(message_id: str | None) -> int:
+    """The commit log position in an offset id; -1 if it is none."""
+    try:
+        data = bytes.fromhex(message_id or "")
+        decode_host(data[:-8])
+    except (ValueError, OSError):
+        return -1
+    return int.from_bytes(data[-8:], "big")

@@ -1,0 +1,192 @@
+"""The requests of membership: heartbeats, unregistering, member lists, locks, client checks, group settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import structlog
+
+from ...protocol import bodies, group_bodies, names
+from ...protocol.bodies import ConsumerData, Queue, TopicConfig
+from ...protocol.codes import EXT_DETAIL, ResponseCode
+from ...protocol.frame import Frame
+from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
+from ...protocol.headers import UnregisterClient, read
+from ...protocol.subscription import SQL92, TAG
+from ..groups.members import ConsumerGroup
+from ..net.answers import Buffers, answer
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..net.connection import Connection
+
+log = structlog.get_logger("rocketlet.groups")
+
+
+def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    beat = bodies.decode_heartbeat(frame.body)
+    for consumer in beat.consumers:
+        fault = names.group_fault(consumer.group)
+        if fault:
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    for consumer in beat.consumers:
+        settings = broker.group_configs.find(consumer.group)
+        if settings is not None and settings.strict:
+            fault = _strict_fault(broker, connection, consumer)
+            if fault:
+                return answer(frame, ResponseCode.NO_PERMISSION, remark=fault)
+        if settings is not None:
+            queues = settings.retry_queues
+            broker.ensure_topic(TopicConfig(names.retry_topic(consumer.group), queues, queues))
+        broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
+    broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
+    return answer(frame)
+
+
+def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData) -> str | None:
+    """Why a strict group does not take a member, in words; None if it does."""
+    wanted = {item.topic: item.expression for item in consumer.subscriptions}
+    group = broker.groups.get(consumer.group)
+    for at, member in group.members.items() if group else ():
+        found = {item.topic: item.expression for item in member.subscriptions.values()}
+        if at is not connection and found != wanted:
+            return (
+                f"the group {consumer.group} is strict: this client subscribes to {_spelled(wanted)}, {member.client_id} to "
+                f"{_spelled(found)}; subscribe to the same, or use `rocketlet groups {consumer.group} --strict off`"
+            )
+    return None
+
+
+def _spelled(subscriptions: dict[str, str]) -> str:
+    return ", ".join(f"{topic} [{expression}]" for topic, expression in sorted(subscriptions.items()))
+
+
+def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(UnregisterClient, frame.ext)
+    if header.consumer_group:
+        broker.groups.leave(connection, header.consumer_group)
+        broker.locks.leave(connection, header.consumer_group)
+    if header.producer_group:
+        broker.clients.forget_producer(header.producer_group, connection)
+    return answer(frame)
+
+
+def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(ConsumerGroupHeader, frame.ext)
+    group = broker.groups.get(header.consumer_group)
+    client_ids: list[str] = []
+    if group is not None:
+        if header.topic:
+            client_ids = group.client_ids(header.topic)
+        else:
+            client_ids = broker.draining.known(group.name, group.companions(connection))
+    if not client_ids:
+        remark = f"no consumer for this group, {header.consumer_group}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    detail = frame.ext.get(EXT_DETAIL)
+    if group is not None and detail == "position":
+        member = group.members.get(connection)
+        index, count = group.place(member.client_id if member else "", header.topic)
+        return answer(frame, ext={"index": index, "count": count})
+    members = group_bodies.MemberList(client_ids, {}, frozenset())
+    if group is not None and detail == "owners":
+        owners = broker.locks.owners(group.name).items()
+        found = {Queue(topic, broker.config.name, number): owner for (topic, number), owner in owners}
+        members = group_bodies.MemberList(client_ids, found, group.strategies())
+    return answer(frame, body=group_bodies.encode_members(members))
+
+
+def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    request = group_bodies.decode_lock_request(frame.body)
+    fault = _foreign_client(broker, connection, request)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, body=group_bodies.encode_locked({}), remark=fault)
+    return answer(frame, body=group_bodies.encode_locked(broker.locks.lock(request, connection)))
+
+
+def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    request = group_bodies.decode_lock_request(frame.body)
+    fault = _foreign_client(broker, connection, request)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    faults = broker.locks.unlock(request, connection)
+    if faults and request.handover:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"not unlocked: {'; '.join(faults)}")
+    return answer(frame)
+
+
+def _foreign_client(broker: Broker, connection: Connection, request: group_bodies.LockRequest) -> str | None:
+    """Why a lease is not this connection's to take or free; None if it is. Apache's clients are believed."""
+    if not request.handover:
+        return None
+    group = broker.groups.get(request.group)
+    member = group.members.get(connection) if group else None
+    if member is None:
+        return f"this connection is no member of the group {request.group}; send a heartbeat first"
+    if member.client_id != request.client_id:
+        return f"this connection is the client {member.client_id}, not {request.client_id}"
+    return None
+
+
+def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """CHECK_CLIENT_CONFIG: whether the broker can filter as the client wants."""
+    _, _, subscription = bodies.decode_client_check(frame.body)
+    kind = subscription.get("expressionType") or TAG
+    if kind == TAG:
+        return answer(frame)
+    if kind != SQL92:
+        remark = f"the expression type {kind} is unknown; use TAG or SQL92"
+        return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=remark)
+    from ..messages.sql_filter import FilterError, parse_filter
+
+    try:
+        parse_filter(subscription.get("subString") or "")
+    except FilterError as error:
+        return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+    return answer(frame)
+
+
+def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    group = bodies.decode_group(frame.body)
+    fault = names.group_fault(group.name)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.group_configs.put(group)
+    log.info("group settings", group=group.name)
+    return answer(frame)
+
+
+def _topics_of(group: ConsumerGroup | None) -> list[str]:
+    members = group.members.values() if group else ()
+    return sorted({topic for member in members for topic in member.subscriptions})
+
+
+def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
+    name = read(ConsumerGroupHeader, frame.ext).consumer_group
+    group = broker.groups.get(name)
+    members: list[dict[str, Any]] = [
+        {
+            "clientId": member.client_id,
+            "peer": connection.peer,
+            "strategy": member.data.strategy,
+            "messageModel": member.data.message_model,
+            "leaving": member.data.leaving,
+            "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},
+        }
+        for connection, member in (group.members.items() if group else ())
+    ]
+    owners = [
+        {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
+        for (topic, queue_id), client_id in broker.locks.owners(name).items()
+    ]
+    value = {
+        "broker": broker.config.name,
+        "members": members,
+        "owners": owners,
+        "queues": {topic: broker.queues_of(topic) for topic in _topics_of(group)},
+        "disagreements": sorted(group.reported) if group else [],
+        "events": broker.history.of(name),
+    }
+    return answer(frame, body=orjson.dumps(value))

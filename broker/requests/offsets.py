@@ -1,0 +1,154 @@
+"""Offsets and topics: what they are, and setting them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ...protocol import names
+from ...protocol.bodies import TopicConfig
+from ...protocol.codes import EXT_UNKNOWN, ResponseCode
+from ...protocol.frame import Frame
+from ...protocol.headers import (
+    CreateTopic,
+    Offset,
+    QueueOffset,
+    SearchOffset,
+    StoreTime,
+    TopicName,
+    TopicQueue,
+    UpdateOffset,
+    read,
+    write,
+)
+from ..net.answers import Buffers, answer
+from ..store.consume_queue import ConsumeQueue
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..net.connection import Connection
+
+log = structlog.get_logger("rocketlet.broker")
+
+
+def query_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """Apache's broker answers 0 for a group that has no offset and a queue whose start is still there (contract 6.8),
+    so that "latest" starts at 0. A Rocketlet client says what an unknown offset should be: an error, or the latest,
+    which is then fixed for all queues of the topic at once, so that members who start together agree."""
+    header = read(QueueOffset, frame.ext)
+    group, topic = header.consumer_group, header.topic
+    offset = broker.offsets.get(group, topic, header.queue_id)
+    if offset is not None:
+        return answer(frame, ext=write(Offset(offset)))
+    queue = _queue(broker, topic, header.queue_id)
+    wanted = frame.ext.get(EXT_UNKNOWN)
+    if wanted == "latest":
+        return answer(frame, ext=write(Offset(_fix_latest(broker, group, topic, queue))))
+    if wanted == "error" or (queue is not None and queue.begin > 0):
+        remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+        return answer(frame, ResponseCode.QUERY_NOT_FOUND, remark=remark)
+    return answer(frame, ext=write(Offset(0)))
+
+
+def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | None) -> int:
+    if broker.offsets.knows(group, topic):  # the queue is newer than the group
+        return queue.begin if queue else 0
+    for other in [item for item in broker.store.queues.values() if item.topic == topic]:
+        broker.offsets.put(group, topic, other.queue_id, other.next)
+    return queue.next if queue else 0
+
+
+def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(UpdateOffset, frame.ext)
+    group, queue = header.consumer_group, (header.topic, header.queue_id)
+    fault = names.group_fault(group)
+    if fault:
+        raise names.IllegalName(fault)
+    fault = broker.locks.commit_fault(group, queue, connection, header.epoch)
+    if fault:
+        log.warning("commit refused", group=group, peer=connection.peer, reason=fault)
+        return answer(frame, ResponseCode.NO_PERMISSION, remark=f"the offset is not stored: {fault}")
+    fault = offset_fault(broker, queue, header.commit_offset)
+    if fault:
+        log.warning("commit refused", group=group, peer=connection.peer, reason=fault)
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
+    broker.offsets.put(group, *queue, header.commit_offset)
+    broker.locks.note_commit(group, *queue, header.commit_offset)
+    return answer(frame, ext={})
+
+
+def offset_fault(broker: Broker, queue: tuple[str, int], offset: int) -> str | None:
+    """Why an offset cannot be a group's, in words; None if it can. Apache's broker takes any number."""
+    found = broker.store.queues.get(queue)
+    begin, end = (found.begin, found.next) if found else (0, 0)
+    if begin <= offset <= end:
+        return None
+    return f"{offset} is not between the start {begin} and the end {end} of {queue[0]}:{queue[1]}"
+
+
+def _queue(broker: Broker, topic: str, queue_id: int) -> ConsumeQueue | None:
+    return broker.store.queues.get((topic, queue_id))
+
+
+def max_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(TopicQueue, frame.ext)
+    queue = _queue(broker, header.topic, header.queue_id)
+    return answer(frame, ext=write(Offset(queue.next if queue else 0)))
+
+
+def min_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(TopicQueue, frame.ext)
+    queue = _queue(broker, header.topic, header.queue_id)
+    return answer(frame, ext=write(Offset(queue.begin if queue else 0)))
+
+
+def search_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(SearchOffset, frame.ext)
+    queue = _queue(broker, header.topic, header.queue_id)
+    return answer(frame, ext=write(Offset(broker.store.offset_by_time(queue, header.timestamp) if queue else 0)))
+
+
+def earliest_store_time(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(TopicQueue, frame.ext)
+    queue = _queue(broker, header.topic, header.queue_id)
+    stored = queue is not None and queue.begin < queue.next
+    return answer(
+        frame, ext=write(StoreTime(broker.store.store_time_ms(queue, queue.begin) if queue and stored else -1))
+    )
+
+
+def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(CreateTopic, frame.ext)
+    fault = names.topic_fault(header.topic)
+    if fault is None and broker.topics.is_built_in(header.topic):
+        fault = f"the topic {header.topic} is conflict with system topic"
+    if fault is None and header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
+        fault = f"the topic filter type {header.topic_filter_type} is unknown; use SINGLE_TAG or MULTI_TAG"
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.topics.put(
+        TopicConfig(
+            header.topic,
+            header.read_queue_nums,
+            header.write_queue_nums,
+            header.perm,
+            header.topic_filter_type,
+            header.topic_sys_flag,
+        ),
+        broker.store.end,
+    )
+    log.info("topic created", topic=header.topic, queues=header.write_queue_nums)
+    return answer(frame)
+
+
+def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    name = read(TopicName, frame.ext).topic
+    fault = names.topic_fault(name)
+    if fault is None and broker.topics.is_built_in(name):
+        fault = f"the topic {name} is a system topic, which cannot be deleted"
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.delete_topic(name)
+    log.info("topic deleted", topic=name)
+    return answer(frame)

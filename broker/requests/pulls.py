@@ -1,0 +1,243 @@
+"""PULL_MESSAGE: the checks in Apache's order, the read, and the hold when nothing is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ...protocol import codes
+from ...protocol import properties as props
+from ...protocol.admin_bodies import encode_offset_moved
+from ...protocol.bodies import Queue
+from ...protocol.codes import PERM_READ, ResponseCode
+from ...protocol.frame import Frame
+from ...protocol.headers import PullMessage, PullMessageResult, read, write
+from ...protocol.message import MessageError
+from ...protocol.names import OFFSET_MOVED_TOPIC, RETRY_PREFIX
+from ...protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
+from ..config import MAX_HOLD_S
+from ..messages.held_pulls import HeldPull
+from ..net.answers import Buffers, answer, answer_pieces
+from ..store.consume_queue import ConsumeQueue
+from ..store.files import StoreError, StoreFull
+from .offsets import offset_fault
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..net.connection import Connection
+
+log = structlog.get_logger("rocketlet.pulls")
+
+ANOTHERS_S = 0.2
+HEARTBEAT_LOOKS = 10
+HEARTBEAT_LOOK_S = 0.01
+DRAINING_S = 0.01
+
+
+class _Refused(Exception):
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+
+
+def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: int = 1) -> Buffers | None:
+    header = read(PullMessage, frame.ext)
+    try:
+        _check_group_and_topic(broker, header)
+        subscription = _subscription(broker, connection, header)
+    except _Refused as refusal:
+        if refusal.code == ResponseCode.SUBSCRIPTION_NOT_LATEST and attempt < HEARTBEAT_LOOKS:
+            asyncio.get_running_loop().call_later(HEARTBEAT_LOOK_S, _look_again, broker, connection, frame, attempt + 1)
+            return None
+        return answer(frame, refusal.code, remark=str(refusal))
+    if header.sys_flag & codes.PULL_COMMIT_OFFSET:
+        _commit(broker, connection, header)
+    if header.sys_flag & codes.PULL_SUSPEND and broker.draining.holds_back(connection, header):
+        asyncio.get_running_loop().call_later(DRAINING_S, _answer_anothers, connection, frame, header)
+        return None
+    if header.sys_flag & codes.PULL_SUSPEND and _is_anothers(broker, connection, header):
+        asyncio.get_running_loop().call_later(ANOTHERS_S, _answer_anothers, connection, frame, header)
+        return None
+    broker.watch.pulled(connection, header.consumer_group, header.topic, header.queue_id)
+    queue = broker.store.queue(header.topic, header.queue_id)
+    wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
+    if wants_hold and queue.next == header.queue_offset:
+        pull = HeldPull(
+            connection,
+            queue,
+            subscription,
+            header.queue_offset,
+            lambda: connection.write(_read_held(broker, frame, header, queue, subscription)),
+        )
+        if broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
+            return None
+    return _read(broker, frame, header, queue, subscription)
+
+
+def _look_again(broker: Broker, connection: Connection, frame: Frame, attempt: int) -> None:
+    """A client pulls before the heartbeat that has its new subscription; refused, a Java client would wait for a second."""
+    reply = pull_message(broker, connection, frame, attempt)
+    if reply is not None:
+        connection.write(reply)
+
+
+def _is_anothers(broker: Broker, connection: Connection, header: PullMessage) -> bool:
+    """Whether a member of the group should read the queue that is not this foreign one: it would get everything twice.
+    Foreign members see changes of the group late, and where subscriptions differ only some of the members."""
+    group = broker.groups.get(header.consumer_group)
+    member = group.members.get(connection) if group else None
+    if group is None or member is None or member.data.strategy or member.data.message_model != "CLUSTERING":
+        return False
+    if broker.locks.has_lease(group.name, header.topic, header.queue_id, connection):
+        return True
+    return header.topic.startswith(RETRY_PREFIX) and group.reader_of_retries() not in (None, member.client_id)
+
+
+def _answer_anothers(connection: Connection, frame: Frame, header: PullMessage) -> None:
+    """Nothing new: the member asks again, and again, until the queue is its own or it has learned that it is not."""
+    offset = header.queue_offset
+    connection.write(_nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, 0, offset))
+
+
+def _check_group_and_topic(broker: Broker, header: PullMessage) -> None:
+    if not broker.config.permission & PERM_READ:
+        raise _Refused(ResponseCode.NO_PERMISSION, f"the broker[{broker.config.name}] pulling message is forbidden")
+    group = broker.group_configs.find(header.consumer_group)
+    if group is None:
+        raise _Refused(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group [{header.consumer_group}] does not exist",
+        )
+    if not group.consume_enable:
+        raise _Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
+    topic = broker.topics.get(header.topic)
+    if topic is None:
+        raise _Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, create it or send to it first")
+    if not topic.perm & PERM_READ:
+        raise _Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
+    if not 0 <= header.queue_id < topic.read_queues:
+        raise _Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] readQueueNums:[{topic.read_queues}]",
+        )
+
+
+def _subscription(broker: Broker, connection: Connection, header: PullMessage) -> Subscription | None:
+    """What to filter by; None takes all."""
+    if header.sys_flag & codes.PULL_SUBSCRIPTION:
+        try:
+            found = parse_subscription(header.topic, header.subscription, kind=header.expression_type)
+        except SubscriptionError as error:
+            raise _Refused(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+            ) from None
+    else:
+        found = _registered_subscription(broker, connection, header)
+    if found.kind not in (TAG, SQL92):
+        raise _Refused(
+            ResponseCode.SYSTEM_ERROR, f"the broker does not support consumer to filter message by {found.kind}"
+        )
+    if found.kind == SQL92:
+        _filter_of(found)  # its faults are the consumer's, and said before anything is read or held
+    return None if found.takes_all else found
+
+
+def _filter_of(subscription: Subscription | None) -> Callable[[str], bool] | None:
+    """What an SQL92 subscription lets through."""
+    if subscription is None or subscription.kind != SQL92:
+        return None
+    from ..messages.sql_filter import FilterError, parse_filter
+
+    try:
+        return parse_filter(subscription.expression)
+    except FilterError as error:
+        raise _Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
+
+
+def _registered_subscription(broker: Broker, connection: Connection, header: PullMessage) -> Subscription:
+    name = header.consumer_group
+    group = broker.groups.get(name)
+    if group is None:
+        raise _Refused(
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            f"the consumer's group info not exist, send a heartbeat of {name} first",
+        )
+    settings = broker.group_configs.find(name)
+    if group.message_model == "BROADCASTING" and settings and not settings.consume_broadcast_enable:
+        raise _Refused(ResponseCode.NO_PERMISSION, f"the consumer group[{name}] can not consume by broadcast way")
+    found = group.subscription(connection, header.topic)
+    if found is None:
+        raise _Refused(
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            f"the consumer's subscription not exist, no member of {name} subscribes to {header.topic}",
+        )
+    if found.version < header.sub_version:
+        raise _Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+    return found
+
+
+def _commit(broker: Broker, connection: Connection, header: PullMessage) -> None:
+    group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+    fault = broker.locks.commit_fault(group, (topic, queue_id), connection, None)
+    if fault is None and offset_fault(broker, (topic, queue_id), header.commit_offset) is None:
+        broker.offsets.put(group, topic, queue_id, header.commit_offset)
+
+
+def _read_held(
+    broker: Broker, frame: Frame, header: PullMessage, queue: ConsumeQueue, subscription: Subscription | None
+) -> Buffers:
+    """As `_read`, outside of the dispatch, which would say what the store cannot read."""
+    try:
+        return _read(broker, frame, header, queue, subscription)
+    except (StoreError, MessageError) as error:
+        log.error("pull failed", topic=header.topic, queue=header.queue_id, reason=str(error))
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
+
+
+def _read(
+    broker: Broker, frame: Frame, header: PullMessage, queue: ConsumeQueue, subscription: Subscription | None
+) -> Buffers:
+    """The answer of a pull, whatever the offset finds."""
+    offset, begin, end = header.queue_offset, queue.begin, queue.next
+    if begin <= offset < end:
+        found = broker.store.fetch(queue, offset, header.max_msg_nums, subscription, _filter_of(subscription))
+        if found.messages:
+            broker.statistics.got[f"{header.topic}@{header.consumer_group}"] += found.messages
+            ext = write(PullMessageResult(0, found.next_offset, begin, end))
+            return answer_pieces(frame, ext, found.pieces, "FOUND")
+        return _nothing(frame, ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", found.next_offset, begin, end)
+    if end == 0:
+        if offset:
+            _note_moved(broker, header, 0)
+        code = ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
+        return _nothing(frame, code, "NO_MESSAGE_IN_QUEUE", 0, begin, end)
+    if offset == end:
+        return _nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, begin, end)
+    if offset < begin:
+        _note_moved(broker, header, begin)
+        return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", begin, begin, end)
+    _note_moved(broker, header, end)
+    return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, begin, end)
+
+
+def _note_moved(broker: Broker, header: PullMessage, offset: int) -> None:
+    """An OffsetMovedEvent in OFFSET_MOVED_EVENT, for whoever watches that topic."""
+    moved = Queue(header.topic, broker.config.name, header.queue_id)
+    body = encode_offset_moved(header.consumer_group, moved, header.queue_offset, offset)
+    text = f"{props.TAGS}{props.NAME_END}{header.consumer_group}{props.PAIR_END}{props.KEYS}{props.NAME_END}"
+    text += header.consumer_group
+    store = broker.store
+    now_ms = store.begin_batch()
+    queue = store.queue(OFFSET_MOVED_TOPIC, 0)
+    store.stage(queue, body, text.encode(), tag_code(text), 0, 0, now_ms, store.store_host)
+    try:
+        broker.wake_readers(store.commit())
+    except StoreFull as error:
+        log.warning("offset moved; no room to note it", group=header.consumer_group, reason=str(error))
+
+
+def _nothing(frame: Frame, code: int, remark: str, next_offset: int, begin: int, end: int) -> Buffers:
+    return answer(frame, code, write(PullMessageResult(0, next_offset, begin, end)), remark=remark)

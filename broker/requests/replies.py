@@ -1,0 +1,87 @@
+"""Request-reply: SEND_REPLY_MESSAGE takes a reply to the client that waits for it, and keeps it in the reply topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...protocol import properties as props
+from ...protocol.codes import RequestCode, ResponseCode
+from ...protocol.frame import Ext, Frame
+from ...protocol.headers import PushReply, SendMessage, read, read_send_v2, write
+from ...protocol.message import decode_host, offset_id
+from ..config import REGION
+from ..net.answers import Buffers, answer
+from ..store.store import StoreFull
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..net.connection import Connection
+
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+
+
+def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """Answers when the waiting client has: 0, or 1 if it is gone or does not take the reply."""
+    is_v2 = frame.code == RequestCode.SEND_REPLY_MESSAGE_V2
+    header = read_send_v2(frame.ext) if is_v2 else read(SendMessage, frame.ext)
+    client_id = props.find(header.properties, REPLY_TO_CLIENT)
+    if client_id is None:
+        remark = f"the reply has no property {REPLY_TO_CLIENT}, so that nobody is meant by it"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    store = broker.store
+    now_ms = store.begin_batch()
+    queue = store.queue(broker.reply_topic, 0)
+    text = props.appended(header.properties, PUSH_REPLY_TIME, str(now_ms))
+    born_ms = header.born_timestamp
+    try:
+        position, offset = store.stage(
+            queue, frame.body, text.encode(), 0, header.flag, header.sys_flag, born_ms, connection.born_host
+        )
+        store.commit()
+    except StoreFull as error:
+        return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=str(error))
+    ext: Ext = {
+        "msgId": offset_id(store.store_host, position),
+        "queueId": 0,
+        "queueOffset": offset,
+        "MSG_REGION": REGION,
+        "TRACE_ON": "true",
+    }
+    waiting = broker.clients.connection_of(client_id)
+    if waiting is None:
+        remark = f"push reply message fail, channel of <{client_id}> not found."
+        return answer(frame, ResponseCode.SYSTEM_ERROR, ext, remark=remark)
+
+    def answered(reply: Frame | None) -> None:
+        code = ResponseCode.SUCCESS if reply is not None and reply.code == 0 else ResponseCode.SYSTEM_ERROR
+        remark = None if code == 0 else f"push reply message to {client_id}fail."
+        connection.write(answer(frame, code, ext, remark=remark))
+
+    push = _push(header, text, _host(connection.born_host), _host(store.store_host), now_ms)
+    broker.clients.ask(waiting, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(push), frame.body, answered)
+    return None
+
+
+def _push(header: SendMessage, text: str, born_host: str, store_host: str, now_ms: int) -> PushReply:
+    return PushReply(
+        header.producer_group,
+        header.topic,
+        header.default_topic,
+        header.default_topic_queue_nums,
+        header.queue_id,
+        header.sys_flag,
+        header.born_timestamp,
+        header.flag,
+        text,
+        header.reconsume_times,
+        header.unit_mode,
+        born_host,
+        store_host,
+        now_ms,
+    )
+
+
+def _host(data: bytes) -> str:
+    host, port = decode_host(data)
+    return f"{host}:{port}"

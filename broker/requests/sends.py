@@ -1,0 +1,341 @@
+"""SEND_MESSAGE, its V2, SEND_BATCH_MESSAGE and CONSUMER_SEND_MSG_BACK: the checks, and where a message goes."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from ...protocol import names
+from ...protocol import properties as props
+from ...protocol.bodies import GroupConfig, TopicConfig
+from ...protocol.codes import RESPONSE_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
+from ...protocol.frame import MSGPACK, Ext, ExtValue, Frame, encode_msgpack
+from ...protocol.headers import SendBack, SendMessage, read, read_send_v2
+from ...protocol.message import MAX_BODY_BYTES, MessageError, Record, decode_batch
+from ...protocol.subscription import tag_code
+from ..config import REGION
+from ..messages.delays import Delays
+from ..messages.transactions import with_real_queue
+from ..net.answers import JAVA, Buffers, answer
+from ..store.consume_queue import ConsumeQueue
+from ..store.store import StoreFull
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..net.connection import Connection
+
+log = structlog.get_logger("rocketlet.sending")
+
+REGION_EXT: Final[Ext] = {"MSG_REGION": REGION, "TRACE_ON": "true"}
+
+_DELAY_MARK: Final = props.DELAY + props.NAME_END
+_TAGS_MARK: Final = props.TAGS + props.NAME_END
+_WAIT_MARK: Final = props.WAIT + props.NAME_END
+_TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
+FULL_REMARK: Final = "service not available now, the broker's disk may be full; free space or send to another broker: "
+
+
+class Staged(NamedTuple):
+    """A send whose message has its place; `message_ids` is several, joined by commas, for a batch."""
+
+    frame: Frame
+    position: int
+    queue_id: int
+    queue_offset: int
+    message_ids: str | None
+    delay_level: int
+    is_half: bool = False
+
+
+class Refused(Exception):
+    """A send that the checks refuse, with the code to answer."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+
+
+class Sends:
+    """The sends of one socket read: staged one by one, settled together."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._topics = broker.topics
+        self._store = broker.store
+        self._cluster = broker.config.cluster
+        self._cluster_text = f"{props.CLUSTER}{props.NAME_END}{self._cluster}"
+        self._cluster_end = props.PAIR_END + self._cluster_text
+        self._host_hex = broker.store.store_host.hex().upper()
+        self.staged: list[Staged] = []
+
+    def stage(self, connection: Connection, frame: Frame) -> Buffers | None:
+        """Gives the message its place; or the refusal to answer."""
+        code = frame.code
+        header = read(SendMessage, frame.ext) if code == RequestCode.SEND_MESSAGE else read_send_v2(frame.ext)
+        store = self._store
+        if not self.staged:
+            store.begin_batch()
+        kept = store.staged
+        try:
+            self.staged.append(self._place(connection, frame, header))
+        except Refused as refusal:
+            store.roll_back(kept)
+            return answer(frame, refusal.code, REGION_EXT, remark=str(refusal))
+        except BaseException:
+            store.roll_back(kept)  # half a batch is no batch
+            raise
+        return None
+
+    def settle(self) -> Buffers:
+        """Commits everything staged; the answers, in order."""
+        staged, self.staged = self.staged, []
+        broker = self._broker
+        try:
+            queues = broker.store.commit()
+        except Exception as error:
+            if not isinstance(error, StoreFull):
+                log.exception("sends refused: the store failed")
+            remark = FULL_REMARK + (str(error) or type(error).__name__)
+            return [
+                part
+                for item in staged
+                if not item.frame.flag & 2
+                for part in answer(item.frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark)
+            ]
+        out: Buffers = []
+        for item in staged:
+            if item.delay_level:
+                broker.delays.expect(item.delay_level)
+            if item.is_half:
+                broker.transactions.expect(item.queue_offset, item.position, broker.store.now_ms)
+            if not item.frame.flag & 2:
+                out += self._accepted(item)
+        broker.wake_readers(queues)
+        return out
+
+    def _accepted(self, item: Staged) -> Buffers:
+        frame, position, queue_id, queue_offset, message_ids = item[:5]
+        ext: dict[str, ExtValue] = {
+            "msgId": message_ids or f"{self._host_hex}{position:016X}",
+            "queueId": queue_id,
+            "queueOffset": queue_offset,
+        }
+        if frame.serialize_type == MSGPACK:  # a Rocketlet client, which needs neither region nor trace switch
+            return [encode_msgpack(0, RESPONSE_FLAG, frame.opaque, JAVA, ext)]
+        return answer(frame, 0, {**ext, **REGION_EXT})
+
+    def _place(self, connection: Connection, frame: Frame, header: SendMessage) -> Staged:
+        name = header.topic
+        topic = self._topics.get(name)
+        if topic is None or name in names.UNSENDABLE_TOPICS:
+            topic = self._topic(header)
+        queue_id = header.queue_id
+        if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"request queueId[{queue_id}] is illegal, {name} has {topic.write_queues} queues",
+            )
+        if queue_id < 0:
+            queue_id = random.randrange(topic.write_queues or 1)
+        if header.batch:
+            return self._place_batch(connection, frame, header, name, queue_id)
+        if len(frame.body) > MAX_BODY_BYTES:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message body has {len(frame.body)} bytes; {MAX_BODY_BYTES} are allowed",
+            )
+        text = header.properties
+        if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
+            name, queue_id, text = self._retried(header, name, queue_id, text)
+        is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
+        if _WAIT_MARK in text and _DELAY_MARK not in text and not is_half:
+            text = props.without(text, props.WAIT)
+        text = text + self._cluster_end if text and text[-1] != props.PAIR_END else text + self._cluster_text
+        level = 0
+        if _DELAY_MARK in text and not is_half:
+            level = _delay_level(text, self._broker.delays)
+        code = tag_code(text) if _TAGS_MARK in text else 0
+        store = self._store
+        queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
+        if level:
+            queue, text, code = delayed(self._broker, level, name, queue_id, text)
+        elif is_half:
+            queue, text = self._broker.transactions.half_queue, with_real_queue(text, name, queue_id)
+        position, offset = store.stage(
+            queue,
+            frame.body,
+            _property_bytes(text),
+            code,
+            header.flag,
+            header.sys_flag & ~SYS_TRANSACTION_MASK,
+            header.born_timestamp,
+            connection.born_host,
+            header.reconsume_times,
+        )
+        return Staged(frame, position, queue_id, offset, None, level, is_half)
+
+    def _topic(self, header: SendMessage) -> TopicConfig:
+        """A topic that is not there, made if it may be. Raises Refused."""
+        name = header.topic
+        fault = names.topic_fault(name)
+        if fault:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the specified topic is illegal: {fault}")
+        if name in names.UNSENDABLE_TOPICS:
+            raise Refused(ResponseCode.NO_PERMISSION, f"sending to the topic {name} is forbidden")
+        end = self._broker.store.end
+        if name.startswith(names.RETRY_PREFIX):
+            return self._broker.topics.put(TopicConfig(name, 1, 1), end)
+        created = self._broker.topics.auto_create(name, header.default_topic, header.default_topic_queue_nums, end)
+        if created is None:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{name}] not exist, create it first, or start the broker with topic creation allowed",
+            )
+        return created
+
+    def _retried(self, header: SendMessage, name: str, queue_id: int, text: str) -> tuple[str, int, str]:
+        """A message that a client publishes to a retry topic itself: to the dead letters if it was tried enough."""
+        group = name.removeprefix(names.RETRY_PREFIX)
+        settings = self._broker.group_configs.find(group)
+        if settings is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
+        limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
+        if header.reconsume_times < limit:
+            return name, queue_id, text
+        dead = self._broker.ensure_topic(TopicConfig(names.dlq_topic(group), 1, 1))
+        return dead.name, 0, props.without(text, props.DELAY)
+
+    def _place_batch(
+        self, connection: Connection, frame: Frame, header: SendMessage, name: str, queue_id: int
+    ) -> Staged:
+        if len(frame.body) > MAX_BODY_BYTES:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the batch has {len(frame.body)} bytes; {MAX_BODY_BYTES} are allowed",
+            )
+        if header.sys_flag & SYS_TRANSACTION_MASK or _DELAY_MARK in header.properties:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can be neither delayed nor transactional")
+        try:
+            entries = decode_batch(frame.body)
+        except MessageError as error:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+        if not entries:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+        shared = props.appended(header.properties, props.CLUSTER, self._cluster)
+        texts = [
+            f"{entry.properties.rstrip(props.PAIR_END)}{props.PAIR_END}{shared}" if entry.properties else shared
+            for entry in entries
+        ]
+        encoded = [_property_bytes(text) for text in texts]  # all are checked before one is staged
+        store = self._broker.store
+        queue = store.queue(name, queue_id)
+        positions: list[int] = []
+        first_offset = queue.next
+        for entry, text, properties in zip(entries, texts, encoded, strict=True):
+            position, _ = store.stage(
+                queue,
+                entry.body,
+                properties,
+                tag_code(text),
+                flag=entry.flag,
+                sys_flag=header.sys_flag,
+                born_ms=header.born_timestamp,
+                born_host=connection.born_host,
+                reconsume_times=header.reconsume_times,
+            )
+            positions.append(position)
+        ids = ",".join(f"{self._host_hex}{position:016X}" for position in positions)
+        return Staged(frame, positions[0], queue_id, first_offset, ids, 0)
+
+
+def _property_bytes(text: str) -> bytes:
+    data = text.encode()
+    if len(data) > props.MAX_BYTES:
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the properties have {len(data)} bytes with the broker's own; {props.MAX_BYTES} are allowed",
+        )
+    return data
+
+
+def _delay_level(text: str, delays: Delays) -> int:
+    """The delay level a message asks for; 0 for none. Raises Refused for what is no number."""
+    value = props.find(text, props.DELAY)
+    if value is None:
+        return 0
+    try:
+        return max(delays.level(int(value)), 0)
+    except ValueError:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the delay level {value[:40]!r} is no number") from None
+
+
+def delayed(broker: Broker, level: int, name: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
+    """Where a delayed message waits, its properties there, and when it is due (ms), for the index."""
+    text = with_real_queue(text, name, queue_id)
+    return broker.schedule_queue(level), text, broker.delays.due_ms(level, broker.store.begin_batch())
+
+
+def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """CONSUMER_SEND_MSG_BACK: a message that a consumer could not handle, to be tried again later or given up."""
+    header = read(SendBack, frame.ext)
+    settings = broker.group_configs.find(header.group)
+    if settings is None:
+        remark = f"subscription group [{header.group}] does not exist"
+        return answer(frame, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark=remark)
+    if settings.retry_queues <= 0:
+        return answer(frame)
+    record = broker.store.record_at(header.offset)
+    if record is None:
+        remark = f"look message by offset failed, {header.offset}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
+    given_up = record.reconsume_times >= limit or header.delay_level < 0
+    level = 0 if given_up else broker.delays.level(header.delay_level or 3 + record.reconsume_times)
+    broker.store.begin_batch()
+    try:
+        _stage_again(broker, header, record, settings, level)
+        broker.wake_readers(broker.store.commit())
+    except Refused as refusal:
+        return answer(frame, refusal.code, remark=str(refusal))
+    except StoreFull as error:
+        return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=FULL_REMARK + str(error))
+    if level:
+        broker.delays.expect(level)
+    return answer(frame)
+
+
+def _stage_again(broker: Broker, header: SendBack, record: Record, settings: GroupConfig, level: int) -> None:
+    """A record once more, one try older: delayed for the retry topic, or at level 0 among the dead letters."""
+    text = _sent_back(record, header)
+    if level:
+        queues = settings.retry_queues
+        topic = broker.ensure_topic(TopicConfig(names.retry_topic(header.group), queues, queues))
+        text = props.appended(text, props.DELAY, str(level))
+        queue_id = random.randrange(topic.write_queues or 1)
+        queue, text, code = delayed(broker, level, topic.name, queue_id, text)
+    else:
+        topic = broker.ensure_topic(TopicConfig(names.dlq_topic(header.group), 1, 1))
+        queue, code = broker.store.queue(topic.name, 0), tag_code(text)
+    broker.store.stage(
+        queue,
+        record.body,
+        _property_bytes(text),
+        code,
+        record.flag,
+        record.sys_flag,
+        record.born_ms,
+        record.born_host,
+        record.reconsume_times + 1,
+    )
+
+
+def _sent_back(record: Record, header: SendBack) -> str:
+    """The properties of a message that was sent back: where it comes from, and no delay of its own."""
+    text = props.without(props.without(record.properties, props.DELAY), props.WAIT)
+    if props.find(text, props.RETRY_TOPIC) is None:
+        text = props.appended(text, props.RETRY_TOPIC, record.topic)
+    if props.find(text, props.ORIGIN_MESSAGE_ID) is None:
+        text = props.appended(text, props.ORIGIN_MESSAGE_ID, record.offset_id)
+    return props.appended(text, props.WAIT, "false")

@@ -1,0 +1,267 @@
+"""The `rocketlet` command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from .. import __version__
+from ..broker.broker import Broker
+from ..broker.config import BrokerConfig
+from ..broker.nameserver.routes import Routes
+from ..broker.open_files import raise_limit
+from ..broker.server import Server
+from ..broker.store.files import StoreError
+from . import logs
+
+log = structlog.get_logger("rocketlet")
+
+DEFAULT_PORT = 9876
+BROKER_PORT = 10911
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    logs.configure(options.log_level)
+    try:
+        return int(uvloop.run(options.run(options)))
+    except StoreError as error:
+        print(f"rocketlet: {error}", file=sys.stderr)
+    except BrokenPipeError:  # whoever read our output has enough
+        sys.stderr.close()
+    except OSError as error:
+        print(f"rocketlet: cannot listen on {options.host}:{options.port}: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rocketlet", description="RocketMQ consumer groups for Python and Spark: broker and name server."
+    )
+    parser.add_argument("--version", action="version", version=f"rocketlet {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    start = commands.add_parser("start", help="run a name server and a broker together on one port")
+    _listen_options(start, DEFAULT_PORT)
+    _external_port_option(start)
+    _broker_options(start)
+    start.set_defaults(run=_start)
+    broker = commands.add_parser("broker", help="run a broker that registers with name servers")
+    _listen_options(broker, BROKER_PORT)
+    _broker_options(broker)
+    broker.add_argument(
+        "--nameserver", required=True, metavar="HOST:PORT[;HOST:PORT]", help="the name servers to register with"
+    )
+    broker.set_defaults(run=_broker)
+    nameserver = commands.add_parser("nameserver", help="run a name server alone")
+    _listen_options(nameserver, DEFAULT_PORT)
+    _external_port_option(nameserver)
+    nameserver.set_defaults(run=_nameserver)
+    _add_groups_command(commands)
+    return parser
+
+
+def _add_groups_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    groups = commands.add_parser("groups", help="show a consumer group: members, owners, disagreements, timeline")
+    groups.add_argument("group")
+    groups.add_argument("--nameserver", default=f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT[;HOST:PORT]")
+    groups.add_argument("--timeline", action="store_true", help="also show the events, oldest first")
+    groups.add_argument(
+        "--follow", action="store_true", help="with --timeline: go on printing events until interrupted"
+    )
+    groups.add_argument("--json", action="store_true", help="print one JSON object; with --follow one a line per event")
+    groups.add_argument(
+        "--strict",
+        choices=("on", "off"),
+        help="set whether members with other subscriptions than the others are refused",
+    )
+    groups.add_argument("--log-level", choices=logs.LEVELS, default="warning")
+    groups.set_defaults(run=_groups, host="", port=0)
+
+
+def _listen_options(parser: argparse.ArgumentParser, port: int) -> None:
+    parser.add_argument("--host", default="0.0.0.0", help="the address to listen on (default: all)")
+    parser.add_argument("--port", type=_port, default=port, help=f"default: {port}; 0: any free one")
+    parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
+
+
+def _external_port_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--external-port",
+        type=_port,
+        help="also listen here, and tell who asks for routes the brokers' --advertise-external addresses",
+    )
+
+
+def _broker_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, default=Path("rocketlet-data"), help="the data folder")
+    parser.add_argument("--name", default="broker-a", help="the broker's name in the cluster")
+    parser.add_argument("--cluster", default="DefaultCluster")
+    parser.add_argument(
+        "--advertise",
+        metavar="HOST[:PORT]",
+        help="what clients are told to connect to (default: 127.0.0.1 if that is listened on, else this host's address)",
+    )
+    parser.add_argument(
+        "--advertise-external",
+        metavar="HOST:PORT",
+        help="what clients are told that ask at a name server's --external-port, such as a published port of a container",
+    )
+    parser.add_argument(
+        "--no-vip", action="store_true", help="do not listen two ports below for clients that use the VIP channel"
+    )
+    parser.add_argument("--metrics-port", type=_port, help="serve Prometheus metrics there, at /metrics; default: none")
+    parser.add_argument(
+        "--flush", choices=("os", "sync"), default="os", help="acknowledge when written (os) or when synced to disk"
+    )
+    parser.add_argument("--queues", type=_positive, default=8, help="queues of a topic made by a send (default: 8)")
+    parser.add_argument("--retain-hours", type=float, default=72.0)
+    parser.add_argument(
+        "--retain-bytes", type=_size, default=None, metavar="SIZE", help="such as 20G; default: no limit"
+    )
+    parser.add_argument("--segment-bytes", type=_size, default="256M", metavar="SIZE", help="default: 256M")
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65_535:
+        raise argparse.ArgumentTypeError(f"{port} is no port; 0 to 65535 are")
+    return port
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _size(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    unit = units.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not digits.isdigit() or int(digits) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write bytes, or a number with K, M, G or T")
+    return int(digits) * unit
+
+
+async def _start(options: argparse.Namespace) -> int:
+    raise_limit()
+    address = _bind(options)
+    broker = Broker(_config(options, address, ()))
+    async with Server(
+        options.host, options.port, broker=broker, routes=Routes(), external_port=options.external_port
+    ) as server:
+        _announce(broker)
+        print(
+            f"rocketlet is ready on {address}: name server and broker {broker.config.name}\n"
+            f"  Python   Producer(name_server={address!r})\n"
+            f"  Java     producer.setNamesrvAddr({_quoted(address)})\n"
+            f"  Spark    .option({_quoted('nameServer')}, {_quoted(address)})",
+            flush=True,
+        )
+        await _until_terminated(server)
+    return 0
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+async def _broker(options: argparse.Namespace) -> int:
+    raise_limit()
+    address = _bind(options)
+    name_servers = tuple(part for part in options.nameserver.replace(",", ";").split(";") if part)
+    broker = Broker(_config(options, address, name_servers))
+    async with Server(options.host, options.port, broker=broker, routes=None) as server:
+        _announce(broker)
+        print(f"rocketlet broker {broker.config.name} is ready on {address}", flush=True)
+        await _until_terminated(server)
+    return 0
+
+
+async def _nameserver(options: argparse.Namespace) -> int:
+    raise_limit()
+    async with Server(
+        options.host, options.port, broker=None, routes=Routes(), external_port=options.external_port
+    ) as server:
+        print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
+        await _until_terminated(server)
+    return 0
+
+
+async def _groups(options: argparse.Namespace) -> int:
+    from .group_report import report, set_strict
+
+    if options.strict:
+        return await set_strict(options.group, options.nameserver, options.strict == "on")
+    return await report(options.group, options.nameserver, options.timeline, options.json, follow=options.follow)
+
+
+def _bind(options: argparse.Namespace) -> str:
+    """The advertised address. With port 0 a free port is chosen here, because it must be known before listening."""
+    if options.port == 0:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((options.host, 0))
+            options.port = probe.getsockname()[1]
+    host, _, port = (options.advertise or "").partition(":")
+    return f"{host or _reachable(options.host)}:{port or options.port}"
+
+
+def _reachable(host: str) -> str:
+    if host not in ("0.0.0.0", "::", ""):
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; only asks which address would be used
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, ...]) -> BrokerConfig:
+    return BrokerConfig(
+        data_dir=options.data,
+        address=address,
+        external_address=options.advertise_external,
+        name=options.name,
+        cluster=options.cluster,
+        name_servers=name_servers,
+        flush=options.flush,
+        default_queues=options.queues,
+        retain_hours=options.retain_hours,
+        retain_bytes=options.retain_bytes,
+        segment_bytes=options.segment_bytes,
+        vip_channel=not options.no_vip,
+        metrics_port=options.metrics_port,
+    )
+
+
+def _announce(broker: Broker) -> None:
+    found = broker.recovered
+    if found.torn_bytes:
+        log.warning("the commit log ended in a torn message, which was cut off", bytes=found.torn_bytes)
+    if found.records:
+        log.info("recovered", messages=found.records, indexes_rebuilt=found.rebuilt)
+
+
+async def _until_terminated(server: Server) -> None:
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(logs.report_unhandled)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, done.set)
+    await done.wait()
+    log.info("closing", port=server.port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
