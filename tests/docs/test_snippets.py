@@ -61,7 +61,8 @@ def test_a_snippet_that_prints_something_else_is_found(tmp_path: Path) -> None:
         run_page(page, "127.0.0.1:1")
 
 
-def test_a_failing_snippet_is_named_by_page_and_line(tmp_path: Path) -> None:
+def test_a_failing_snippet_is_named_by_page_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # programs are saved there
     page = tmp_path / "page.md"
     page.write_text('text\n\n```python\nx = 1\n```\n\n```python title="program.py"\n\nraise SystemExit(x)\n```\n')
     with pytest.raises(AssertionError, match=r"page\.md:8: program\.py failed"):
