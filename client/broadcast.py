@@ -18,6 +18,7 @@ from ..protocol.subscription import Subscription
 from .cluster import Cluster
 from .config import HEARTBEAT_INTERVAL_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, Start
 from .errors import ConfigError, RocketletError
+from .lease import Lease
 from .leases import QueueUser
 from .log import get_logger
 from .message import new_client_id
@@ -43,7 +44,7 @@ class Broadcast:
         offsets_file: Path | None,
     ) -> None:
         self.client_id = new_client_id()
-        self.owned: dict[Queue, int] = {}
+        self.owned: dict[Queue, Lease] = {}
         self._cluster = cluster
         self._group = group
         self._subscriptions = dict(subscriptions)
@@ -120,8 +121,8 @@ class Broadcast:
                 for queue in queues:
                     if queue not in self.owned:
                         offset = await self._start_offset(queue)
-                        self.owned[queue] = 0
-                        self._user.take_queue(queue, offset, 0)
+                        self.owned[queue] = Lease(0)
+                        self._user.take_queue(queue, offset, self.owned[queue])
             except (RocketletError, bodies.BodyError) as error:
                 log.info("queues not taken; trying again", topic=topic, reason=str(error))
                 missing = True

@@ -21,6 +21,7 @@ from .cluster import Cluster
 from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, PullLimits, Start
 from .errors import ConfigError
 from .handling import Handler, Outcome, Reject, RetryLater, Workers
+from .lease import Lease
 from .log import get_logger
 from .membership import Membership
 from .message import Message
@@ -93,6 +94,7 @@ class Consumer:
         self._on_revoked = on_revoked
         self._limits = pull or PullLimits()
         self._queues: dict[Queue, ProcessQueue] = {}
+        self._ending: dict[Queue, ProcessQueue] = {}  # no longer ours, but handlers of them still run
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Event()
         self._cluster = Cluster(name_server, access)
@@ -268,8 +270,8 @@ class Consumer:
 
     # What membership tells (QueueUser)
 
-    def take_queue(self, queue: Queue, offset: int, epoch: int) -> None:
-        item = ProcessQueue(queue, offset, epoch)
+    def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
+        item = ProcessQueue(queue, offset, lease)
         self._queues[queue] = item
         self._pull(item)
         self._tell(self._on_assigned, queue)
@@ -293,6 +295,15 @@ class Consumer:
             if not item.stopped:
                 self._tell(self._on_revoked, queue)
             item.drop()
+            if item.running:
+                self._ending[queue] = item
+
+    def is_running(self, queue: Queue) -> bool:
+        return queue in self._ending
+
+    async def ended(self, queue: Queue) -> None:
+        await self._ending[queue].idle()
+        del self._ending[queue]
 
     def suspend_queue(self, queue: Queue) -> None:
         item = self._queues.get(queue)
@@ -378,16 +389,16 @@ class Consumer:
         """Messages one by one. A message is acknowledged when the next one is asked for; leaving the loop by `break`
         or an exception leaves the last one to be delivered again."""
         async for run in self._runs():
-            for index, message in enumerate(run.messages):
-                yield message
+            for index in range(run.done, len(run.messages)):
+                yield run.messages[index]
                 run.process_queue.acknowledge(run, index + 1)
-                if run.process_queue.stopped:
+                if not run.process_queue.may_begin:
                     break
 
     async def batches(self) -> AsyncIterator[list[Message]]:
         """Messages of one queue, as many as `batch_size` at once; acknowledged together when the next are asked for."""
         async for run in self._runs():
-            yield run.messages
+            yield run.messages[run.done :]
             run.process_queue.acknowledge(run)
 
     async def _runs(self) -> AsyncIterator[Run]:
@@ -396,7 +407,7 @@ class Consumer:
         while not self._is_closing:
             self._arrived.clear()
             for item in list(self._queues.values()):
-                while item.runs and not item.stopped and not item.suspended and not item.consuming:
+                while item.runs and not item.consuming and item.may_begin:
                     item.consuming = True
                     item.enter()
                     try:
@@ -404,8 +415,9 @@ class Consumer:
                     finally:
                         item.consuming = False
                         item.leave()
+                        self._arrived.set()
                     self._acknowledged(item)
-            if not any(item.runs and not item.stopped and not item.suspended for item in self._queues.values()):
+            if not any(item.runs and not item.consuming and item.may_begin for item in self._queues.values()):
                 await self._arrived.wait()
 
 

@@ -151,7 +151,7 @@ class Workers:
         item.lined_up = False
         if item.stopped:
             item.waiting.clear()
-        if item.suspended or not item.waiting:
+        if not item.waiting or not item.may_begin:
             return None
         run = item.waiting.popleft()
         if item.waiting:
@@ -259,7 +259,7 @@ class Workers:
 
     async def _one_in_order(self, item: ProcessQueue) -> None:
         """Handles the first run of a queue, and offers the queue again, later if the run has to wait."""
-        if item.stopped or item.suspended or not item.runs:
+        if not item.runs or not item.may_begin:
             item.consuming = False
             return
         run = item.runs[0]

@@ -7,12 +7,18 @@ The lock is LOCK_BATCH_MQ, kept by the one broker on which the queue lies. Rocke
 soon as the queue is free (also when the owner's socket closes), checks commits against the lock's epoch and ends a
 lease that is not renewed; on Apache's broker a refused member asks again every 500 ms.
 
+A lease is true on both sides. The member counts it from the sending of the last renewal that was answered (`lease`); when
+it is over nothing of the queue begins, and the queue is suspended until its broker has answered again: the same epoch means
+that nobody had it since. A renewal names its epoch, so that it never takes a queue anew. What is given up is renewed until it
+is unlocked. A queue is taken again only when the handlers of its earlier ownership have ended.
+
 An offset is never guessed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Set
 from typing import Protocol
 
@@ -21,10 +27,20 @@ from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.group_bodies import LockRequest
 from .cluster import Cluster, by_broker
-from .config import HAND_OVER_PATIENCE_S, LOCK_INTERVAL_S, LOCK_TIMEOUT_S, RECONNECT_S
+from .config import (
+    APACHE_LEASE_S,
+    HAND_OVER_PATIENCE_S,
+    LEASE_MARGIN_S,
+    LEASE_S,
+    LEASE_TICK_S,
+    LOCK_INTERVAL_S,
+    LOCK_TIMEOUT_S,
+    RECONNECT_S,
+)
 from .connection import Connection
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
 from .heartbeats import Heartbeats
+from .lease import Lease, clock_s
 from .log import get_logger
 from .offsets import GroupOffsets
 
@@ -36,8 +52,8 @@ _UNREACHED = (ConnectionFailed, RequestTimeout)
 class QueueUser(Protocol):
     """What reads the queues: a consumer, or a Spark query."""
 
-    def take_queue(self, queue: Queue, offset: int, epoch: int) -> None:
-        """The queue is ours, to be read from `offset`."""
+    def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
+        """The queue is ours, to be read from `offset`. When the lease is over, nothing of it may begin."""
 
     async def give_queue(self, queue: Queue) -> int | None:
         """The queue is to be given up: returns when nothing of it runs, with the offset to commit, or None."""
@@ -45,8 +61,14 @@ class QueueUser(Protocol):
     def lose_queue(self, queue: Queue) -> None:
         """The queue is another's already: nothing of it may be committed."""
 
+    def is_running(self, queue: Queue) -> bool:
+        """Whether something of a queue that was given up or lost still runs."""
+
+    async def ended(self, queue: Queue) -> None:
+        """Returns when nothing of it runs any more."""
+
     def suspend_queue(self, queue: Queue) -> None:
-        """The queue's broker is away: nothing new of it may begin."""
+        """The queue's broker is away, or the lease over: nothing new of it may begin."""
 
     def resume_queue(self, queue: Queue) -> None:
         """The broker is back and the queue still ours: goes on where it was."""
@@ -55,7 +77,7 @@ class QueueUser(Protocol):
 class Leases:
     """The queues that one member owns, takes and gives up.
 
-    owned: the epoch of each lease. `wake` is set when there is something to share out again, `settled` cleared when a queue
+    `wake` is set when there is something to share out again, `settled` cleared when a queue
     is lost.
     """
 
@@ -79,15 +101,18 @@ class Leases:
         self._heartbeats = heartbeats
         self._wake = wake
         self._settled = settled
-        self.owned: dict[Queue, int] = {}
+        self.owned: dict[Queue, Lease] = {}
         self._suspended: set[Queue] = set()
-        self._acquiring: set[Queue] = set()  # perhaps locked, not yet owned
-        self._releasing: dict[Queue, asyncio.Task[None]] = {}
+        self._doubtful: set[Queue] = set()  # perhaps locked, not owned: the answer has not come
+        self._releasing: dict[Queue, Lease] = {}
+        self._handing_over: dict[Queue, asyncio.Task[None]] = {}
+        self._ending: dict[Queue, asyncio.Task[None]] = {}  # not ours, but handlers of them still run
+        self._renewed_s: dict[str, float] = {}  # when a renewal was last sent to a broker
 
     @property
     def releasing(self) -> Set[Queue]:
         """Given up, but still locked: their handlers run, or their commit is on its way."""
-        return self._releasing.keys()
+        return self._handing_over.keys()
 
     @property
     def are_suspended(self) -> bool:
@@ -98,30 +123,41 @@ class Leases:
 
     async def acquire(self, wanted: Iterable[Queue]) -> None:
         """Locks and takes what can be had of these queues."""
-        self._acquiring = set(wanted) - self.owned.keys() - self._releasing.keys()
-        queues = by_broker(sorted(self._acquiring))
+        wanted = set(wanted)
+        await asyncio.gather(*map(self._unlock, self._doubtful - wanted))
+        self._doubtful &= wanted
+        free = wanted - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
+        queues = by_broker(sorted(free))
         await asyncio.gather(*(self._acquire_from(name, of_broker) for name, of_broker in queues.items()))
-        self._acquiring = set()
 
     async def _acquire_from(self, broker_name: str, queues: list[Queue]) -> None:
+        self._doubtful.update(queues)
         try:
             connection = await self._cluster.broker(broker_name)
-            epochs = await self._lock_at(connection, queues)
+            leases = await self._lock(connection, queues)
         except RocketletError as error:
             log.info("lock failed; trying again", broker=broker_name, reason=str(error))
+            if not isinstance(error, RequestTimeout):
+                self._doubtful.difference_update(queues)
             return
-        await asyncio.gather(*(self._begin(connection, queue, epoch) for queue, epoch in epochs.items()))
+        self._doubtful.difference_update(set(queues) - leases.keys())
+        await asyncio.gather(*(self._begin(connection, queue, lease) for queue, lease in leases.items()))
 
-    async def _lock(self, broker_name: str, queues: list[Queue]) -> dict[Queue, int]:
-        return await self._lock_at(await self._cluster.broker(broker_name), queues)
-
-    async def _lock_at(self, connection: Connection, queues: list[Queue]) -> dict[Queue, int]:
-        """Which of the queues are locked for us now, with their epochs."""
-        body = group_bodies.encode_lock_request(LockRequest(self._client_id, self._group, tuple(queues), handover=True))
+    async def _lock(
+        self, connection: Connection, queues: Iterable[Queue], epochs: Mapping[Queue, int] | None = None
+    ) -> dict[Queue, Lease]:
+        """Which of the queues are locked for us now. With `epochs` only those that still are: none is taken anew."""
+        request = LockRequest(self._client_id, self._group, tuple(queues), handover=True, epochs=epochs or {})
+        body = group_bodies.encode_lock_request(request)
+        sent_s = clock_s()
         answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
-        return {queue: epoch for queue, epoch in group_bodies.decode_locked(answer.body).items() if queue in queues}
+        return {
+            queue: Lease(epoch, sent_s + (LEASE_S if epoch else APACHE_LEASE_S) - LEASE_MARGIN_S)
+            for queue, epoch in group_bodies.decode_locked(answer.body).items()
+            if queue in request.queues
+        }
 
-    async def _begin(self, connection: Connection, queue: Queue, epoch: int) -> None:
+    async def _begin(self, connection: Connection, queue: Queue, lease: Lease) -> None:
         """A queue was locked: finds where to read from, or unlocks it again."""
         try:
             offset = await self._offsets.begin(connection, queue)
@@ -129,54 +165,69 @@ class Leases:
             log.warning("no start offset; trying again", queue=str(queue), reason=str(error))
             await self._unlock(queue)
             return
+        finally:
+            self._doubtful.discard(queue)
         if not connection.is_open:
             return  # and the lock went with it
-        self.owned[queue] = epoch
-        self._user.take_queue(queue, offset, epoch)
-        log.info("queue assigned", queue=str(queue), offset=offset, epoch=epoch)
+        self.owned[queue] = lease
+        self._user.take_queue(queue, offset, lease)
+        log.info("queue assigned", queue=str(queue), offset=offset, epoch=lease.epoch)
 
     # Giving
 
     def release(self, queue: Queue) -> None:
         """Starts to hand a queue over; it is not ours for the next allocation, but stays locked until it is handed over."""
-        epoch = self.owned.pop(queue)
+        lease = self._releasing[queue] = self.owned.pop(queue)
         self._suspended.discard(queue)
-        self._releasing[queue] = asyncio.create_task(self._hand_over(queue, epoch), name=f"hand over {queue}")
+        handing_over = asyncio.create_task(self._hand_over(queue, lease), name=f"hand over {queue}")
+        self._handing_over[queue] = handing_over
 
-    async def _hand_over(self, queue: Queue, epoch: int) -> None:
+    async def _hand_over(self, queue: Queue, lease: Lease) -> None:
         try:
             offset = await self._user.give_queue(queue)
             if offset is not None:
-                await self._commit_at_last(queue, offset, epoch)
-            await self._unlock(queue, epoch)
-            log.info("queue handed over", queue=str(queue), offset=offset)
+                await self._commit_at_last(queue, offset, lease)
+            if self._releasing.pop(queue, None) is not None:
+                await self._unlock(queue, lease.epoch)
+                log.info("queue handed over", queue=str(queue), offset=offset)
         except RocketletError as error:
             log.warning("hand-over failed; the broker will end the lease", queue=str(queue), reason=str(error))
         finally:
-            self._user.lose_queue(queue)
             self._releasing.pop(queue, None)
+            self._handing_over.pop(queue, None)
+            self._end(queue, lease)
             self._wake.set()
 
     async def give_all(self) -> None:
         """Hands over every queue; returns when that is done or has failed."""
         for queue in list(self.owned):
             self.release(queue)
-        await asyncio.gather(*self._releasing.values(), return_exceptions=True)
-        await asyncio.gather(*map(self._unlock, self._acquiring))
+        await asyncio.gather(*self._handing_over.values(), return_exceptions=True)
+        await asyncio.gather(*map(self._unlock, self._doubtful))
+        for ending in self._ending.values():
+            ending.cancel()
 
-    async def _commit_at_last(self, queue: Queue, offset: int, epoch: int) -> None:
+    def _end(self, queue: Queue, lease: Lease) -> None:
+        """The queue is not ours any more. It is not taken again before what runs of it has ended."""
+        lease.end()
+        self._user.lose_queue(queue)
+        if self._user.is_running(queue):
+            self._ending[queue] = ending = asyncio.create_task(self._user.ended(queue), name=f"end {queue}")
+            ending.add_done_callback(lambda _: self._ended(queue))
+
+    def _ended(self, queue: Queue) -> None:
+        del self._ending[queue]
+        self._wake.set()
+
+    async def _commit_at_last(self, queue: Queue, offset: int, lease: Lease) -> None:
         """The commit before the unlock: without it what was acknowledged would be delivered again. A broker that has
-        restarted takes it when the lock has been reclaimed."""
+        restarted takes it when the lock has been reclaimed; the renewal says whether it still is ours."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + HAND_OVER_PATIENCE_S
-        while not await self.commit({queue: offset}, {queue: epoch}) and loop.time() < end_s:
+        while queue in self._releasing and not await self._commit_one(queue, offset, lease) and loop.time() < end_s:
             await asyncio.sleep(RECONNECT_S)
-            try:
-                await self._heartbeats.beat()
-                if (await self._lock(queue.broker_name, [queue])).get(queue) != epoch:
-                    return  # another's by now
-            except RocketletError as error:
-                log.info("lock not reclaimed; trying again", queue=str(queue), reason=str(error))
+            await self._heartbeats.beat()
+            await self._renew(queue.broker_name, [queue])
 
     async def _unlock(self, queue: Queue, epoch: int | None = None) -> None:
         epochs = {queue: epoch} if epoch else {}
@@ -189,77 +240,115 @@ class Leases:
             log.info("not unlocked; the broker will end the lease", queue=str(queue), reason=str(error))
 
     def _lose(self, queue: Queue, reason: str) -> None:
+        """The broker says that a queue is not ours, or another's under a later epoch."""
         self._suspended.discard(queue)
-        if self.owned.pop(queue, None) is not None:
+        lease = self.owned.pop(queue, None)
+        if lease is not None:
             log.warning("queue lost", queue=str(queue), reason=reason)
             self._settled.clear()
+            self._end(queue, lease)
+            self._wake.set()
+        elif (lease := self._releasing.pop(queue, None)) is not None:
+            log.warning("queue lost while it was handed over", queue=str(queue), reason=reason)
+            lease.end()
             self._user.lose_queue(queue)
 
-    # Leases and commits
+    # Leases
 
     def suspend(self, address: str) -> None:
         """A broker's socket closed. Whether its queues are still ours is known when it has answered again."""
         for queue in self.owned:
-            if self._cluster.master(queue.broker_name) == address and queue not in self._suspended:
-                self._suspended.add(queue)
-                self._user.suspend_queue(queue)
+            if self._cluster.master(queue.broker_name) == address:
+                self._suspend(queue)
+
+    def _suspend(self, queue: Queue) -> None:
+        if queue not in self._suspended:
+            self._suspended.add(queue)
+            self._user.suspend_queue(queue)
 
     async def reclaim(self) -> None:
-        """Asks brokers that are back for the locks that were ours: the same epoch means that nobody had them since."""
-        for broker_name, queues in by_broker(self._suspended).items():
-            if not self._heartbeats.is_registered(self._cluster.master(broker_name)):
-                continue
-            try:
-                epochs = await self._lock(broker_name, queues)
-            except RocketletError as error:
-                log.info("locks not reclaimed; trying again", broker=broker_name, reason=str(error))
-                continue
-            for queue in queues:
-                self._suspended.discard(queue)
-                if queue in self.owned and epochs.get(queue) == self.owned[queue]:
-                    self._user.resume_queue(queue)
-                elif queue in self.owned:
-                    self._lose(queue, "its broker gave it to another member")
+        """Asks brokers that are back for the queues that were ours."""
+        await self._renew_all(self._suspended | self._releasing.keys())
 
     async def renew_forever(self) -> None:
+        """Renews every 5 s, and more often what is overdue; suspends what is over."""
         while True:
-            await asyncio.sleep(LOCK_INTERVAL_S)
-            held = (self.owned.keys() | self._releasing.keys()) - self._suspended
-            await asyncio.gather(*(self._renew(name, queues) for name, queues in by_broker(held).items()))
+            await asyncio.sleep(LEASE_TICK_S)
+            over = [queue for queue, lease in self.owned.items() if lease.is_over and queue not in self._suspended]
+            for queue in over:
+                log.warning("lease over; waiting for the broker", queue=str(queue))
+                self._suspend(queue)
+            due_s = clock_s() - LOCK_INTERVAL_S
+            held = self.owned.keys() | self._releasing.keys()
+            await self._renew_all(
+                queue
+                for queue in held
+                if queue in self._suspended or self._renewed_s.get(queue.broker_name, -math.inf) <= due_s
+            )
 
-    async def _renew(self, broker_name: str, queues: list[Queue]) -> None:
-        before = {queue: self.owned.get(queue) for queue in queues}
+    async def _renew_all(self, queues: Iterable[Queue]) -> None:
+        """At the brokers that know this member: the others hear a heartbeat first."""
+        await asyncio.gather(
+            *(
+                self._renew(broker_name, of_broker)
+                for broker_name, of_broker in by_broker(queues).items()
+                if self._heartbeats.is_registered(self._cluster.master(broker_name))
+            )
+        )
+
+    async def _renew(self, broker_name: str, queues: Iterable[Queue]) -> None:
+        """Asks a broker whether these queues are still ours."""
+        held = {queue: lease for queue in queues if (lease := self._held(queue)) is not None}
+        epochs = {queue: lease.epoch for queue, lease in held.items() if lease.epoch}
         try:
-            epochs = await self._lock(broker_name, queues)
+            connection = await self._cluster.broker(broker_name)
+            began_s = clock_s()
+            fresh = await self._lock(connection, held, epochs)
         except RocketletError as error:
             log.warning("locks not renewed; trying again", broker=broker_name, reason=str(error))
             return
-        for queue, epoch in before.items():
-            if epoch is not None and self.owned.get(queue) == epoch and epochs.get(queue) != epoch:
-                self._lose(queue, "its lease ended")
-                self._wake.set()
+        if not connection.is_open:
+            return  # what it said is not true any more
+        self._renewed_s[broker_name] = began_s
+        for queue, lease in held.items():
+            if self._held(queue) is lease:
+                self._renewed(queue, lease, fresh.get(queue))
 
-    async def commit(self, offsets: Mapping[Queue, int], epochs: Mapping[Queue, int] | None = None) -> set[Queue]:
+    def _held(self, queue: Queue) -> Lease | None:
+        return self.owned.get(queue) or self._releasing.get(queue)
+
+    def _renewed(self, queue: Queue, lease: Lease, fresh: Lease | None) -> None:
+        if fresh is None or fresh.epoch != lease.epoch:
+            self._lose(queue, "its lease ended" if fresh is None else "its broker has another epoch")
+            return
+        had_ended = lease.is_over  # also when nobody has noticed: what was held back then goes on now
+        lease.ends_s = fresh.ends_s
+        if queue in self.owned and (had_ended or queue in self._suspended):
+            self._suspended.discard(queue)
+            self._user.resume_queue(queue)
+            self._wake.set()
+
+    # Commits
+
+    async def commit(self, offsets: Mapping[Queue, int]) -> set[Queue]:
         """Stores the group's offsets; returns the queues for which that was done. A fenced queue is lost, a suspended one
         is left for later.
 
         Raises nothing for a broker that cannot be reached: the next commit says the same or more.
         """
-        epochs = self.owned if epochs is None else epochs
-        ready = (offsets.keys() & epochs.keys()) - self._suspended
-        done = await asyncio.gather(*(self._commit_one(queue, offsets[queue], epochs[queue]) for queue in ready))
-        return {queue for queue in done if queue is not None}
+        ready = [queue for queue in offsets if queue in self.owned and queue not in self._suspended]
+        stored = await asyncio.gather(*(self._commit_one(queue, offsets[queue], self.owned[queue]) for queue in ready))
+        return {queue for queue, is_stored in zip(ready, stored, strict=True) if is_stored}
 
-    async def _commit_one(self, queue: Queue, offset: int, epoch: int) -> Queue | None:
+    async def _commit_one(self, queue: Queue, offset: int, lease: Lease) -> bool:
         try:
-            await self._offsets.store(queue, offset, epoch)
+            await self._offsets.store(queue, offset, lease.epoch)
         except BrokerRefused as error:
             log.warning("commit refused", queue=str(queue), offset=offset, reason=str(error))
-            if error.code == ResponseCode.NO_PERMISSION and self.owned.get(queue) == epoch:
+            if error.code == ResponseCode.NO_PERMISSION and self.owned.get(queue) is lease:
                 self._lose(queue, "another member owns it")
-                self._wake.set()
-            return None
+            return False
         except _UNREACHED as error:
             log.warning("commit failed; the next one says it again", queue=str(queue), reason=str(error))
-            return None
-        return queue
+            return False
+        return True

@@ -8,7 +8,7 @@ leases       how a queue changes hands, and how long it is ours
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..protocol import names
 from ..protocol.allocation import AVG, Strategy
@@ -22,6 +22,7 @@ from .config import At, Start
 from .connection import Connection
 from .errors import RocketletError
 from .heartbeats import Heartbeats
+from .lease import Lease
 from .leases import Leases, QueueUser
 from .log import get_logger
 from .message import new_client_id
@@ -89,8 +90,8 @@ class Membership:
         cluster.on_change = lambda topic: self._wake.set()
 
     @property
-    def owned(self) -> Mapping[Queue, int]:
-        """The queues that are this member's now, with the epochs of their locks."""
+    def owned(self) -> Mapping[Queue, Lease]:
+        """The queues that are this member's now."""
         return self._leases.owned
 
     async def join(self) -> None:
@@ -108,14 +109,15 @@ class Membership:
         ]
 
     async def leave(self) -> None:
-        """Gives up every queue as in a rebalance, then unregisters. Says nothing of errors: brokers see the close."""
+        """Gives up every queue as in a rebalance, then unregisters. Leases are renewed until then. Says nothing of errors:
+        brokers see the close."""
         self._has_left = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _cancelled(self._tasks[:1])  # from here on nothing is taken
+        self._tasks.append(asyncio.create_task(self._rebalance.run_forever(leaving=True), name="leave"))
         if self.owned:
             await self._heartbeats.beat()  # says that we leave: the others prepare while our handlers end
         await self._leases.give_all()
+        await _cancelled(self._tasks)
         await asyncio.gather(*map(self._unregister, self.cluster.masters().values()))
 
     async def _unregister(self, address: str) -> None:
@@ -155,8 +157,7 @@ class Membership:
     def _lost_connection(self, address: str) -> None:
         self._heartbeats.forget(address)
         self._leases.suspend(address)
-        if not self._has_left:
-            self._wake.set()
+        self._wake.set()
 
     # What heartbeats say
 
@@ -192,6 +193,12 @@ class Membership:
             for data in route.queues if route else ():
                 counts.setdefault(data.broker_name, {})[topic] = data.read_queues
         return counts
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _consume_from(start: Start) -> str:

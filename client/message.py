@@ -14,6 +14,7 @@ from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from ..protocol.compression import decompressed
 from ..protocol.message import Record, decode_host
+from .lease import NO_LEASE, Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,24 @@ class Outgoing:
 class Message:
     """A received message. Cheap to make; what is not asked for is not parsed."""
 
-    __slots__ = ("__dict__", "queue", "record", "topic")
+    __slots__ = ("__dict__", "lease", "queue", "record", "topic")
 
-    def __init__(self, record: Record, queue: Queue, topic: str) -> None:
+    def __init__(self, record: Record, queue: Queue, topic: str, lease: Lease = NO_LEASE) -> None:
         self.record = record
         self.queue = queue
         self.topic = topic
+        self.lease = lease
+
+    @property
+    def epoch(self) -> int:
+        """A fencing token: it grows with every owner of the queue. 0 on an Apache broker, which has none."""
+        return self.lease.epoch
+
+    @property
+    def lease_lost(self) -> bool:
+        """Whether another member may have the queue by now, and this message with it. It asks the clock, so it is right even
+        when this process has just been stopped for a minute."""
+        return self.lease.is_over
 
     @cached_property
     def body(self) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..protocol.bodies import Queue
 from .config import PullLimits
+from .lease import Lease
 from .message import Message
 
 
@@ -42,9 +43,9 @@ class ProcessQueue:
     stands in the workers' line.
     """
 
-    def __init__(self, queue: Queue, offset: int, epoch: int) -> None:
+    def __init__(self, queue: Queue, offset: int, lease: Lease) -> None:
         self.queue = queue
-        self.epoch = epoch
+        self.lease = lease
         self.next_offset = offset
         self.committed: int | None = None
         self.stopped = False
@@ -99,6 +100,11 @@ class ProcessQueue:
             return True
         return span_counts and self.next_offset - self.commit_offset > limits.span
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether something of this queue may be handed out now."""
+        return not self.stopped and not self.suspended and not self.lease.is_over
+
     # Running handlers
 
     def enter(self) -> None:
@@ -108,11 +114,12 @@ class ProcessQueue:
         self.running -= 1
         if not self.running and self._idle is not None:
             self._idle.set()
+            self._idle = None
 
     async def idle(self) -> None:
         """Returns when no handler runs on this queue."""
-        if self.running:
-            self._idle = asyncio.Event()
+        while self.running:
+            self._idle = self._idle or asyncio.Event()
             await self._idle.wait()
 
     def stop(self) -> None:

@@ -159,14 +159,14 @@ class Puller:
         subscription = self._subscriptions[topic]
         if topic.startswith(RETRY_PREFIX):
             return [
-                Message(record, queue, props.find(record.properties, props.RETRY_TOPIC) or topic)
+                Message(record, queue, props.find(record.properties, props.RETRY_TOPIC) or topic, item.lease)
                 for record in decode_records(body)
             ]
         if subscription.takes_all or not subscription.tags:
-            return [Message(record, queue, topic) for record in decode_records(body)]
+            return [Message(record, queue, topic, item.lease) for record in decode_records(body)]
         tags = subscription.tags
         return [
-            Message(record, queue, topic)
+            Message(record, queue, topic, item.lease)
             for record in decode_records(body)
             if props.find(record.properties, props.TAGS) in tags
         ]

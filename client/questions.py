@@ -93,7 +93,7 @@ class Questions:
         asked = self._asked
         queues = {
             queue: RunningQueue(
-                item.commit_offset, item.messages, item.size_bytes, item.epoch > 0, item.dropped, item.pulled_ms
+                item.commit_offset, item.messages, item.size_bytes, item.lease.epoch > 0, item.dropped, item.pulled_ms
             )
             for queue, item in asked.queues.items()
         }

@@ -64,11 +64,13 @@ class Rebalance:
         if topic in self._topics:
             self._grown.add(topic)
 
-    async def run_forever(self) -> None:
+    async def run_forever(self, *, leaving: bool = False) -> None:
+        """leaving: takes nothing more, but sees to it that brokers know this member until everything is handed over."""
+        step = self._keep_in_touch if leaving else self._pass
         while True:
             self._wake.clear()
             try:
-                await self._pass()
+                await step()
             except Exception:
                 log.exception("rebalance failed; trying again")
                 self._retry_s = LOCK_RETRY_S
@@ -78,9 +80,7 @@ class Rebalance:
 
     async def _pass(self) -> None:
         """What is mine, give up what is not, lock what is new."""
-        self._retry_s = REBALANCE_INTERVAL_S
-        await self._register()
-        await self._leases.reclaim()
+        await self._keep_in_touch()
         await self._look_up_grown()
         mine, complete = await self._share_of_all()
         leases = self._leases
@@ -94,6 +94,11 @@ class Rebalance:
             self._settled.set()
             if self.reported != leases.owned.keys():
                 await self._heartbeats.beat()  # so that whoever watches sees the assignment as this member does
+
+    async def _keep_in_touch(self) -> None:
+        self._retry_s = REBALANCE_INTERVAL_S
+        await self._register()
+        await self._leases.reclaim()
 
     async def _register(self) -> None:
         """A broker that is new, or back, hears this member before it is asked for anything."""

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ..client.lease import Lease
 from ..client.membership import Membership
 from ..protocol import names
 from ..protocol.bodies import Queue
@@ -22,6 +23,7 @@ SETTLE_TIMEOUT_S = 15.0
 class _Reading:
     """One owned queue. `position`: the next offset to plan. `done`: what the group may commit; `committed`: what it has."""
 
+    lease: Lease
     position: int
     done: int
     committed: int
@@ -32,7 +34,7 @@ class _Reading:
 
     @property
     def is_free(self) -> bool:
-        return not self.leaving and not self.suspended and self.planned is None
+        return self.planned is None and not self.leaving and not self.suspended and not self.lease.is_over
 
 
 class Member(Planner):
@@ -127,12 +129,12 @@ class Member(Planner):
 
     # What membership tells (QueueUser)
 
-    def take_queue(self, queue: Queue, offset: int, epoch: int) -> None:
+    def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
         position = offset
         span = self._last_finished.get(queue)
         if span is not None and span[0] <= offset <= span[1]:
             position = span[1]  # the group's offset is older than what this query has finished
-        self._readings[queue] = _Reading(position, offset, offset)
+        self._readings[queue] = _Reading(lease, position, offset, offset)
 
     async def give_queue(self, queue: Queue) -> int | None:
         reading = self._readings[queue]
@@ -147,6 +149,11 @@ class Member(Planner):
 
     def lose_queue(self, queue: Queue) -> None:
         self._readings.pop(queue, None)
+
+    def is_running(self, queue: Queue) -> bool:
+        return False  # a batch that still runs commits under an epoch that is over
+
+    async def ended(self, queue: Queue) -> None: ...
 
     def suspend_queue(self, queue: Queue) -> None:
         self._readings[queue].suspended = True

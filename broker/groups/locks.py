@@ -17,11 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from ...protocol.bodies import Queue
 from ...protocol.group_bodies import LockRequest
-from ..config import HANDOVER_LEASE_S, LOCK_LEASE_S, RECLAIM_S
+from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LOCK_LEASE_S, STANDSTILL_S
 from ..store.files import read_state, write_state
 from .history import History
+
+log = structlog.get_logger("rocketlet.groups")
 
 _Key = tuple[str, str, int]  # group, topic, queue id
 
@@ -56,7 +60,8 @@ class Locks:
         self.is_held_back: Callable[[str, str, int], bool] = lambda group, topic, queue_id: False
         self.on_free: Callable[[str, Any], None] = lambda group, connection: None
         self._dirty = False
-        since_s = time.monotonic() - HANDOVER_LEASE_S + RECLAIM_S
+        self._awake_s = time.monotonic()
+        since_s = time.monotonic()  # the latest renewal is not known, and its owner may not know of the restart yet
         for group, topic, queue_id, client_id, epoch in read_state(path) or ():
             self._locks[group, topic, queue_id] = Lock(client_id, None, epoch, True, since_s)
 
@@ -69,7 +74,7 @@ class Locks:
 
     def lock(self, request: LockRequest, connection: Any) -> dict[Queue, int]:
         """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         return {
             queue: epoch
             for queue in request.queues
@@ -80,14 +85,17 @@ class Locks:
         key = (request.group, queue.topic, queue.queue_id)
         lock = self._locks.get(key)
         if lock is not None and not lock.is_over(now_s):
+            asked_epoch = request.epochs.get(queue, lock.epoch)
             its_own = lock.connection is None or lock.connection is connection or not lock.handover
-            if lock.client_id == request.client_id and its_own:
+            if lock.client_id == request.client_id and its_own and asked_epoch == lock.epoch:
                 lock.renewed_s = now_s
                 lock.connection = connection
                 return lock.epoch
-            if request.handover:
+            if request.handover and queue not in request.epochs:
                 lock.waiters[connection] = None
             return None
+        if queue in request.epochs:
+            return None  # a renewal takes nothing anew: its sender must first let go of what it has
         if request.handover and self.is_held_back(*key):
             return None  # a foreign member still handles messages of it; the group is notified when it does not
         if lock is not None:
@@ -131,10 +139,22 @@ class Locks:
 
     def expire(self) -> None:
         """Ends the leases that were not renewed in time."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         for key, lock in list(self._locks.items()):
             if lock.is_over(now_s):
                 self._free(key, "lock expired")
+
+    def _now_s(self) -> float:
+        """The time. If nothing has asked for it for longer than `expire` is apart, this process stood still, and what members
+        sent meanwhile waits in its sockets: every lease gets that time back."""
+        now_s = time.monotonic()
+        stood_s = now_s - self._awake_s - LEASE_SWEEP_S
+        if stood_s > STANDSTILL_S:
+            log.warning("broker stood still; leases are prolonged", seconds=round(stood_s, 1))
+            for lock in self._locks.values():
+                lock.renewed_s += stood_s
+        self._awake_s = now_s
+        return now_s
 
     def commit_fault(self, group: str, queue: tuple[str, int], connection: Any, epoch: int | None) -> str | None:
         """Why a commit may not be stored, in words; None if it may. Only leases fence commits."""

@@ -271,14 +271,53 @@ def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.Mo
     other = LockRequest("c2", "g", (QUEUE,), True)
     locks.lock(request, "one")
     assert locks.lock(other, "two") == {}
-    now += 19
-    locks.expire()
+    for _ in range(20):
+        now += 1
+        locks.expire()
     assert told == []
-    now += 2
+    now += 1
     locks.expire()
     assert told == ["two"]
     assert QUEUE in locks.lock(other, "two")
     assert locks.commit_fault("g", ("t", 0), "one", 1)
+
+
+def test_a_broker_that_stood_still_gives_its_members_time_to_renew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rocketlet.broker.history import History
+
+    now = 1000.0
+    monkeypatch.setattr("rocketlet.broker.groups.locks.time.monotonic", lambda: now)
+    locks = Locks(History(), tmp_path / "locks.json")
+    mine, other = LockRequest("c1", "g", (QUEUE,), True), LockRequest("c2", "g", (QUEUE,), True)
+    epoch = locks.lock(mine, "one")[QUEUE]
+    now += 30  # renewals wait in the sockets
+    assert locks.lock(other, "two") == {}, "asked for before the renewal is read"
+    locks.expire()
+    assert locks.lock(mine, "one") == {QUEUE: epoch}
+    now += 30
+    locks.expire()
+    for _ in range(20):
+        now += 1
+        locks.expire()
+    assert QUEUE in locks.lock(other, "two"), "time to renew, not for ever"
+
+
+def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
+    from rocketlet.broker.history import History
+
+    locks = Locks(History(), tmp_path / "locks.json")
+    ask = LockRequest("c1", "g", (QUEUE,), True)
+    first = locks.lock(ask, "one")[QUEUE]
+    renewal = LockRequest("c1", "g", (QUEUE,), True, {QUEUE: first})
+    assert locks.lock(renewal, "one") == {QUEUE: first}
+    locks.drop("one")
+    assert locks.lock(renewal, "one again") == {}, "it was free meanwhile"
+    second = locks.lock(ask, "one again")[QUEUE]
+    assert second > first
+    assert locks.lock(renewal, "one again") == {}
+    assert locks.lock(ask, "one again") == {QUEUE: second}
 
 
 async def test_apaches_locks_last_and_survive_a_closed_socket(node: Node, connect: Connect) -> None:

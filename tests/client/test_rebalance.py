@@ -264,7 +264,6 @@ async def test_a_broker_that_restarts_keeps_its_members_and_nothing_comes_twice(
 async def test_a_lease_that_is_not_reclaimed_after_a_restart_ends(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.locks.RECLAIM_S", 3600.0)
     monkeypatch.setattr("rocketlet.broker.config.LEASE_SWEEP_S", 0.02)
     home = await nodes.start(name="home")
     guest = await nodes.start(name="guest", name_servers=(home.address,))

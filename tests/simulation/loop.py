@@ -1,7 +1,8 @@
 """An event loop on a virtual clock, with a network inside: real code of brokers and clients, no socket and no waiting.
 
 A `Process` is everything that was started in its context: its callbacks can be put off (it stands still) or dropped (it
-is killed). Bytes written together arrive together, in order within a connection, after a random delay.
+is killed), and its bytes held up while its sockets stay open (a silent partition). Bytes written together arrive
+together, in order within a connection, after a random delay.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Process:
         self.name = name
         self.is_paused = False
         self.is_dead = False
+        self.silent_until_s = 0.0  # what it sends and is sent arrives after this: TCP sends it again and again
         self.transports: list[Transport] = []
         self._deferred: list[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
 
@@ -120,7 +122,9 @@ class SimLoop(asyncio.SelectorEventLoop):
         return self.servers[port]
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
-        await asyncio.sleep(self.delay_s())
+        process = _process.get()
+        silent_s = process.silent_until_s - self.time() if process is not None else 0.0
+        await asyncio.sleep(max(silent_s, 0.0) + self.delay_s())
         server = self.servers.get(port)
         if server is None or server.process is None or server.process.is_dead:
             raise ConnectionRefusedError(111, "Connection refused")
@@ -187,7 +191,10 @@ class Transport(asyncio.Transport):
 
     def _later(self, callback: Callable[..., object], *arguments: Any, target: Transport) -> None:
         """Runs at the other end when it arrives: in order, and in the context of whom it belongs to."""
-        target._arrives_s = max(target._arrives_s, self._loop.time() + self._loop.delay_s())
+        ends = (self._context.get(_process), target._context.get(_process))
+        heard_s = max((process.silent_until_s for process in ends if process is not None), default=0.0)
+        sent_s = max(self._loop.time(), heard_s)
+        target._arrives_s = max(target._arrives_s, sent_s + self._loop.delay_s())
         context = target._context
         context.copy().run(self._loop.call_at, target._arrives_s, callback, *arguments)
 
@@ -251,12 +258,13 @@ class Transport(asyncio.Transport):
 @contextmanager
 def virtual_time(loop: SimLoop) -> Iterator[None]:
     """Every clock of the time module is the loop's."""
-    real = (time.monotonic, time.time, time.time_ns, time.perf_counter)
+    real = (time.monotonic, time.time, time.time_ns, time.perf_counter, time.clock_gettime)
     module = cast("Any", time)
     module.monotonic = module.perf_counter = loop.time
     module.time = lambda: EPOCH_S + loop.time()
     module.time_ns = lambda: int((EPOCH_S + loop.time()) * 1e9)
+    module.clock_gettime = lambda clock: loop.time()
     try:
         yield
     finally:
-        module.monotonic, module.time, module.time_ns, module.perf_counter = real
+        module.monotonic, module.time, module.time_ns, module.perf_counter, module.clock_gettime = real

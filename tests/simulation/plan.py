@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+LONGEST_HANDLER_S = 60.0
+
 
 @dataclass
 class Plan:
-    """What a seed decides."""
+    """What a seed decides. long_handlers: the share of messages whose handlers run for 5 to 60 s."""
 
     brokers: int
     topics: int
@@ -19,11 +21,14 @@ class Plan:
     orderly: bool
     sticky: bool
     handler_s: float
+    long_handlers: float
+    drain_s: float
     lost_notifications: float
     events: int
 
     @classmethod
     def of(cls, rng: random.Random) -> Plan:
+        long_handlers = rng.choice((0.0, 0.0, 0.03))
         return cls(
             brokers=rng.choice((1, 1, 2)),
             topics=rng.choice((1, 2)),
@@ -34,6 +39,8 @@ class Plan:
             orderly=rng.random() < 0.3,
             sticky=rng.random() < 0.3,
             handler_s=rng.choice((0.001, 0.02, 0.2)),
+            long_handlers=long_handlers,
+            drain_s=rng.choice((30.0, LONGEST_HANDLER_S + 5.0)) if long_handlers else 30.0,
             lost_notifications=rng.choice((0.0, 0.0, 0.3)),
             events=rng.randint(2, 8),
         )

@@ -9,6 +9,7 @@ from typing import Any
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.groups.members import ConsumerGroup, Member
 from rocketlet.client.consumer import Consumer
+from rocketlet.client.lease import Lease
 from rocketlet.client.leases import Leases
 from rocketlet.client.shares import Shares
 from rocketlet.protocol.bodies import ConsumerData, Queue
@@ -29,14 +30,15 @@ def _no_epoch(self: Locks, group: str, queue: tuple[str, int], connection: Any, 
     return None
 
 
-async def _commit_after_unlock(self: Leases, queue: Queue, epoch: int) -> None:
+async def _commit_after_unlock(self: Leases, queue: Queue, lease: Lease) -> None:
     """The next owner asks for the offset before it is there."""
     offset = await self._user.give_queue(queue)
     await self._unlock(queue)
     if offset is not None:
-        await self.commit({queue: offset}, {queue: epoch})
-    self._user.lose_queue(queue)
+        await self._commit_one(queue, offset, lease)
     self._releasing.pop(queue, None)
+    self._handing_over.pop(queue, None)
+    self._end(queue, lease)
     self._wake.set()
 
 

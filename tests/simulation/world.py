@@ -1,6 +1,9 @@
 """One simulated run: brokers, members and faults by a seed, and what must hold whatever happens.
 
-- a queue has one owner; the members that stood still or lost their connection are excused until the end, the broker is not
+- a queue has one owner: while the lease of one runs by its own clock, no other member gets the queue
+- no member begins a message of a queue that its broker has given to another one; a member whose connection was cut is excused
+  until it has seen that, nobody else ever is
+- no member handles one message twice at a time, nor, in order, two of one queue
 - every acknowledged message is handled, by a member that subscribes to its topic
 - without a crash (kill, standstill, cut, broker killed) every message is handled exactly once
 - in the end every queue is owned, each member has the share that the allocation gives it, and everything is committed
@@ -28,14 +31,16 @@ from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer, RocketletError
 from rocketlet.protocol.allocation import AVG, STICKY
 from rocketlet.protocol.bodies import Queue, TopicConfig
+from rocketlet.protocol.group_bodies import LockRequest
 
 from .loop import Process, SimLoop, virtual_time
-from .plan import Plan
+from .plan import LONGEST_HANDLER_S, Plan
 
 GROUP = "g"
 NAME_SERVER_PORT = 9876
 CHAOS_S = 40.0
 PEACE_S = 240.0
+MAX_LONG_HANDLERS = 4  # one queue, in order, must be done with them in time
 
 
 class Violation(AssertionError):
@@ -54,6 +59,10 @@ class Node:
     broker: Broker | None = None
     server: Server | None = None
 
+    @property
+    def is_up(self) -> bool:
+        return self.broker is not None and not self.process.is_paused
+
 
 class Member:
     """A consumer of the group that notes what it owns and handles."""
@@ -62,9 +71,10 @@ class Member:
         self.name = name
         self.topics = topics
         self.process = Process(name)
-        self.is_excused = False
+        self.blind_until_s = 0.0
         self.has_left = False
         self._world = world
+        self._running: Counter[object] = Counter()
         plan = world.plan
         self.consumer = Consumer(
             f"127.0.0.1:{NAME_SERVER_PORT}",
@@ -76,25 +86,37 @@ class Member:
             strategy=STICKY if plan.sticky else AVG,
             concurrency=4,
             commit_interval_s=1.0,
+            drain_s=plan.drain_s,
             on_assigned=lambda queues: world.taken(self, queues),
+            on_revoked=lambda queues: world.note(f"{name} gives {sorted(map(str, queues))}"),
         )
-        consumer = self.consumer
-        lose, give = consumer.lose_queue, consumer.give_queue
 
-        def lost(queue: Queue) -> None:
-            world.given(self, queue)
-            lose(queue)
+    @property
+    def is_blind(self) -> bool:
+        """Whether its broker has seen its connection end, and it has not yet."""
+        return asyncio.get_running_loop().time() <= self.blind_until_s
 
-        async def gave(queue: Queue) -> int | None:
-            offset = await give(queue)
-            world.given(self, queue)  # from here on it may commit and unlock, and reads no more
-            return offset
+    @property
+    def is_awake(self) -> bool:
+        """Whether it learns at once what happens to it: no second fault hides the first from it."""
+        return not self.process.is_paused and not self.is_blind
 
-        consumer.lose_queue, consumer.give_queue = lost, gave  # type: ignore[method-assign]
+    def believes_in(self, queue: Queue) -> bool:
+        """Whether it takes the queue for its own, by its own clock."""
+        process_queue = self.consumer.queues.get(queue)
+        return process_queue is not None and process_queue.may_begin
 
     async def _handle(self, message: Message) -> None:
-        self._world.handled(self, message)
-        await asyncio.sleep(self._world.rng.uniform(0.2, 1.8) * self._world.plan.handler_s)
+        world = self._world
+        world.handled(self, message)
+        one_at_a_time = message.queue if world.plan.orderly else (message.queue, message.queue_offset)
+        if self._running[one_at_a_time]:
+            raise_later(Violation(f"{self.name} handles {one_at_a_time} twice at a time"))
+        self._running[one_at_a_time] += 1
+        try:
+            await asyncio.sleep(world.handler_s())
+        finally:
+            self._running[one_at_a_time] -= 1
 
 
 class World:
@@ -104,8 +126,9 @@ class World:
         self.loop = loop
         self.members: list[Member] = []
         self.trace: list[str] = []
-        self._owners: dict[Queue, list[Member]] = defaultdict(list)
         self._handled: dict[tuple[str, str, int, int], list[tuple[float, Member]]] = defaultdict(list)
+        self._long_handlers = 0
+        self._granted: dict[Queue, int] = {}
         self._bodies: Counter[bytes] = Counter()
         self._acknowledged: list[tuple[str, bytes]] = []
         self._crashes: list[float] = []
@@ -128,26 +151,24 @@ class World:
     def taken(self, member: Member, queues: set[Queue]) -> None:
         for queue in queues:
             self.note(f"{member.name} takes {queue}")
-            others = [other for other in self._owners[queue] if other is not member]
-            guilty = [other.name for other in others if not other.is_excused and not other.process.is_dead]
+            others = [other for other in self.members if other is not member and other.believes_in(queue)]
+            guilty = [other.name for other in others if not other.is_blind and not other.process.is_dead]
             if guilty:
                 raise_later(Violation(f"{member.name} takes {queue}, which {guilty} has"))
-            if member not in self._owners[queue]:
-                self._owners[queue].append(member)
-
-    def given(self, member: Member, queue: Queue) -> None:
-        if member in self._owners[queue]:
-            self.note(f"{member.name} gives {queue}")
-            self._owners[queue].remove(member)
 
     def handled(self, member: Member, message: Message) -> None:
         queue = message.queue
         self.note(f"{member.name} handles {queue} {message.queue_offset}")
         if message.topic not in member.topics:
             raise_later(Violation(f"{member.name} gets a message of {message.topic}, to which it does not subscribe"))
+        granted = self._granted.get(queue, 0)
+        if message.epoch < granted and not member.is_blind:
+            fault = f"{member.name} begins {queue} {message.queue_offset} under the epoch {message.epoch}; it is at {granted}"
+            raise_later(Violation(fault))
         times = self._handled[queue.topic, queue.broker_name, queue.queue_id, message.queue_offset]
         now_s = self.loop.time()
-        if times and not any(times[-1][0] - 10 <= crash <= now_s for crash in self._crashes):
+        is_waited_for = not self.plan.long_handlers or self.plan.drain_s > LONGEST_HANDLER_S
+        if times and is_waited_for and not any(times[-1][0] - 10 <= crash <= now_s for crash in self._crashes):
             raise_later(Violation(f"{queue} {message.queue_offset} handled again by {member.name} without a crash"))
         times.append((now_s, member))
         self._bodies[message.body] += 1
@@ -162,6 +183,23 @@ class World:
             put(group, topic, queue_id, offset)
 
         broker.offsets.put = checked  # type: ignore[method-assign]
+
+    def _watch_locks(self, broker: Broker) -> None:
+        lock = broker.locks.lock
+
+        def noted(request: LockRequest, connection: Any) -> dict[Queue, int]:
+            epochs = lock(request, connection)
+            for queue, epoch in epochs.items():
+                self._granted[queue] = max(epoch, self._granted.get(queue, 0))
+            return epochs
+
+        broker.locks.lock = noted  # type: ignore[method-assign]
+
+    def handler_s(self) -> float:
+        if self._long_handlers < MAX_LONG_HANDLERS and self.rng.random() < self.plan.long_handlers:
+            self._long_handlers += 1
+            return self.rng.uniform(5.0, LONGEST_HANDLER_S)
+        return self.rng.uniform(0.2, 1.8) * self.plan.handler_s
 
     # Brokers
 
@@ -178,6 +216,7 @@ class World:
         with node.process.running():
             node.broker = Broker(config)
             self._watch_offsets(node.broker)
+            self._watch_locks(node.broker)
             routes = Routes() if node.runs_name_server else None
             node.server = Server("127.0.0.1", node.port, broker=node.broker, routes=routes)
             for topic in self.topics:
@@ -267,13 +306,27 @@ class World:
         self._tasks.add(task)
 
     async def _event(self) -> None:
-        gentle: list[Callable[[], Any]] = [self.join, self._someone_leaves, self._several, self._restart, self._grow]
-        harsh: list[Callable[[], Any]] = [self._kill, self._pause, self._cut, self._kill_broker]
+        gentle: list[Callable[[], Any]] = [
+            self.join,
+            self._someone_leaves,
+            self._several,
+            self._restart,
+            self._grow,
+            self._broker_stands,
+        ]
+        harsh: list[Callable[[], Any]] = [
+            self._kill,
+            self._pause,
+            self._silence,
+            self._cut,
+            self._kill_broker,
+            self._broker_stands_long,
+        ]
         await self.rng.choice(gentle if self.plan.gentle else gentle + harsh)()
 
     def _spare(self) -> Member | None:
         """A living member other than the first, which subscribes to everything."""
-        others = self.living()[1:]
+        others = [member for member in self.living()[1:] if member.is_awake]
         return self.rng.choice(others) if others else None
 
     async def _someone_leaves(self) -> None:
@@ -287,7 +340,7 @@ class World:
 
     async def _restart(self) -> None:
         node = self.rng.choice(self.nodes)
-        if node.broker is None:
+        if not node.is_up:
             return
         self.note(f"{node.name} restarts")
         await self.stop_node(node)
@@ -296,11 +349,9 @@ class World:
 
     async def _kill_broker(self) -> None:
         node = self.rng.choice(self.nodes)
-        if node.broker is None:
+        if not node.is_up:
             return
         self.note(f"{node.name} is killed")
-        for member in self.members:
-            member.is_excused = True
         self.crashed()
         self.kill_node(node)
         await asyncio.sleep(self.rng.uniform(0, 4))
@@ -310,7 +361,8 @@ class World:
     async def _grow(self) -> None:
         """A topic gets more queues."""
         node, topic = self.rng.choice(self.nodes), self.rng.choice(self.topics)
-        if node.broker is not None:
+        if node.is_up:
+            assert node.broker is not None
             old = node.broker.topics.get(topic)
             assert old is not None
             count = old.read_queues + self.rng.randint(1, 3)
@@ -329,7 +381,6 @@ class World:
         member = self._spare()
         if member is not None:
             self.note(f"{member.name} stands still")
-            member.is_excused = True
             self.crashed()
             member.process.is_paused = True
             await asyncio.sleep(self.rng.choice((1, 10, 25, 45)))
@@ -339,13 +390,47 @@ class World:
             await asyncio.sleep(10)
             self.crashed()
 
+    async def _silence(self) -> None:
+        """What a member sends and is sent stays on the way; its sockets stay open."""
+        member = self._spare()
+        if member is not None:
+            self.note(f"{member.name} is not heard")
+            self.crashed()
+            silent_s = self.rng.choice((5, 18, 25, 45))
+            member.process.silent_until_s = self.loop.time() + silent_s
+            await asyncio.sleep(silent_s)
+            self.note(f"{member.name} is heard again")
+            self.crashed()
+            await asyncio.sleep(10)
+            self.crashed()
+
+    async def _broker_stands(self) -> None:
+        """Shorter than a hand-over waits: nothing is handled twice."""
+        await self._stand(self.rng.choice((2, 8)))
+
+    async def _broker_stands_long(self) -> None:
+        self.crashed()
+        await self._stand(self.rng.choice((18, 25, 45)))
+        self.crashed()
+
+    async def _stand(self, seconds: float) -> None:
+        node = self.rng.choice(self.nodes)
+        if not node.is_up:
+            return
+        self.note(f"{node.name} stands still")
+        node.process.is_paused = True
+        await asyncio.sleep(seconds)
+        self.note(f"{node.name} goes on")
+        node.process.resume()
+
     async def _cut(self) -> None:
         member = self._spare()
         if member is not None and member.process.transports:
             self.note(f"{member.name} loses a connection")
-            member.is_excused = True
             self.crashed()
-            self.rng.choice(member.process.transports).cut(self.rng.uniform(0, 2), self.rng.uniform(0, 2))
+            mine_s = self.rng.uniform(0, 2)
+            member.blind_until_s = max(member.blind_until_s, self.loop.time() + mine_s)
+            self.rng.choice(member.process.transports).cut(mine_s, self.rng.uniform(0, 2))
             await asyncio.sleep(10)
             self.crashed()
 

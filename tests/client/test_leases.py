@@ -1,0 +1,160 @@
+"""A lease is true at the member: nothing begins after it, what is given up is renewed, and nothing runs twice at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client import lease as lease_module
+from rocketlet.client.lease import Lease
+from rocketlet.client.shares import Shares
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.group_bodies import LockRequest
+
+from ..conftest import Node, Wire, create_topic, eventually
+
+QUEUE = Queue("t", "broker-a", 0)
+PLACE = ("t", 0)
+
+
+class Gate:
+    """A handler that counts what begins, and ends nothing until it is opened."""
+
+    def __init__(self) -> None:
+        self.begun: list[Message] = []
+        self.at_once = 0
+        self.most_at_once = 0
+        self.open = asyncio.Event()
+
+    async def handle(self, message: Message) -> None:
+        self.begun.append(message)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await self.open.wait()
+        self.at_once -= 1
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are renewed all the time."""
+    monkeypatch.setattr("rocketlet.client.leases.LEASE_TICK_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.leases.LOCK_INTERVAL_S", 0.01)
+
+
+async def send(node: Node, count: int) -> None:
+    async with Producer(node.address) as producer:
+        for number in range(count):
+            await producer.send("t", b"%d" % number)
+
+
+def renewed_s(node: Node) -> float:
+    return node.broker.locks._locks["g", "t", 0].renewed_s
+
+
+async def seen_renewals(node: Node, count: int) -> None:
+    for _ in range(count):
+        before = renewed_s(node)
+        await eventually(lambda before=before: renewed_s(node) > before)  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_member_that_leaves_renews_its_leases_while_its_handlers_run(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await send(node, 1)
+    gate = Gate()
+    other = Gate()
+    other.open.set()
+    leaver = await Consumer(node.address, "g", "t", gate.handle, start="first").__aenter__()
+    await eventually(lambda: bool(gate.begun))
+    async with Consumer(node.address, "g", "t", other.handle, start="first") as stays:
+        leaving = asyncio.create_task(leaver.__aexit__())
+        await eventually(lambda: leaver._membership._has_left)  # type: ignore[union-attr]
+        await seen_renewals(node, 3)
+        assert node.broker.locks.owners("g")[PLACE] == leaver.client_id
+        gate.open.set()
+        await leaving
+        await eventually(lambda: QUEUE in stays.assignment())
+        assert other.begun == []
+    assert node.broker.offsets.get("g", "t", 0) == 1
+
+
+async def test_nothing_begins_when_the_lease_is_over_by_the_members_clock(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process, or the machine, was stopped: nothing has run meanwhile, no timer and no renewal."""
+    await create_topic(wire, "t", 1)
+    await send(node, 3)
+    gate = Gate()
+    async with Consumer(node.address, "g", "t", gate.handle, start="first", concurrency=1) as consumer:
+        await eventually(lambda: bool(gate.begun))
+        connection = node.broker.locks._locks["g", "t", 0].connection
+        node.broker.locks.drop(connection)
+        epoch = node.broker.locks.lock(LockRequest("thief", "g", (QUEUE,), True), object())[QUEUE]
+        (message,) = gate.begun
+        assert not message.lease_lost
+        real = time.clock_gettime
+        monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + 30)
+        assert message.lease_lost, "its handler can know before anything else runs"
+        assert 0 < message.epoch < epoch
+        gate.open.set()
+        await eventually(lambda: QUEUE not in consumer.assignment())
+        assert len(gate.begun) == 1, "the next one is the new owner's"
+    assert node.broker.offsets.get("g", "t", 0) is None
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_member_whose_broker_was_silent_goes_on_where_it_was(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t", 1)
+    await send(node, 3)
+    gate = Gate()
+    async with Consumer(node.address, "g", "t", gate.handle, start="first", concurrency=1) as consumer:
+        await eventually(lambda: bool(gate.begun))
+        lease = consumer.queues[QUEUE].lease
+        lease.ends_s = 0.0
+        assert gate.begun[0].lease_lost
+        await eventually(lambda: not lease.is_over)
+        gate.open.set()
+        await eventually(lambda: len(gate.begun) == 3)
+        assert consumer.queues[QUEUE].lease is lease
+    assert [message.queue_offset for message in gate.begun] == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_queue_is_taken_again_only_when_its_earlier_handlers_have_ended(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t", 1)
+    await send(node, 1)
+    gate = Gate()
+    passes: Counter[str] = Counter()
+    share_of = Shares.of
+
+    async def counted(self: Shares, topic: str, queues: list[Queue]) -> list[Queue] | None:
+        passes[topic] += 1
+        return await share_of(self, topic, queues)
+
+    monkeypatch.setattr(Shares, "of", counted)
+    async with Consumer(node.address, "g", "t", gate.handle, start="first", orderly=True) as consumer:
+        await eventually(lambda: bool(gate.begun))
+        node.broker.locks.drop(node.broker.locks._locks["g", "t", 0].connection)
+        await eventually(lambda: QUEUE not in consumer.assignment())
+        before = passes["t"]
+        await eventually(lambda: passes["t"] > before + 2)
+        assert PLACE not in node.broker.locks.owners("g")
+        gate.open.set()
+        await eventually(lambda: len(gate.begun) == 2)
+    assert gate.most_at_once == 1
+
+
+@pytest.mark.skipif(
+    not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no clock that counts a suspended machine"
+)
+def test_the_clock_goes_on_while_the_machine_is_suspended() -> None:
+    assert lease_module._CLOCK == time.CLOCK_BOOTTIME
+    assert not Lease(1, lease_module.clock_s() + 60).is_over
+    assert Lease(1, lease_module.clock_s() - 0.001).is_over
