@@ -285,7 +285,7 @@ def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_broker_that_stood_still_gives_its_members_time_to_renew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rocketlet.broker.history import History
+    from rocketlet.broker.groups.history import History
 
     now = 1000.0
     monkeypatch.setattr("rocketlet.broker.groups.locks.time.monotonic", lambda: now)
@@ -305,7 +305,7 @@ def test_a_broker_that_stood_still_gives_its_members_time_to_renew(
 
 
 def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
-    from rocketlet.broker.history import History
+    from rocketlet.broker.groups.history import History
 
     locks = Locks(History(), tmp_path / "locks.json")
     ask = LockRequest("c1", "g", (QUEUE,), True)

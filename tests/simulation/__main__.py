@@ -28,7 +28,8 @@ def main() -> int:
     options = parser.parse_args()
     end = options.first + 1 if options.end is None else options.end
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # killed processes leave their tasks unfinished
+    for name in ("rocketlet", "asyncio"):  # killed processes leave their tasks unfinished
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     began_s = time.perf_counter()
     failed: list[int] = []
     with planted(options.plant):

@@ -97,7 +97,8 @@ async def _at_rest(world: World, consumers: list[Consumer]) -> None:
 
 def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    for name in ("rocketlet", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     sizes = [int(argument) for argument in sys.argv[1:]] or [10, 100, 1000]
     for strategy in (AVG, STICKY):
         for size in sizes if strategy is AVG else sizes[:2]:
