@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from .broker import Broker
 from .requests.group_admin import progress, topics_of
-
-if TYPE_CHECKING:
-    from .broker import Broker
 
 ANSWER_S = 5.0
 

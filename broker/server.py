@@ -58,7 +58,7 @@ class Server:
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._registration = Registration(broker, routes) if broker else None
-        self.dispatch = Dispatch(broker, routes, self._flusher)
+        self.serve = Dispatch(broker, routes, self._flusher).serve
         self.max_connections = shares().connections
         self.now_s = asyncio.get_running_loop().time
 

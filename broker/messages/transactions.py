@@ -16,20 +16,15 @@ import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_ROLLBACK, RequestCode
-from ...protocol.codes import ResponseCode as Code
-from ...protocol.frame import Frame
-from ...protocol.headers import CheckTransaction, EndTransaction, read, write
+from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, RequestCode
+from ...protocol.headers import CheckTransaction, EndTransaction, write
 from ...protocol.message import Record, encode_record
 from ...protocol.subscription import tag_code
-from ..net.answers import Buffers, answer
 from ..store.consume_queue import ConsumeQueue
-from ..store.files import read_state, write_state
-from ..store.store import StoreFull
+from ..store.files import StoreFull, read_state, write_state
 
 if TYPE_CHECKING:
     from ..broker import Broker
-    from ..net.connection import Connection
 
 log = structlog.get_logger("rocketlet.transactions")
 
@@ -225,20 +220,3 @@ def _for_producer(record: Record, checks: int) -> bytes:
         bytes((len(name),)) + name,
         text.encode(),
     )
-
-
-def end_transaction(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
-    header = read(EndTransaction, frame.ext)
-    if header.commit_or_rollback == 0:  # not known yet: asked for later; Apache's broker is silent, too
-        return None
-    if header.commit_or_rollback not in (SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_ROLLBACK):
-        remark = f"commitOrRollback is {header.commit_or_rollback}; 8 commits, 12 rolls back, 0 waits"
-        return answer(frame, Code.SYSTEM_ERROR, remark=remark)
-    try:
-        fault = broker.transactions.end(header)
-    except StoreFull as error:
-        return answer(frame, Code.SERVICE_NOT_AVAILABLE, remark=str(error))
-    if fault:
-        log.warning("transaction not ended", peer=connection.peer, reason=fault)
-        return answer(frame, Code.SYSTEM_ERROR, remark=fault)
-    return answer(frame)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -22,10 +21,8 @@ from ...protocol.headers import (
     read,
 )
 from ..net.answers import Buffers, answer
-
-if TYPE_CHECKING:
-    from ..net.connection import Connection
-    from .routes import Routes
+from ..net.connection import Connection
+from .routes import Routes
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 

@@ -1,4 +1,4 @@
-"""Answers: in the request's encoding, with the request's number."""
+"""Answers: in the request's encoding, with the request's number. `Refused` is an answer that is raised."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ Buffers = list[Buffer]
 
 JAVA = int(Language.JAVA)  # what a Java broker says; Go reads other names as unknown
 _NONE: Ext = {}
+
+
+class Refused(Exception):
+    """A request that is answered with this code and remark. `Dispatch` catches it, whichever handler raises it."""
+
+    def __init__(self, code: int, remark: str, ext: Ext = _NONE) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.ext = ext
+
+    def answer(self, request: Frame) -> Buffers:
+        return answer(request, self.code, self.ext, remark=str(self))
 
 
 def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import structlog
 
@@ -13,21 +13,30 @@ from ...protocol.message import encode_host
 from ..config import WRITE_HIGH_BYTES
 from .answers import Buffers
 
-if TYPE_CHECKING:
-    from ..server import Server
-
 log = structlog.get_logger("rocketlet.connection")
 
 _SMALL_BYTES = 65_536
+
+
+class Host(Protocol):
+    """What listens: it knows its connections, and serves what they read."""
+
+    def now_s(self) -> float: ...
+
+    def opened(self, connection: Connection) -> None: ...
+
+    def serve(self, connection: Connection, frames: list[Frame]) -> None: ...
+
+    def closed(self, connection: Connection) -> None: ...
 
 
 class Connection(asyncio.Protocol):
     """`active_s` is when it was last read from or written to, in the loop's time."""
 
     __slots__ = (
+        "_host",
         "_lost",
         "_reader",
-        "_server",
         "_transport",
         "active_s",
         "born_host",
@@ -38,8 +47,8 @@ class Connection(asyncio.Protocol):
         "peer",
     )
 
-    def __init__(self, server: Server, *, is_external: bool = False, is_vip: bool = False) -> None:
-        self._server = server
+    def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
+        self._host = host
         self.is_vip = is_vip
         self.is_external = is_external
         self.is_paused = False
@@ -58,11 +67,11 @@ class Connection(asyncio.Protocol):
         self.peer = f"{host}:{address[1]}"
         self.born_host = encode_host(host, int(address[1]))
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        self.active_s = self._server.now_s()
-        self._server.opened(self)
+        self.active_s = self._host.now_s()
+        self._host.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        self.active_s = self._server.now_s()
+        self.active_s = self._host.now_s()
         try:
             frames = self._reader.feed(data)
         except FrameError as error:
@@ -76,7 +85,7 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, frames: list[Frame]) -> None:
         try:
-            self._server.dispatch.serve(self, frames)
+            self._host.serve(self, frames)
         except Exception:  # a defect of ours: whoever met it connects again, nobody else notices
             log.exception("connection closed: its requests failed", peer=self.peer)
             self.abort()
@@ -86,7 +95,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing() or not buffers:
             return
-        self.active_s = self._server.now_s()
+        self.active_s = self._host.now_s()
         if len(buffers) == 1:
             transport.write(buffers[0])
         elif sum(map(len, buffers)) <= _SMALL_BYTES:
@@ -120,7 +129,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         for action in self._lost:
             action(self)
-        self._server.closed(self)
+        self._host.closed(self)
 
     def close(self) -> None:
         if self._transport is not None:

@@ -1,13 +1,16 @@
-"""The requests that a broker answers.
+"""The requests that a broker answers: each is a function of the broker, the connection and the frame.
 
-dispatch     the table from request code to handler, and the way of the frames of one socket read through it
-sends        SEND_MESSAGE, its V2, SEND_BATCH_MESSAGE, CONSUMER_SEND_MSG_BACK
-pulls        PULL_MESSAGE
-replies      SEND_REPLY_MESSAGE
-searches     QUERY_MESSAGE, VIEW_MESSAGE_BY_ID
-membership   heartbeats, member lists, locks, group settings
-offsets      offsets and topics
-assignments  QUERY_ASSIGNMENT
-admin        administration of the broker and its topics
-group_admin  administration of groups
+table         every request code with its handler and permission
+dispatch      the way of the frames of one socket read to their handlers and back
+sends         SEND_MESSAGE, its V2, SEND_BATCH_MESSAGE, CONSUMER_SEND_MSG_BACK
+pulls         PULL_MESSAGE
+replies       SEND_REPLY_MESSAGE
+searches      QUERY_MESSAGE, VIEW_MESSAGE_BY_ID
+transactions  END_TRANSACTION
+membership    heartbeats, member lists, locks
+offsets       a group's offsets, and where queues begin and end
+topics        what topics are, and setting them
+assignments   QUERY_ASSIGNMENT
+admin         administration of the broker
+group_admin   administration of groups
 """

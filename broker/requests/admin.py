@@ -7,31 +7,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
-from struct import iter_unpack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import structlog
 
-from ...protocol import admin_bodies, bodies
-from ...protocol.admin_bodies import Range
-from ...protocol.bodies import BodyError, Queue, group_json, topic_json
+from ...protocol import admin_bodies
+from ...protocol.bodies import BodyError
 from ...protocol.codes import MAX_PERM, VERSION, ResponseCode
 from ...protocol.frame import Frame
-from ...protocol.headers import ConsumeQueueQuery, TopicName, ViewStats, read
-from ..config import (
-    MAX_QUERY_ENTRIES,
-    MAX_QUEUES_PER_TOPIC,
-    MAX_RETAIN_HOURS,
-    MAX_TRANSACTION_TIMEOUT_S,
-    BrokerConfig,
-    within,
-)
+from ...protocol.headers import ProducerGroup, ViewStats, read
+from ..broker import Broker
+from ..config import MAX_QUEUES_PER_TOPIC, MAX_RETAIN_HOURS, MAX_TRANSACTION_TIMEOUT_S, BrokerConfig, within
 from ..net.answers import Buffers, answer
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..net.connection import Connection
+from ..net.connection import Connection
 
 log = structlog.get_logger("rocketlet.admin")
 
@@ -46,47 +35,9 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any], float, float]] = {
 }
 
 
-def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    table = {topic.name: topic_json(topic) for topic in broker.topics}
-    body = admin_bodies.encode_versioned(broker.topics.version, "topicConfigTable", table)
-    return answer(frame, ext={}, body=body)
-
-
-def all_groups(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    table = {group.name: group_json(group) for group in broker.group_configs}
-    body = admin_bodies.encode_versioned(broker.topics.version, "subscriptionGroupTable", table)
-    return answer(frame, body=body)
-
-
-def all_consumer_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    return answer(frame, body=orjson.dumps({"offsetTable": broker.offsets.table()}))
-
-
 def all_delay_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     table = {str(level): offset for level, offset in broker.delays.progress.items()}
     return answer(frame, body=orjson.dumps({"offsetTable": table}))
-
-
-def system_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    found = [topic.name for topic in broker.topics if broker.topics.is_built_in(topic.name)]
-    return answer(frame, body=bodies.encode_topic_list(found))
-
-
-def topic_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """GET_TOPIC_STATS_INFO: the range of each queue."""
-    name = read(TopicName, frame.ext).topic
-    topic = broker.topics.get(name)
-    if topic is None:
-        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{name}] not exist")
-    ranges: dict[Queue, Range] = {}
-    for queue_id in range(max(topic.write_queues, topic.read_queues)):
-        queue = broker.store.queues.get((name, queue_id))
-        at = Queue(name, broker.config.name, queue_id)
-        if queue is None or queue.begin == queue.next:
-            ranges[at] = Range(queue.begin, queue.next, 0) if queue else Range(0, 0, 0)
-        else:
-            ranges[at] = Range(queue.begin, queue.next, broker.store.store_time_ms(queue, queue.next - 1))
-    return answer(frame, body=admin_bodies.encode_topic_stats(ranges))
 
 
 def settings(config: BrokerConfig) -> dict[str, Any]:
@@ -190,33 +141,19 @@ def view_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, body=orjson.dumps(value))
 
 
-def query_consume_queue(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """QUERY_CONSUME_QUEUE: entries of a queue's index, 1,024 at most."""
-    header = read(ConsumeQueueQuery, frame.ext)
-    queue = broker.store.queues.get((header.topic, header.queue_id))
-    if queue is None:
-        remark = f"{header.queue_id}@{header.topic} is not exist!"
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    begin = max(header.index_, queue.begin)
-    count = min(header.index_ + header.count_ - begin, queue.next - begin, MAX_QUERY_ENTRIES)
-    entries = [
-        {"eval": True, "physicOffset": position, "physicSize": size, "tagsCode": code}
-        for position, size, code in iter_unpack(">QIq", queue.entries(begin, count) if count > 0 else b"")
-    ]
-    value = {"maxQueueIndex": queue.next, "minQueueIndex": queue.begin, "queueData": entries}
-    return answer(frame, body=orjson.dumps(value))
-
-
 def clean(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: drops now what is expired."""
     broker.expire_segments()
     return answer(frame)
 
 
-def clean_unused_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """CLEAN_UNUSED_TOPIC: drops the queues' data of topics that are gone; here a deleted topic leaves none."""
-    return answer(frame)
-
-
 def all_producers(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, body=admin_bodies.encode_all_producers(broker.clients.all_producers()))
+
+
+def producer_connections(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    name = read(ProducerGroup, frame.ext).producer_group
+    infos = broker.clients.producers(name)
+    if not infos:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{name}] not exist")
+    return answer(frame, body=admin_bodies.encode_producer_connections(infos))

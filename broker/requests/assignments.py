@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...protocol import allocation, group_bodies, names
 from ...protocol.bodies import Queue, Route
 from ...protocol.codes import ResponseCode
 from ...protocol.frame import Frame
+from ..broker import Broker
 from ..net.answers import Buffers, answer
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..net.connection import Connection
+from ..net.connection import Connection
 
 _STRATEGIES: dict[str, allocation.Strategy] = {
     strategy.name: strategy

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import structlog
 
-from ...protocol import admin_bodies, bodies
+from ...protocol import admin_bodies, bodies, names
 from ...protocol.admin_bodies import ConnectionInfo, Progress
-from ...protocol.bodies import Queue
+from ...protocol.bodies import Queue, group_json
 from ...protocol.codes import Language, RequestCode, ResponseCode
 from ...protocol.frame import Ext, Frame
 from ...protocol.headers import (
@@ -21,19 +21,17 @@ from ...protocol.headers import (
     GroupName,
     GroupTopic,
     IsOrder,
-    ProducerGroup,
     ResetOffset,
     TopicGroup,
     TopicName,
     read,
 )
 from ...protocol.message import decode_host
+from ..broker import Broker
+from ..groups.members import ConsumerGroup as Group
 from ..net.answers import Buffers, answer
+from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..net.connection import Connection
 
 log = structlog.get_logger("rocketlet.admin")
 
@@ -58,14 +56,6 @@ def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -
         infos, data.consume_type, data.message_model, data.consume_from, table
     )
     return answer(frame, body=body)
-
-
-def producer_connections(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    name = read(ProducerGroup, frame.ext).producer_group
-    infos = broker.clients.producers(name)
-    if not infos:
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{name}] not exist")
-    return answer(frame, body=admin_bodies.encode_producer_connections(infos))
 
 
 def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
@@ -307,3 +297,61 @@ def _position_in(message_id: str | None) -> int:
     except (ValueError, OSError):
         return -1
     return int.from_bytes(data[-8:], "big")
+
+
+# Settings and what people look at
+
+
+def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    group = bodies.decode_group(frame.body)
+    fault = names.group_fault(group.name)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.group_configs.put(group)
+    log.info("group settings", group=group.name)
+    return answer(frame)
+
+
+def _subscribed(group: Group | None) -> list[str]:
+    members = group.members.values() if group else ()
+    return sorted({topic for member in members for topic in member.subscriptions})
+
+
+def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
+    name = read(ConsumerGroup, frame.ext).consumer_group
+    group = broker.groups.get(name)
+    members: list[dict[str, Any]] = [
+        {
+            "clientId": member.client_id,
+            "peer": connection.peer,
+            "strategy": member.data.strategy,
+            "messageModel": member.data.message_model,
+            "leaving": member.data.leaving,
+            "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},
+        }
+        for connection, member in (group.members.items() if group else ())
+    ]
+    owners = [
+        {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
+        for (topic, queue_id), client_id in broker.locks.owners(name).items()
+    ]
+    value = {
+        "broker": broker.config.name,
+        "members": members,
+        "owners": owners,
+        "queues": {topic: broker.queues_of(topic) for topic in _subscribed(group)},
+        "disagreements": sorted(group.reported) if group else [],
+        "events": broker.history.of(name),
+    }
+    return answer(frame, body=orjson.dumps(value))
+
+
+def all_groups(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    table = {group.name: group_json(group) for group in broker.group_configs}
+    body = admin_bodies.encode_versioned(broker.topics.version, "subscriptionGroupTable", table)
+    return answer(frame, body=body)
+
+
+def all_consumer_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    return answer(frame, body=orjson.dumps({"offsetTable": broker.offsets.table()}))

@@ -1,10 +1,7 @@
-"""The requests of membership: heartbeats, unregistering, member lists, locks, client checks, group settings."""
+"""The requests of membership: heartbeats, unregistering, member lists, locks, client checks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import orjson
 import structlog
 
 from ...protocol import bodies, group_bodies, names
@@ -14,12 +11,9 @@ from ...protocol.frame import Frame
 from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
 from ...protocol.headers import UnregisterClient, read
 from ...protocol.subscription import SQL92, TAG
-from ..groups.members import ConsumerGroup
+from ..broker import Broker
 from ..net.answers import Buffers, answer
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..net.connection import Connection
+from ..net.connection import Connection
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -145,48 +139,3 @@ def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     except FilterError as error:
         return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
     return answer(frame)
-
-
-def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    group = bodies.decode_group(frame.body)
-    fault = names.group_fault(group.name)
-    if fault:
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    broker.group_configs.put(group)
-    log.info("group settings", group=group.name)
-    return answer(frame)
-
-
-def _topics_of(group: ConsumerGroup | None) -> list[str]:
-    members = group.members.values() if group else ()
-    return sorted({topic for member in members for topic in member.subscriptions})
-
-
-def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
-    name = read(ConsumerGroupHeader, frame.ext).consumer_group
-    group = broker.groups.get(name)
-    members: list[dict[str, Any]] = [
-        {
-            "clientId": member.client_id,
-            "peer": connection.peer,
-            "strategy": member.data.strategy,
-            "messageModel": member.data.message_model,
-            "leaving": member.data.leaving,
-            "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},
-        }
-        for connection, member in (group.members.items() if group else ())
-    ]
-    owners = [
-        {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
-        for (topic, queue_id), client_id in broker.locks.owners(name).items()
-    ]
-    value = {
-        "broker": broker.config.name,
-        "members": members,
-        "owners": owners,
-        "queues": {topic: broker.queues_of(topic) for topic in _topics_of(group)},
-        "disagreements": sorted(group.reported) if group else [],
-        "events": broker.history.of(name),
-    }
-    return answer(frame, body=orjson.dumps(value))

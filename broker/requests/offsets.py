@@ -1,33 +1,26 @@
-"""Offsets and topics: what they are, and setting them."""
+"""Offsets: where a group is in a queue, and where the queue begins and ends."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import structlog
 
 from ...protocol import names
-from ...protocol.bodies import TopicConfig
 from ...protocol.codes import EXT_UNKNOWN, ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.headers import (
-    CreateTopic,
     Offset,
     QueueOffset,
     SearchOffset,
     StoreTime,
-    TopicName,
     TopicQueue,
     UpdateOffset,
     read,
     write,
 )
+from ..broker import Broker
 from ..net.answers import Buffers, answer
+from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..net.connection import Connection
 
 log = structlog.get_logger("rocketlet.broker")
 
@@ -116,39 +109,3 @@ def earliest_store_time(broker: Broker, connection: Connection, frame: Frame) ->
     return answer(
         frame, ext=write(StoreTime(broker.store.store_time_ms(queue, queue.begin) if queue and stored else -1))
     )
-
-
-def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    header = read(CreateTopic, frame.ext)
-    fault = names.topic_fault(header.topic)
-    if fault is None and broker.topics.is_built_in(header.topic):
-        fault = f"the topic {header.topic} is conflict with system topic"
-    if fault is None and header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
-        fault = f"the topic filter type {header.topic_filter_type} is unknown; use SINGLE_TAG or MULTI_TAG"
-    if fault:
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    broker.topics.put(
-        TopicConfig(
-            header.topic,
-            header.read_queue_nums,
-            header.write_queue_nums,
-            header.perm,
-            header.topic_filter_type,
-            header.topic_sys_flag,
-        ),
-        broker.store.end,
-    )
-    log.info("topic created", topic=header.topic, queues=header.write_queue_nums)
-    return answer(frame)
-
-
-def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    name = read(TopicName, frame.ext).topic
-    fault = names.topic_fault(name)
-    if fault is None and broker.topics.is_built_in(name):
-        fault = f"the topic {name} is a system topic, which cannot be deleted"
-    if fault:
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    broker.delete_topic(name)
-    log.info("topic deleted", topic=name)
-    return answer(frame)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -18,16 +17,14 @@ from ...protocol.headers import PullMessage, PullMessageResult, read, write
 from ...protocol.message import MessageError
 from ...protocol.names import OFFSET_MOVED_TOPIC, RETRY_PREFIX
 from ...protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
+from ..broker import Broker
 from ..config import MAX_HOLD_S
 from ..messages.held_pulls import HeldPull
-from ..net.answers import Buffers, answer, answer_pieces
+from ..net.answers import Buffers, Refused, answer, answer_pieces
+from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
 from .offsets import offset_fault
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..net.connection import Connection
 
 log = structlog.get_logger("rocketlet.pulls")
 
@@ -37,22 +34,16 @@ HEARTBEAT_LOOK_S = 0.01
 DRAINING_S = 0.01
 
 
-class _Refused(Exception):
-    def __init__(self, code: int, remark: str) -> None:
-        super().__init__(remark)
-        self.code = code
-
-
 def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: int = 1) -> Buffers | None:
     header = read(PullMessage, frame.ext)
     try:
         _check_group_and_topic(broker, header)
         subscription = _subscription(broker, connection, header)
-    except _Refused as refusal:
+    except Refused as refusal:
         if refusal.code == ResponseCode.SUBSCRIPTION_NOT_LATEST and attempt < HEARTBEAT_LOOKS:
             asyncio.get_running_loop().call_later(HEARTBEAT_LOOK_S, _look_again, broker, connection, frame, attempt + 1)
             return None
-        return answer(frame, refusal.code, remark=str(refusal))
+        raise
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
     if header.sys_flag & codes.PULL_SUSPEND and broker.draining.holds_back(connection, header):
@@ -79,7 +70,10 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
 
 def _look_again(broker: Broker, connection: Connection, frame: Frame, attempt: int) -> None:
     """A client pulls before the heartbeat that has its new subscription; refused, a Java client would wait for a second."""
-    reply = pull_message(broker, connection, frame, attempt)
+    try:
+        reply = pull_message(broker, connection, frame, attempt)
+    except Refused as refusal:
+        reply = refusal.answer(frame)
     if reply is not None:
         connection.write(reply)
 
@@ -104,22 +98,22 @@ def _answer_anothers(connection: Connection, frame: Frame, header: PullMessage) 
 
 def _check_group_and_topic(broker: Broker, header: PullMessage) -> None:
     if not broker.config.permission & PERM_READ:
-        raise _Refused(ResponseCode.NO_PERMISSION, f"the broker[{broker.config.name}] pulling message is forbidden")
+        raise Refused(ResponseCode.NO_PERMISSION, f"the broker[{broker.config.name}] pulling message is forbidden")
     group = broker.group_configs.find(header.consumer_group)
     if group is None:
-        raise _Refused(
+        raise Refused(
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
             f"subscription group [{header.consumer_group}] does not exist",
         )
     if not group.consume_enable:
-        raise _Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
+        raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
     topic = broker.topics.get(header.topic)
     if topic is None:
-        raise _Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, create it or send to it first")
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, create it or send to it first")
     if not topic.perm & PERM_READ:
-        raise _Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
+        raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
     if not 0 <= header.queue_id < topic.read_queues:
-        raise _Refused(
+        raise Refused(
             ResponseCode.SYSTEM_ERROR,
             f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] readQueueNums:[{topic.read_queues}]",
         )
@@ -131,13 +125,13 @@ def _subscription(broker: Broker, connection: Connection, header: PullMessage) -
         try:
             found = parse_subscription(header.topic, header.subscription, kind=header.expression_type)
         except SubscriptionError as error:
-            raise _Refused(
+            raise Refused(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
             ) from None
     else:
         found = _registered_subscription(broker, connection, header)
     if found.kind not in (TAG, SQL92):
-        raise _Refused(
+        raise Refused(
             ResponseCode.SYSTEM_ERROR, f"the broker does not support consumer to filter message by {found.kind}"
         )
     if found.kind == SQL92:
@@ -154,28 +148,28 @@ def _filter_of(subscription: Subscription | None) -> Callable[[str], bool] | Non
     try:
         return parse_filter(subscription.expression)
     except FilterError as error:
-        raise _Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
+        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
 
 
 def _registered_subscription(broker: Broker, connection: Connection, header: PullMessage) -> Subscription:
     name = header.consumer_group
     group = broker.groups.get(name)
     if group is None:
-        raise _Refused(
+        raise Refused(
             ResponseCode.SUBSCRIPTION_NOT_EXIST,
             f"the consumer's group info not exist, send a heartbeat of {name} first",
         )
     settings = broker.group_configs.find(name)
     if group.message_model == "BROADCASTING" and settings and not settings.consume_broadcast_enable:
-        raise _Refused(ResponseCode.NO_PERMISSION, f"the consumer group[{name}] can not consume by broadcast way")
+        raise Refused(ResponseCode.NO_PERMISSION, f"the consumer group[{name}] can not consume by broadcast way")
     found = group.subscription(connection, header.topic)
     if found is None:
-        raise _Refused(
+        raise Refused(
             ResponseCode.SUBSCRIPTION_NOT_EXIST,
             f"the consumer's subscription not exist, no member of {name} subscribes to {header.topic}",
         )
     if found.version < header.sub_version:
-        raise _Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
     return found
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...protocol import properties as props
 from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.frame import Ext, Frame
 from ...protocol.headers import PushReply, SendMessage, read, read_send_v2, write
 from ...protocol.message import decode_host, offset_id
+from ..broker import Broker
 from ..config import REGION
 from ..net.answers import Buffers, answer
+from ..net.connection import Connection
 from ..store.store import StoreFull
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..net.connection import Connection
 
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"

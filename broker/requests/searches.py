@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ...protocol import properties as props
 from ...protocol.codes import ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.headers import LogOffset, QueryMessage, read
 from ...protocol.message import MAGIC, MessageError, Record, decode_record, record_size
+from ..broker import Broker
 from ..config import MAX_QUERY_MESSAGES
 from ..net.answers import Buffers, answer, answer_pieces
+from ..net.connection import Connection
 from ..store.files import StoreError
 from ..store.store import Store
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..net.connection import Connection
 
 CHUNK_BYTES = 1024 * 1024
 UNIQUE_KEY_MESSAGES = 32

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.bodies import GroupConfig, TopicConfig
-from ...protocol.codes import RESPONSE_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
+from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
 from ...protocol.frame import MSGPACK, Ext, ExtValue, Frame, encode_msgpack
 from ...protocol.headers import SendBack, SendMessage, read, read_send_v2
 from ...protocol.message import MAX_BODY_BYTES, MessageError, Record, decode_batch
 from ...protocol.subscription import tag_code
+from ..broker import Broker
 from ..config import REGION
 from ..messages.delays import Delays
 from ..messages.transactions import with_real_queue
-from ..net.answers import JAVA, Buffers, answer
+from ..net.answers import JAVA, Buffers, Refused, answer
+from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 from ..store.store import StoreFull
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..net.connection import Connection
 
 log = structlog.get_logger("rocketlet.sending")
 
@@ -49,14 +47,6 @@ class Staged(NamedTuple):
     is_half: bool = False
 
 
-class Refused(Exception):
-    """A send that the checks refuse, with the code to answer."""
-
-    def __init__(self, code: int, remark: str) -> None:
-        super().__init__(remark)
-        self.code = code
-
-
 class Sends:
     """The sends of one socket read: staged one by one, settled together."""
 
@@ -70,8 +60,8 @@ class Sends:
         self._host_hex = broker.store.store_host.hex().upper()
         self.staged: list[Staged] = []
 
-    def stage(self, connection: Connection, frame: Frame) -> Buffers | None:
-        """Gives the message its place; or the refusal to answer."""
+    def stage(self, connection: Connection, frame: Frame) -> None:
+        """Gives the message its place. Whatever this raises, such as Refused, nothing of it is staged."""
         code = frame.code
         header = read(SendMessage, frame.ext) if code == RequestCode.SEND_MESSAGE else read_send_v2(frame.ext)
         store = self._store
@@ -80,13 +70,9 @@ class Sends:
         kept = store.staged
         try:
             self.staged.append(self._place(connection, frame, header))
-        except Refused as refusal:
-            store.roll_back(kept)
-            return answer(frame, refusal.code, REGION_EXT, remark=str(refusal))
         except BaseException:
             store.roll_back(kept)  # half a batch is no batch
             raise
-        return None
 
     def settle(self) -> Buffers:
         """Commits everything staged; the answers, in order."""
@@ -101,7 +87,7 @@ class Sends:
             return [
                 part
                 for item in staged
-                if not item.frame.flag & 2
+                if not item.frame.flag & ONEWAY_FLAG
                 for part in answer(item.frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark)
             ]
         out: Buffers = []
@@ -110,7 +96,7 @@ class Sends:
                 broker.delays.expect(item.delay_level)
             if item.is_half:
                 broker.transactions.expect(item.queue_offset, item.position, broker.store.now_ms)
-            if not item.frame.flag & 2:
+            if not item.frame.flag & ONEWAY_FLAG:
                 out += self._accepted(item)
         broker.wake_readers(queues)
         return out
@@ -297,8 +283,6 @@ def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     try:
         _stage_again(broker, header, record, settings, level)
         broker.wake_readers(broker.store.commit())
-    except Refused as refusal:
-        return answer(frame, refusal.code, remark=str(refusal))
     except StoreFull as error:
         return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=FULL_REMARK + str(error))
     if level:

@@ -256,7 +256,6 @@ async def test_an_assignment_needs_no_name_server_in_the_same_process(nodes: Nod
     other = await nodes.start(name="broker-b", name_servers=(names.address,))
     wire = await connect(other.address)
     await create_topic(wire, "t", 3)
-    await eventually(lambda: names.server.dispatch is not None)
     await foreign(wire, "c0")
     request = orjson.dumps({"topic": "t", "consumerGroup": "g", "clientId": "c0"})
 

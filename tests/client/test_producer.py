@@ -167,7 +167,7 @@ async def test_a_send_goes_to_another_broker_when_one_is_gone(nodes: Nodes, conn
 
 
 async def test_a_peer_that_does_not_answer_is_a_timeout_that_names_it(node: Node) -> None:
-    node.server.dispatch.serve = lambda connection, frames: None  # type: ignore[method-assign]
+    node.server.serve = lambda connection, frames: None
     with pytest.raises(ConnectionFailed, match=f"not answered in time by {node.address}"):
         async with Producer(node.address):
             pass
@@ -176,15 +176,15 @@ async def test_a_peer_that_does_not_answer_is_a_timeout_that_names_it(node: Node
 async def test_timeouts_and_lost_connections_are_told_apart(node: Node) -> None:
     async with Producer(node.address) as producer:
         connection = await producer._cluster.connection(node.address)
-        serve = node.server.dispatch.serve
-        node.server.dispatch.serve = lambda connection, frames: None  # type: ignore[method-assign]
+        serve = node.server.serve
+        node.server.serve = lambda connection, frames: None
         with pytest.raises(RequestTimeout, match="SEND_MESSAGE"):
             await connection.ask(RequestCode.SEND_MESSAGE_V2, {}, timeout_s=0.001)
         pending = connection.ask(RequestCode.SEND_MESSAGE_V2, {})
         connection.close()
         with pytest.raises(ConnectionFailed, match="closed the connection"):
             await pending
-        node.server.dispatch.serve = serve  # type: ignore[method-assign]
+        node.server.serve = serve
 
 
 async def test_many_sends_at_once_are_all_stored(node: Node, wire: Wire) -> None:

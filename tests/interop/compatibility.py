@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from rocketlet.broker.requests.dispatch import BROKER_HANDLERS, NAME_SERVER_HANDLERS, SEND_CODES
+from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.protocol.codes import RequestCode
 
 
@@ -76,8 +76,8 @@ def _proof(clients: set[str], code: int) -> str:
 
 def rows() -> list[tuple[int, str, str]]:
     """Code, name and where it is handled, of all that are supported."""
-    where = dict.fromkeys((*BROKER_HANDLERS, *SEND_CODES), "broker")
-    for code in NAME_SERVER_HANDLERS:
+    where = dict.fromkeys((*BROKER_REQUESTS, *SENDS), "broker")
+    for code in NAME_SERVER_REQUESTS:
         where[code] = "name server"
     for code in TO_CLIENT:
         where[code] = "broker to client"

@@ -1,0 +1,107 @@
+"""Topics: what they are, and setting them."""
+
+from __future__ import annotations
+
+from struct import iter_unpack
+
+import orjson
+import structlog
+
+from ...protocol import admin_bodies, bodies, names
+from ...protocol.admin_bodies import Range
+from ...protocol.bodies import Queue, TopicConfig, topic_json
+from ...protocol.codes import ResponseCode
+from ...protocol.frame import Frame
+from ...protocol.headers import ConsumeQueueQuery, CreateTopic, TopicName, read
+from ..broker import Broker
+from ..config import MAX_QUERY_ENTRIES
+from ..net.answers import Buffers, answer
+from ..net.connection import Connection
+
+log = structlog.get_logger("rocketlet.topics")
+
+
+def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(CreateTopic, frame.ext)
+    fault = names.topic_fault(header.topic)
+    if fault is None and broker.topics.is_built_in(header.topic):
+        fault = f"the topic {header.topic} is conflict with system topic"
+    if fault is None and header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
+        fault = f"the topic filter type {header.topic_filter_type} is unknown; use SINGLE_TAG or MULTI_TAG"
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.topics.put(
+        TopicConfig(
+            header.topic,
+            header.read_queue_nums,
+            header.write_queue_nums,
+            header.perm,
+            header.topic_filter_type,
+            header.topic_sys_flag,
+        ),
+        broker.store.end,
+    )
+    log.info("topic created", topic=header.topic, queues=header.write_queue_nums)
+    return answer(frame)
+
+
+def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    name = read(TopicName, frame.ext).topic
+    fault = names.topic_fault(name)
+    if fault is None and broker.topics.is_built_in(name):
+        fault = f"the topic {name} is a system topic, which cannot be deleted"
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.delete_topic(name)
+    log.info("topic deleted", topic=name)
+    return answer(frame)
+
+
+def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    table = {topic.name: topic_json(topic) for topic in broker.topics}
+    body = admin_bodies.encode_versioned(broker.topics.version, "topicConfigTable", table)
+    return answer(frame, ext={}, body=body)
+
+
+def system_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    found = [topic.name for topic in broker.topics if broker.topics.is_built_in(topic.name)]
+    return answer(frame, body=bodies.encode_topic_list(found))
+
+
+def topic_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_TOPIC_STATS_INFO: the range of each queue."""
+    name = read(TopicName, frame.ext).topic
+    topic = broker.topics.get(name)
+    if topic is None:
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{name}] not exist")
+    ranges: dict[Queue, Range] = {}
+    for queue_id in range(max(topic.write_queues, topic.read_queues)):
+        queue = broker.store.queues.get((name, queue_id))
+        at = Queue(name, broker.config.name, queue_id)
+        if queue is None or queue.begin == queue.next:
+            ranges[at] = Range(queue.begin, queue.next, 0) if queue else Range(0, 0, 0)
+        else:
+            ranges[at] = Range(queue.begin, queue.next, broker.store.store_time_ms(queue, queue.next - 1))
+    return answer(frame, body=admin_bodies.encode_topic_stats(ranges))
+
+
+def query_consume_queue(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """QUERY_CONSUME_QUEUE: entries of a queue's index, 1,024 at most."""
+    header = read(ConsumeQueueQuery, frame.ext)
+    queue = broker.store.queues.get((header.topic, header.queue_id))
+    if queue is None:
+        remark = f"{header.queue_id}@{header.topic} is not exist!"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    begin = max(header.index_, queue.begin)
+    count = min(header.index_ + header.count_ - begin, queue.next - begin, MAX_QUERY_ENTRIES)
+    entries = [
+        {"eval": True, "physicOffset": position, "physicSize": size, "tagsCode": code}
+        for position, size, code in iter_unpack(">QIq", queue.entries(begin, count) if count > 0 else b"")
+    ]
+    value = {"maxQueueIndex": queue.next, "minQueueIndex": queue.begin, "queueData": entries}
+    return answer(frame, body=orjson.dumps(value))
+
+
+def clean_unused_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """CLEAN_UNUSED_TOPIC: drops the queues' data of topics that are gone; here a deleted topic leaves none."""
+    return answer(frame)
