@@ -16,16 +16,17 @@ from ..protocol.frame import Frame, encode
 from ..protocol.headers import ConsumerGroup as ConsumerGroupHeader
 from ..protocol.headers import write
 from ..protocol.message import MessageError, encode_host
-from ..protocol.names import SCHEDULE_TOPIC, reply_topic
 from . import config as limits
-from .config import BrokerConfig
+from .config import BrokerConfig, LiveConfig
 from .groups.draining import Draining, is_foreign
 from .groups.history import History
 from .groups.locks import Locks
 from .groups.members import ConsumerGroup, ConsumerGroups
 from .groups.offsets import Offsets
+from .groups.progress import GroupProgress
 from .groups.settings import GroupConfigs
 from .groups.watch import Watch
+from .messages.appender import Appender
 from .messages.delays import Delays, tag_code_of
 from .messages.held_pulls import HeldPulls
 from .messages.statistics import Statistics
@@ -33,7 +34,6 @@ from .messages.topics import Topics
 from .messages.transactions import Transactions
 from .net.clients import Clients
 from .open_files import shares
-from .store.consume_queue import ConsumeQueue
 from .store.store import Store, StoreFull
 
 log = structlog.get_logger("rocketlet.broker")
@@ -43,7 +43,7 @@ class Broker:
     """Opens the data folder and recovers it. Raises StoreError if that cannot be done."""
 
     def __init__(self, config: BrokerConfig) -> None:
-        self.config = config
+        self.settings = LiveConfig(config)
         self.history = History()
         folder = config.data_dir
         self.store = Store(
@@ -57,18 +57,18 @@ class Broker:
         self.recovered = self.store.recover(self.topics.since())
         self.offsets = Offsets(folder / "offsets.json")
         self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
-        self.groups = ConsumerGroups(self.history, config.name, self.queues_of)
+        self.groups = ConsumerGroups(self.history, config.name, self.topics.queues_of)
         self.locks = Locks(self.history, folder / "locks.json")
         self.held_pulls = HeldPulls()
-        self.delays = Delays(self)
+        self.appender = Appender(self.store, self.held_pulls)
+        self.delays = Delays(folder / "delays.json", config.delay_levels_ms, self.topics, self.appender)
         self.clients = Clients()
-        self.transactions = Transactions(self)
-        self.statistics = Statistics(self)
-        self.watch = Watch(self)
+        self.transactions = Transactions(folder / "transactions.json", self.settings, self.appender, self.clients)
+        self.statistics = Statistics(self.store)
+        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of)
+        self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
         self.draining = Draining(self)
         self.locks.is_held_back = self.draining.is_draining
-        self.reply_topic = reply_topic(config.cluster)
-        self.config_changes = 0
         self.on_config: Callable[[], None] = lambda: None
         self.find_route: Callable[[str], Awaitable[Route | None]] = _no_route
         self.groups.on_change = self.notify_later
@@ -76,10 +76,14 @@ class Broker:
         self.locks.on_change = self._save_locks_later
         self._saving_locks: asyncio.TimerHandle | None = None
         self._is_stopping = False
-        self.wake_readers: Callable[[list[ConsumeQueue]], None] = self.held_pulls.wake
         self._to_notify: dict[str, ConsumerGroup] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._answering: set[asyncio.Task[None]] = set()
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The settings in force."""
+        return self.settings.now
 
     # Life
 
@@ -129,8 +133,7 @@ class Broker:
 
     def change_config(self, config: BrokerConfig) -> None:
         """Other settings from now on; name servers are told."""
-        self.config = config
-        self.config_changes += 1
+        self.settings.change(config)
         self.group_configs.auto_create = config.auto_create_groups
         self.topics.change_config(config)
         self.on_config()
@@ -229,11 +232,6 @@ class Broker:
 
     # Topics
 
-    def queues_of(self, topic: str) -> int:
-        """How many queues of a topic may be read here."""
-        found = self.topics.get(topic)
-        return found.read_queues if found else 0
-
     def ensure_topic(self, topic: TopicConfig) -> TopicConfig:
         """The topic as it is, or made as asked. Raises StoreFull, LimitExceeded."""
         return self.topics.get(topic.name) or self.topics.put(topic, self.store.end)
@@ -242,9 +240,6 @@ class Broker:
         self.topics.delete(name)
         self.store.delete_topic(name)
         self.offsets.forget_topic(name)
-
-    def schedule_queue(self, level: int) -> ConsumeQueue:
-        return self.store.queue(SCHEDULE_TOPIC, level - 1)
 
 
 async def _no_route(topic: str) -> Route | None:

@@ -98,3 +98,17 @@ class BrokerConfig:
     transaction_sweep_s: float = TRANSACTION_SWEEP_S
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
     transaction_check_max: int = TRANSACTION_CHECK_MAX
+
+
+class LiveConfig:
+    """The settings in force. UPDATE_BROKER_CONFIG replaces them while the broker runs, so who must follow keeps this."""
+
+    __slots__ = ("changes", "now")
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.now = config
+        self.changes = 0
+
+    def change(self, config: BrokerConfig) -> None:
+        self.now = config
+        self.changes += 1

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from .broker import Broker
-from .requests.group_admin import progress, topics_of
 
 ANSWER_S = 5.0
 
@@ -59,8 +58,8 @@ class Collector:
             members.add_metric([group.name], len(group.members))
             for fault in sorted(group.reported):
                 faults.add_metric([group.name, fault], 1)
-            for topic in topics_of(broker, group.name):
-                total = sum(item.lag for item in progress(broker, group.name, topic).values())
+            for topic in broker.progress.topics_of(group.name):
+                total = sum(item.lag for item in broker.progress.of(group.name, topic).values())
                 lag.add_metric([group.name, topic], total)
         double = CounterMetricFamily(
             "rocketlet_double_readers", "Times that a queue was read by two members", broker.watch.double_readers

@@ -8,14 +8,15 @@ that has the lock has got the queue back, and so has one that comes after longer
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 import structlog
 
 from ..config import MAX_HOLD_S, ORPHAN_S
-
-if TYPE_CHECKING:
-    from ..broker import Broker
+from ..net.connection import Connection
+from .history import History
+from .locks import Locks
+from .members import ConsumerGroups
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -23,38 +24,41 @@ _Key = tuple[str, str, int]  # group, topic, queue id
 
 
 class Watch:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, groups: ConsumerGroups, locks: Locks, history: History, queues_of: Callable[[str], int]) -> None:
+        self._groups = groups
+        self._locks = locks
+        self._history = history
+        self._queues_of = queues_of
         # the connection that pulled last, another before it, and since when it is the last
-        self._readers: dict[_Key, tuple[Any, Any, float]] = {}
+        self._readers: dict[_Key, tuple[Connection | None, Connection | None, float]] = {}
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
         self.double_readers = 0
         self.orphans = 0
 
-    def pulled(self, connection: Any, group: str, topic: str, queue_id: int) -> None:
+    def pulled(self, connection: Connection, group: str, topic: str, queue_id: int) -> None:
         key = (group, topic, queue_id)
         last, before, since_s = self._readers.get(key, (None, None, 0.0))
         if last is connection:
             return
         now_s = time.monotonic()
         self._readers[key] = (connection, last, now_s)
-        self._broker.locks.note_pull(group, topic, queue_id)
+        self._locks.note_pull(group, topic, queue_id)
         is_back = connection is before and last is not None and now_s - since_s < MAX_HOLD_S
-        if is_back and not self._broker.locks.is_owner(group, topic, queue_id, connection):
-            found = self._broker.groups.get(group)
+        if is_back and not self._locks.is_owner(group, topic, queue_id, connection):
+            found = self._groups.get(group)
             members = found.members if found else {}
             if connection in members and last in members and members[connection].data.message_model == "CLUSTERING":
                 self.double_readers += 1
                 both = f"{members[last].client_id} and {members[connection].client_id}"
                 self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
 
-    def reader(self, group: str, topic: str, queue_id: int) -> Any | None:
+    def reader(self, group: str, topic: str, queue_id: int) -> Connection | None:
         """The connection that pulled last."""
         found = self._readers.get((group, topic, queue_id))
         return found[0] if found else None
 
-    def drop(self, connection: Any) -> None:
+    def drop(self, connection: Connection) -> None:
         """The connection is gone, and reads nothing any more."""
         for key, readers in list(self._readers.items()):
             if connection in readers:
@@ -66,11 +70,11 @@ class Watch:
         """Names the queues that no member has read or locked for some seconds though members subscribe to them."""
         now_s = time.monotonic()
         unread: set[_Key] = set()
-        for group in self._broker.groups:
-            owners = self._broker.locks.owners(group.name)
+        for group in self._groups:
+            owners = self._locks.owners(group.name)
             members = group.members
             for topic in {topic for member in members.values() for topic in member.subscriptions}:
-                for queue_id in range(self._broker.queues_of(topic)):
+                for queue_id in range(self._queues_of(topic)):
                     reader = self.reader(group.name, topic, queue_id)
                     if (topic, queue_id) not in owners and reader not in members:
                         unread.add((group.name, topic, queue_id))
@@ -83,4 +87,4 @@ class Watch:
 
     def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
         log.warning(event, group=group, fault=fault)
-        self._broker.history.add(group, event, client_id, fault=fault)
+        self._history.add(group, event, client_id, fault=fault)

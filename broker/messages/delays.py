@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import structlog
 
@@ -20,9 +20,8 @@ from ..config import DELAY_DELIVERIES_AT_ONCE
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import read_state, write_state
 from ..store.store import StoreFull
-
-if TYPE_CHECKING:
-    from ..broker import Broker
+from .appender import Appender
+from .topics import Topics
 
 log = structlog.get_logger("rocketlet.delays")
 
@@ -37,10 +36,14 @@ def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
 
 
 class Delays:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._path = broker.config.data_dir / "delays.json"
-        self._levels_ms = broker.config.delay_levels_ms
+    """`levels_ms`: how long each level waits, level 1 first."""
+
+    def __init__(self, path: Path, levels_ms: tuple[int, ...], topics: Topics, appender: Appender) -> None:
+        self._path = path
+        self._levels_ms = levels_ms
+        self._topics = topics
+        self._appender = appender
+        self._store = appender.store
         self.progress: dict[int, int] = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._dirty = False
@@ -48,13 +51,17 @@ class Delays:
 
     def start(self) -> None:
         for level in range(1, len(self._levels_ms) + 1):
-            if (SCHEDULE_TOPIC, level - 1) in self._broker.store.queues:
+            if (SCHEDULE_TOPIC, level - 1) in self._store.queues:
                 self.expect(level)
 
     def stop(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    def queue(self, level: int) -> ConsumeQueue:
+        """Where the messages of a level wait."""
+        return self._store.queue(SCHEDULE_TOPIC, level - 1)
 
     def level(self, wanted: int) -> int:
         """A level as asked, the highest at most."""
@@ -81,7 +88,7 @@ class Delays:
 
     def _wait_s(self, level: int) -> float | None:
         """How long until the level's first message is due; None if it has none."""
-        queue = self._broker.schedule_queue(level)
+        queue = self.queue(level)
         offset = max(self.progress.get(level, 0), queue.begin)
         return queue.entry(offset)[2] / 1000 - time.time() if offset < queue.next else None
 
@@ -94,52 +101,34 @@ class Delays:
             self._set_timer(level, RETRY_S)
         except Exception as error:
             log.exception("cannot deliver delayed messages; will try again", reason=str(error), level=level)
-            self._broker.store.roll_back()
             self._set_timer(level, RETRY_S)
         else:
             self._set_timer(level)
 
     def _deliver_due(self, level: int) -> None:
-        broker, store = self._broker, self._broker.store
-        queue = broker.schedule_queue(level)
+        store, queue = self._store, self.queue(level)
         offset = max(self.progress.get(level, 0), queue.begin)
-        now_ms = store.begin_batch()
         end = min(queue.next, offset + DELAY_DELIVERIES_AT_ONCE)
-        while offset < end and queue.entry(offset)[2] <= now_ms:
-            try:
-                self._stage(store.message(queue, offset))
-            except (OSError, StoreFull):  # that may pass
-                raise
-            except Exception as error:  # one that cannot be read or placed must not stop those behind it
-                self.set_aside += 1
-                log.error("delayed message set aside", level=level, offset=offset, reason=str(error))
-            offset += 1
-        queues = store.commit() if store.staged else []
+        with self._appender.batch() as now_ms:
+            while offset < end and queue.entry(offset)[2] <= now_ms:
+                try:
+                    self._stage(store.message(queue, offset))
+                except (OSError, StoreFull):  # that may pass
+                    raise
+                except Exception as error:  # one that cannot be read or placed must not stop those behind it
+                    self.set_aside += 1
+                    log.error("delayed message set aside", level=level, offset=offset, reason=str(error))
+                offset += 1
         self.progress[level] = offset
         self._dirty = True
-        broker.wake_readers(queues)
 
     def _stage(self, record: Record) -> None:
         topic = props.find(record.properties, props.REAL_TOPIC)
-        settings = self._broker.topics.get(topic or "")
-        if topic is None or settings is None:
+        if topic is None or self._topics.get(topic) is None:
             log.warning("delayed message without a topic dropped", topic=topic, id=record.offset_id)
             return
-        target = self._real_queue(topic, record)
-        self._broker.store.stage(
-            target,
-            record.body,
-            record.properties.encode(),
-            tag_code(record.properties),
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_ms=record.born_ms,
-            born_host=record.born_host,
-            reconsume_times=record.reconsume_times,
-        )
-
-    def _real_queue(self, topic: str, record: Record) -> ConsumeQueue:
-        return self._broker.store.queue(topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0))
+        queue = self._store.queue(topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0))
+        self._appender.stage_again(record, queue, record.properties.encode(), tag_code(record.properties))
 
     def save(self, sync: bool = True) -> None:
         """Raises StoreFull; progress is then saved the next time."""

@@ -16,7 +16,6 @@ import structlog
 from ...protocol.subscription import Subscription
 from ..config import MAX_HELD_PULLS
 from ..store.consume_queue import ConsumeQueue
-from ..store.files import StoreError
 
 log = structlog.get_logger("rocketlet.pulls")
 
@@ -51,7 +50,7 @@ def _is_wanted(pull: HeldPull) -> bool:
     """As the pull says; one that cannot be looked at is answered with what is wrong."""
     try:
         return pull.is_wanted()
-    except StoreError:
+    except Exception:
         return True
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..config import SAMPLE_INTERVAL_S
-
-if TYPE_CHECKING:
-    from ..broker import Broker
+from ..store.store import Store
 
 _SAMPLES = int(3600 / SAMPLE_INTERVAL_S) + 1
 _DAY_S = 86_400
@@ -30,8 +28,8 @@ class Rate(NamedTuple):
 
 
 class Statistics:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._samples: deque[tuple[float, Counter[Key]]] = deque(maxlen=_SAMPLES)
         self.got: Counter[str] = Counter()  # by `topic@group`; pulls add to it
         self.boot_ms = int(time.time() * 1000)
@@ -49,7 +47,7 @@ class Statistics:
 
     def _totals(self) -> Counter[Key]:
         totals: Counter[Key] = Counter({("GROUP_GET_NUMS", key): count for key, count in self.got.items()})
-        for queue in self._broker.store.queues.values():
+        for queue in self._store.queues.values():
             totals["TOPIC_PUT_NUMS", queue.topic] += queue.next
         return totals
 

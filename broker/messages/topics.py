@@ -77,6 +77,11 @@ class Topics:
             self._topics[topic.name] = topic
             self._since[topic.name] = int(item.get("since", 0))
 
+    def queues_of(self, name: str) -> int:
+        """How many queues of a topic may be read here."""
+        topic = self._topics.get(name)
+        return topic.read_queues if topic else 0
+
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(list(self._topics.values()))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import structlog
 
@@ -20,11 +20,11 @@ from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, Requ
 from ...protocol.headers import CheckTransaction, EndTransaction, write
 from ...protocol.message import Record, encode_record
 from ...protocol.subscription import tag_code
+from ..config import LiveConfig
+from ..net.clients import Clients
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreFull, read_state, write_state
-
-if TYPE_CHECKING:
-    from ..broker import Broker
+from .appender import Appender
 
 log = structlog.get_logger("rocketlet.transactions")
 
@@ -45,9 +45,12 @@ class Transactions:
     """The half messages without an outcome, by offset in the half queue. The state file has how far everything is
     resolved, and how often the rest was asked for."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._path = broker.config.data_dir / "transactions.json"
+    def __init__(self, path: Path, settings: LiveConfig, appender: Appender, clients: Clients) -> None:
+        self._path = path
+        self._settings = settings
+        self._appender = appender
+        self._store = appender.store
+        self._clients = clients
         self._halves: dict[int, Half] = {}
         self._op_begin = 0
         self._dirty = False
@@ -60,16 +63,16 @@ class Transactions:
 
     @property
     def half_queue(self) -> ConsumeQueue:
-        return self._broker.store.queue(names.HALF_TOPIC, 0)
+        return self._store.queue(names.HALF_TOPIC, 0)
 
     @property
     def _op_queue(self) -> ConsumeQueue:
-        return self._broker.store.queue(names.OP_HALF_TOPIC, 0)
+        return self._store.queue(names.OP_HALF_TOPIC, 0)
 
     def _load(self) -> None:
         state = read_state(self._path) or {}
         checks = {int(offset): int(count) for offset, count in state.get("checks", {}).items()}
-        store, halves, ops = self._broker.store, self.half_queue, self._op_queue
+        store, halves, ops = self._store, self.half_queue, self._op_queue
         self._op_begin = max(int(state.get("op", 0)), ops.begin)
         resolved = {int(store.message(ops, offset).body) for offset in range(self._op_begin, ops.next)}
         for offset in range(max(int(state.get("half", 0)), halves.begin), halves.next):
@@ -100,7 +103,7 @@ class Transactions:
         Raises StoreFull."""
         offset = header.tran_state_table_offset
         half = self._halves.get(offset)
-        record = self._broker.store.record_at(header.commit_log_offset)
+        record = self._store.record_at(header.commit_log_offset)
         if record is None or record.topic != names.HALF_TOPIC or record.queue_offset != offset:
             return f"no half message is at {header.commit_log_offset} with the queue offset {offset}"
         if half is not None and half.position != header.commit_log_offset:
@@ -114,31 +117,32 @@ class Transactions:
         return None
 
     def _resolve(self, offset: int, record: Record, *, commits: bool, target: tuple[str, int] | None = None) -> None:
-        store = self._broker.store
-        store.begin_batch()
-        if commits:
-            self._stage_real(record, target)
-        op = self._op_queue
         text = f"{props.TAGS}{props.NAME_END}d"
-        store.stage(op, str(offset).encode(), text.encode(), tag_code(text), 0, 0, record.born_ms, record.born_host)
-        queues = store.commit()
+        with self._appender.batch():  # the message and the note of its outcome: both or none
+            if commits:
+                self._stage_real(record, target)
+            self._appender.stage(
+                self._op_queue,
+                str(offset).encode(),
+                text.encode(),
+                tag_code(text),
+                0,
+                0,
+                record.born_ms,
+                record.born_host,
+            )
         del self._halves[offset]
         self._dirty = True
-        self._broker.wake_readers(queues)
 
     def _stage_real(self, record: Record, target: tuple[str, int] | None) -> None:
         topic, queue_id = target or real_queue(record)
-        self._broker.store.stage(
-            self._broker.store.queue(topic, queue_id),
-            record.body,
+        self._appender.stage_again(
+            record,
+            self._store.queue(topic, queue_id),
             record.properties.encode(),
             tag_code(record.properties),
-            record.flag,
-            record.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT,
-            record.born_ms,
-            record.born_host,
-            record.reconsume_times,
-            record.physical_offset,
+            sys_flag=record.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT,
+            prepared_offset=record.physical_offset,
         )
 
     # Checks
@@ -146,7 +150,7 @@ class Transactions:
     def check(self) -> None:
         """Asks for the outcome of every half message that is old enough. Raises StoreFull."""
         now_ms = time.time() * 1000
-        keep_ms = self._broker.config.retain_hours * 3_600_000
+        keep_ms = self._settings.now.retain_hours * 3_600_000
         for offset, half in sorted(self._halves.items()):
             try:
                 self._check_one(offset, half, now_ms, keep_ms)
@@ -156,13 +160,13 @@ class Transactions:
                 log.exception("transaction cannot be checked", offset=offset, position=half.position)
 
     def _check_one(self, offset: int, half: Half, now_ms: float, keep_ms: float) -> None:
-        record = self._broker.store.record_at(half.position)
+        record = self._store.record_at(half.position)
         if record is None:  # expired
             del self._halves[offset]
             return
         if now_ms - half.stored_ms < self._patience_ms(record):
             return
-        if half.checks >= self._broker.config.transaction_check_max or now_ms - record.born_ms > keep_ms:
+        if half.checks >= self._settings.now.transaction_check_max or now_ms - record.born_ms > keep_ms:
             log.warning("transaction without an outcome put aside", topic=real_queue(record)[0], checks=half.checks)
             self._resolve(offset, record, commits=True, target=(names.CHECK_MAX_TIME_TOPIC, 0))
         else:
@@ -172,12 +176,11 @@ class Transactions:
         asked = props.find(record.properties, CHECK_IMMUNITY) or ""
         if asked.isdecimal() and len(asked) <= 9:
             return int(asked) * 1000
-        return self._broker.config.transaction_timeout_s * 1000
+        return self._settings.now.transaction_timeout_s * 1000
 
     def _ask(self, half: Half, record: Record) -> None:
         """Without a producer of the group it is not counted: the message waits until one is back."""
-        clients = self._broker.clients
-        connection = clients.any_producer(props.find(record.properties, props.PRODUCER_GROUP) or "")
+        connection = self._clients.any_producer(props.find(record.properties, props.PRODUCER_GROUP) or "")
         if connection is None:
             return
         half.checks += 1
@@ -185,7 +188,7 @@ class Transactions:
         key = props.find(record.properties, props.UNIQUE_KEY)
         header = CheckTransaction(record.queue_offset, half.position, key, key, record.offset_id)
         body = _for_producer(record, half.checks)
-        clients.tell(connection, RequestCode.CHECK_TRANSACTION_STATE, write(header), body)
+        self._clients.tell(connection, RequestCode.CHECK_TRANSACTION_STATE, write(header), body)
 
 
 def with_real_queue(text: str, topic: str, queue_id: int) -> str:

@@ -65,7 +65,7 @@ def settings(config: BrokerConfig) -> dict[str, Any]:
 
 
 def broker_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    version = orjson.dumps({"counter": broker.config_changes, "timestamp": broker.statistics.boot_ms}).decode()
+    version = orjson.dumps({"counter": broker.settings.changes, "timestamp": broker.statistics.boot_ms}).decode()
     return answer(frame, ext={"version": version}, body=admin_bodies.encode_properties(settings(broker.config)))
 
 

@@ -26,7 +26,7 @@ from ..net.connection import Connection
 from ..permissions import Permission
 from ..store.files import StoreError, StoreFull
 from ..store.flusher import Flusher
-from .sends import REGION_EXT, Sends
+from .sends import FULL_REMARK, REGION_EXT, Sends
 from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 
 log = structlog.get_logger("rocketlet.dispatch")
@@ -156,7 +156,7 @@ class Dispatch:
     def _fault(self, connection: Connection, frame: Frame, error: Exception) -> Buffers:
         """The answer to a request that cannot be served: the client's fault, a full disk's, or a defect of ours."""
         if isinstance(error, StoreFull):
-            return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=str(error))
+            return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=FULL_REMARK + str(error))
         if isinstance(error, _CLIENT_FAULTS):
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
         log.exception("request failed", request=request_name(frame.code), peer=connection.peer)

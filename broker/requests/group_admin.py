@@ -9,7 +9,7 @@ import orjson
 import structlog
 
 from ...protocol import admin_bodies, bodies, names
-from ...protocol.admin_bodies import ConnectionInfo, Progress
+from ...protocol.admin_bodies import ConnectionInfo
 from ...protocol.bodies import Queue, group_json
 from ...protocol.codes import Language, RequestCode, ResponseCode
 from ...protocol.frame import Ext, Frame
@@ -70,34 +70,11 @@ def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 # Progress
 
 
-def progress(broker: Broker, group: str, topic: str) -> dict[Queue, Progress]:
-    """How far a group is in the queues of a topic that the broker has."""
-    settings = broker.topics.get(topic)
-    found: dict[Queue, Progress] = {}
-    for queue_id in range(settings.read_queues if settings else 0):
-        queue = broker.store.queues.get((topic, queue_id))
-        end = queue.next if queue else 0
-        offset = max(broker.offsets.get(group, topic, queue_id) or 0, 0)
-        last_ms = 0
-        if queue is not None and queue.begin < offset <= queue.next:
-            last_ms = broker.store.store_time_ms(queue, offset - 1)
-        found[Queue(topic, broker.config.name, queue_id)] = Progress(end, offset, last_ms)
-    return found
-
-
-def topics_of(broker: Broker, group: str) -> list[str]:
-    """The topics in which a group has an offset, and those its members subscribe to."""
-    online = broker.groups.get(group)
-    subscribed = [topic for member in (online.members.values() if online else ()) for topic in member.subscriptions]
-    found = dict.fromkeys([*broker.offsets.topics_of(group), *subscribed])
-    return [topic for topic in found if broker.topics.get(topic) is not None]
-
-
 def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(GroupTopic, frame.ext)
     group = header.consumer_group
-    topics = [header.topic] if header.topic else topics_of(broker, group)
-    table = {queue: item for topic in topics for queue, item in progress(broker, group, topic).items()}
+    topics = [header.topic] if header.topic else broker.progress.topics_of(group)
+    table = {queue: item for topic in topics for queue, item in broker.progress.of(group, topic).items()}
     tps = sum(broker.statistics.rate(CONSUMED, f"{topic}@{group}", 60).per_second for topic in topics)
     return answer(frame, body=admin_bodies.encode_consume_stats(table, tps))
 
@@ -107,8 +84,8 @@ def all_consume_stats(broker: Broker, connection: Connection, frame: Frame) -> B
     groups = {
         group.name: {
             queue: item
-            for topic in topics_of(broker, group.name)
-            for queue, item in progress(broker, group.name, topic).items()
+            for topic in broker.progress.topics_of(group.name)
+            for queue, item in broker.progress.of(group.name, topic).items()
         }
         for group in broker.group_configs
     }
@@ -133,7 +110,7 @@ def time_span(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
     now_ms = int(time.time() * 1000)
     spans: list[dict[str, Any]] = []
-    for at, item in progress(broker, header.group, header.topic).items():
+    for at, item in broker.progress.of(header.group, header.topic).items():
         queue = broker.store.queues.get((at.topic, at.queue_id))
         stored = queue is not None and queue.begin < queue.next
         spans.append(
@@ -172,7 +149,7 @@ def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> B
 def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """CLONE_GROUP_OFFSET: a group begins where another one is."""
     header = read(CloneOffset, frame.ext)
-    topics = [header.topic] if header.topic else topics_of(broker, header.src_group)
+    topics = [header.topic] if header.topic else broker.progress.topics_of(header.src_group)
     for topic in topics:
         for queue_id, offset in broker.offsets.of(header.src_group, topic).items():
             broker.offsets.put(header.dest_group, topic, queue_id, offset)
@@ -340,7 +317,7 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffe
         "broker": broker.config.name,
         "members": members,
         "owners": owners,
-        "queues": {topic: broker.queues_of(topic) for topic in _subscribed(group)},
+        "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
         "disagreements": sorted(group.reported) if group else [],
         "events": broker.history.of(name),
     }

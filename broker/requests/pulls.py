@@ -224,11 +224,10 @@ def _note_moved(broker: Broker, header: PullMessage, offset: int) -> None:
     text = f"{props.TAGS}{props.NAME_END}{header.consumer_group}{props.PAIR_END}{props.KEYS}{props.NAME_END}"
     text += header.consumer_group
     store = broker.store
-    now_ms = store.begin_batch()
     queue = store.queue(OFFSET_MOVED_TOPIC, 0)
-    store.stage(queue, body, text.encode(), tag_code(text), 0, 0, now_ms, store.store_host)
     try:
-        broker.wake_readers(store.commit())
+        with broker.appender.batch() as now_ms:
+            broker.appender.stage(queue, body, text.encode(), tag_code(text), 0, 0, now_ms, store.store_host)
     except StoreFull as error:
         log.warning("offset moved; no room to note it", group=header.consumer_group, reason=str(error))
 

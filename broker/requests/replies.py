@@ -7,11 +7,11 @@ from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.frame import Ext, Frame
 from ...protocol.headers import PushReply, SendMessage, read, read_send_v2, write
 from ...protocol.message import decode_host, offset_id
+from ...protocol.names import reply_topic
 from ..broker import Broker
 from ..config import REGION
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
-from ..store.store import StoreFull
 
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
@@ -26,17 +26,13 @@ def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers 
         remark = f"the reply has no property {REPLY_TO_CLIENT}, so that nobody is meant by it"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     store = broker.store
-    now_ms = store.begin_batch()
-    queue = store.queue(broker.reply_topic, 0)
-    text = props.appended(header.properties, PUSH_REPLY_TIME, str(now_ms))
-    born_ms = header.born_timestamp
-    try:
-        position, offset = store.stage(
-            queue, frame.body, text.encode(), 0, header.flag, header.sys_flag, born_ms, connection.born_host
+    queue = store.queue(reply_topic(broker.config.cluster), 0)
+    with broker.appender.batch() as now_ms:
+        text = props.appended(header.properties, PUSH_REPLY_TIME, str(now_ms))
+        born_ms, born_host = header.born_timestamp, connection.born_host
+        position, offset = broker.appender.stage(
+            queue, frame.body, text.encode(), 0, header.flag, header.sys_flag, born_ms, born_host
         )
-        store.commit()
-    except StoreFull as error:
-        return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=str(error))
     ext: Ext = {
         "msgId": offset_id(store.store_host, position),
         "queueId": 0,

@@ -54,6 +54,7 @@ class Sends:
         self._broker = broker
         self._topics = broker.topics
         self._store = broker.store
+        self._appender = broker.appender
         self._cluster = broker.config.cluster
         self._cluster_text = f"{props.CLUSTER}{props.NAME_END}{self._cluster}"
         self._cluster_end = props.PAIR_END + self._cluster_text
@@ -66,7 +67,7 @@ class Sends:
         header = read(SendMessage, frame.ext) if code == RequestCode.SEND_MESSAGE else read_send_v2(frame.ext)
         store = self._store
         if not self.staged:
-            store.begin_batch()
+            self._appender.begin()
         kept = store.staged
         try:
             self.staged.append(self._place(connection, frame, header))
@@ -79,7 +80,7 @@ class Sends:
         staged, self.staged = self.staged, []
         broker = self._broker
         try:
-            queues = broker.store.commit()
+            self._appender.commit()
         except Exception as error:
             if not isinstance(error, StoreFull):
                 log.exception("sends refused: the store failed")
@@ -98,7 +99,6 @@ class Sends:
                 broker.transactions.expect(item.queue_offset, item.position, broker.store.now_ms)
             if not item.frame.flag & ONEWAY_FLAG:
                 out += self._accepted(item)
-        broker.wake_readers(queues)
         return out
 
     def _accepted(self, item: Staged) -> Buffers:
@@ -149,7 +149,7 @@ class Sends:
             queue, text, code = delayed(self._broker, level, name, queue_id, text)
         elif is_half:
             queue, text = self._broker.transactions.half_queue, with_real_queue(text, name, queue_id)
-        position, offset = store.stage(
+        position, offset = self._appender.stage(
             queue,
             frame.body,
             _property_bytes(text),
@@ -220,16 +220,16 @@ class Sends:
         positions: list[int] = []
         first_offset = queue.next
         for entry, text, properties in zip(entries, texts, encoded, strict=True):
-            position, _ = store.stage(
+            position, _ = self._appender.stage(
                 queue,
                 entry.body,
                 properties,
                 tag_code(text),
-                flag=entry.flag,
-                sys_flag=header.sys_flag,
-                born_ms=header.born_timestamp,
-                born_host=connection.born_host,
-                reconsume_times=header.reconsume_times,
+                entry.flag,
+                header.sys_flag,
+                header.born_timestamp,
+                connection.born_host,
+                header.reconsume_times,
             )
             positions.append(position)
         ids = ",".join(f"{self._host_hex}{position:016X}" for position in positions)
@@ -260,7 +260,7 @@ def _delay_level(text: str, delays: Delays) -> int:
 def delayed(broker: Broker, level: int, name: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
     """Where a delayed message waits, its properties there, and when it is due (ms), for the index."""
     text = with_real_queue(text, name, queue_id)
-    return broker.schedule_queue(level), text, broker.delays.due_ms(level, broker.store.begin_batch())
+    return broker.delays.queue(level), text, broker.delays.due_ms(level, broker.store.now_ms)
 
 
 def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
@@ -279,12 +279,8 @@ def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
     given_up = record.reconsume_times >= limit or header.delay_level < 0
     level = 0 if given_up else broker.delays.level(header.delay_level or 3 + record.reconsume_times)
-    broker.store.begin_batch()
-    try:
+    with broker.appender.batch():
         _stage_again(broker, header, record, settings, level)
-        broker.wake_readers(broker.store.commit())
-    except StoreFull as error:
-        return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=FULL_REMARK + str(error))
     if level:
         broker.delays.expect(level)
     return answer(frame)
@@ -302,17 +298,7 @@ def _stage_again(broker: Broker, header: SendBack, record: Record, settings: Gro
     else:
         topic = broker.ensure_topic(TopicConfig(names.dlq_topic(header.group), 1, 1))
         queue, code = broker.store.queue(topic.name, 0), tag_code(text)
-    broker.store.stage(
-        queue,
-        record.body,
-        _property_bytes(text),
-        code,
-        record.flag,
-        record.sys_flag,
-        record.born_ms,
-        record.born_host,
-        record.reconsume_times + 1,
-    )
+    broker.appender.stage_again(record, queue, _property_bytes(text), code, reconsume_times=record.reconsume_times + 1)
 
 
 def _sent_back(record: Record, header: SendBack) -> str:

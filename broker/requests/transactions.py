@@ -10,7 +10,6 @@ from ...protocol.headers import EndTransaction, read
 from ..broker import Broker
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
-from ..store.files import StoreFull
 
 log = structlog.get_logger("rocketlet.transactions")
 
@@ -22,10 +21,7 @@ def end_transaction(broker: Broker, connection: Connection, frame: Frame) -> Buf
     if header.commit_or_rollback not in (SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_ROLLBACK):
         remark = f"commitOrRollback is {header.commit_or_rollback}; 8 commits, 12 rolls back, 0 waits"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    try:
-        fault = broker.transactions.end(header)
-    except StoreFull as error:
-        return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=str(error))
+    fault = broker.transactions.end(header)
     if fault:
         log.warning("transaction not ended", peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)

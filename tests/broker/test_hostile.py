@@ -75,8 +75,8 @@ async def test_what_a_failed_request_staged_is_not_stored(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create_topic(wire, "t")
-    store = node.broker.store
-    stage, staged = store.stage, []
+    appender = node.broker.appender
+    stage, staged = appender.stage, []
 
     def failing(*args: Any, **fields: Any) -> Any:
         staged.append(stage(*args, **fields))
@@ -84,7 +84,7 @@ async def test_what_a_failed_request_staged_is_not_stored(
             raise RuntimeError("planted")
         return staged[-1]
 
-    monkeypatch.setattr(store, "stage", failing)
+    monkeypatch.setattr(appender, "stage", failing)
     batch = b"".join(raw_batch_entry(body) for body in (b"one", b"two", b"three"))
     assert (await wire.call(RequestCode.SEND_BATCH_MESSAGE, send_v2(m=True), batch)).code == 1
     answer = await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"next")
@@ -205,21 +205,21 @@ async def test_a_delay_level_goes_on_after_any_failure(
     node = await nodes.start(delay_levels_ms=(5, 200))
     wire = await connect(node.address)
     await create_topic(wire, "t")
-    wake = node.broker.wake_readers
+    commit, store = node.broker.appender.commit, node.broker.store
     failures: list[int] = []
 
-    def failing(queues: Any) -> None:
-        if queues and not failures and node.broker.store.queue("SCHEDULE_TOPIC_XXXX", 0) not in queues:
+    def failing() -> None:
+        if not failures and any(queue.topic == "t" for queue in store._staged_queues):
             failures.append(1)
             raise RuntimeError("planted")
-        wake(queues)
+        commit()
 
-    monkeypatch.setattr(node.broker, "wake_readers", failing)
+    monkeypatch.setattr(node.broker.appender, "commit", failing)
     await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i="DELAY\x011"), b"one")
     await eventually(lambda: bool(failures))
     await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i="DELAY\x011"), b"two")
     await eventually(lambda: node.broker.store.queue("t", 0).next >= 2)
-    assert {b"one", b"two"} <= set(await bodies_of(wire))
+    assert sorted(await bodies_of(wire)) == [b"one", b"two"]
 
 
 async def test_a_held_pull_that_fails_hurts_only_its_own_connection(
@@ -351,7 +351,7 @@ async def test_settings_of_groups_are_limited_at_their_edge(wire: Wire, node: No
         assert (answer.code, "is not between" in (answer.remark or "")) == (1, True), field
     beat = {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]}
     assert (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat))).code == 0
-    assert node.broker.queues_of("%RETRY%g") == 64
+    assert node.broker.topics.queues_of("%RETRY%g") == 64
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""How far groups are: what administration and metrics show of it. A group needs no members to have lag."""
+
+from __future__ import annotations
+
+from ...protocol.admin_bodies import Progress
+from ...protocol.bodies import Queue
+from ..messages.topics import Topics
+from ..store.store import Store
+from .members import ConsumerGroups
+from .offsets import Offsets
+
+
+class GroupProgress:
+    def __init__(
+        self, broker_name: str, topics: Topics, store: Store, offsets: Offsets, groups: ConsumerGroups
+    ) -> None:
+        self._broker_name = broker_name
+        self._topics = topics
+        self._store = store
+        self._offsets = offsets
+        self._groups = groups
+
+    def of(self, group: str, topic: str) -> dict[Queue, Progress]:
+        """How far a group is in the queues of a topic that the broker has."""
+        found: dict[Queue, Progress] = {}
+        for queue_id in range(self._topics.queues_of(topic)):
+            queue = self._store.queues.get((topic, queue_id))
+            end = queue.next if queue else 0
+            offset = max(self._offsets.get(group, topic, queue_id) or 0, 0)
+            last_ms = 0
+            if queue is not None and queue.begin < offset <= queue.next:
+                last_ms = self._store.store_time_ms(queue, offset - 1)
+            found[Queue(topic, self._broker_name, queue_id)] = Progress(end, offset, last_ms)
+        return found
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics in which a group has an offset, and those its members subscribe to."""
+        online = self._groups.get(group)
+        subscribed = [topic for member in (online.members.values() if online else ()) for topic in member.subscriptions]
+        names = dict.fromkeys([*self._offsets.topics_of(group), *subscribed])
+        return [name for name in names if self._topics.get(name) is not None]

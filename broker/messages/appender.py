@@ -1,0 +1,66 @@
+"""The one way of a message into the store: begin, stage, commit. Then the pulls that wait for it are answered.
+
+What is staged in one turn of the event loop is committed in the same turn, so that nobody reads the store in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ...protocol.message import Record
+from ..store.consume_queue import ConsumeQueue
+from ..store.store import Store
+from .held_pulls import HeldPulls
+
+
+class Appender:
+    """Who only reads uses `store` itself."""
+
+    def __init__(self, store: Store, held_pulls: HeldPulls) -> None:
+        self.store = store
+        self._wake = held_pulls.wake
+        self.begin = store.begin_batch
+        self.stage = store.stage  # the store's own: a call between would cost every message
+
+    def commit(self) -> None:
+        """Writes what is staged, together. Whatever this raises, such as StoreFull, nothing of it is kept."""
+        if self.store.staged:
+            self._wake(self.store.commit())
+
+    @contextmanager
+    def batch(self) -> Iterator[int]:
+        """Commits what the block stages; if it raises, nothing of it is kept. Yields the store time, in ms."""
+        kept = self.store.staged
+        try:
+            yield self.begin()
+            self.commit()
+        except BaseException:
+            self.store.roll_back(kept)
+            raise
+
+    def stage_again(
+        self,
+        record: Record,
+        queue: ConsumeQueue,
+        properties: bytes,
+        tag_code: int,
+        *,
+        sys_flag: int | None = None,
+        reconsume_times: int | None = None,
+        prepared_offset: int = 0,
+    ) -> None:
+        """A stored message once more, in another queue: a delayed one that is due, a half one that is committed, one that a
+        consumer sent back."""
+        self.stage(
+            queue,
+            record.body,
+            properties,
+            tag_code,
+            record.flag,
+            record.sys_flag if sys_flag is None else sys_flag,
+            record.born_ms,
+            record.born_host,
+            record.reconsume_times if reconsume_times is None else reconsume_times,
+            prepared_offset,
+        )
