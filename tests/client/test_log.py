@@ -52,7 +52,7 @@ def test_an_application_sets_level_and_format() -> None:
 def test_the_brokers_process_writes_what_libraries_log_as_its_own_lines() -> None:
     program = """
 import logging
-from rocketlet.broker import logs
+from rocketlet.command import logs
 from rocketlet.client.log import get_logger
 logs.configure("info")
 get_logger("rocketlet.some").warning("lost", message="4711")
