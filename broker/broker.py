@@ -52,9 +52,11 @@ class Broker:
             store_host=_store_host(config.address),
             tag_code_of=partial(tag_code_of, levels_ms=config.delay_levels_ms),
             open_files=shares().segments,
+            syncs=config.flush == "sync",
         )
         self.topics = Topics(config)
-        self.recovered = self.store.recover(self.topics.since())
+        self.recovered = self.store.recover(self.topics.since(), knows_topics=self.topics.is_current)
+        self.topics.adopt(self.recovered.unknown_topics)
         self.offsets = Offsets(folder / "offsets.json")
         self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
         self.groups = ConsumerGroups(self.history, config.name, self.topics.queues_of)

@@ -249,8 +249,14 @@ def _announce(broker: Broker) -> None:
     found = broker.recovered
     if found.torn_bytes:
         log.warning("the commit log ended in a torn message, which was cut off", bytes=found.torn_bytes)
+    for position, size in found.damage:
+        log.error("the commit log is damaged; what is readable of it is in damaged/", position=position, bytes=size)
+    for topic, queue_id, begin, end in found.lost:
+        log.error("messages are lost", topic=topic, queue=queue_id, first=begin, last=end - 1)
+    if found.rebuilt:
+        log.warning("indexes were damaged and made anew", queues=len(found.rebuilt), some=found.rebuilt[:10])
     if found.records:
-        log.info("recovered", messages=found.records, indexes_rebuilt=found.rebuilt)
+        log.info("recovered", messages=found.records)
 
 
 async def _until_terminated(server: Server) -> None:

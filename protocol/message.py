@@ -169,7 +169,8 @@ def decode_records(data: bytes) -> Iterator[Record]:
         yield record
 
 
-def body_is_intact(record: Record) -> bool:
+def is_intact(data: bytes, position: int, record: Record) -> bool:
+    """Whether the record decoded from `data` at `position` is what was written."""
     return zlib.crc32(record.body) & 0x7FFFFFFF == record.crc
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ...protocol import names
 from ...protocol.bodies import DataVersion, TopicConfig, read_topic, topic_json
 from ...protocol.codes import MAX_PERM, PERM_INHERIT
 from ..config import MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
-from ..store.files import StoreError, read_state, write_state
+from ..store.files import StoreError, StoreFull, find_state, write_state
 
 log = structlog.get_logger("rocketlet.topics")
 
@@ -38,6 +38,7 @@ class Topics:
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
         self._since: dict[str, int] = {}
+        self.is_current = False  # whether there can be no other topics than those in the file
         self.version = DataVersion(int(time.time() * 1000))
         self.on_change: Callable[[TopicConfig], None] = lambda topic: None
         self.get = self._topics.get
@@ -66,8 +67,9 @@ class Topics:
         yield TopicConfig(names.reply_topic(config.cluster), 1, 1)
 
     def _load(self) -> None:
-        state = read_state(self._path) or {"topics": []}
-        for item in state["topics"]:
+        state = find_state(self._path, is_derivable=True)
+        self.is_current = state.is_current
+        for item in (state.value or {"topics": []})["topics"]:
             topic = read_topic(item)
             try:
                 _checked(topic)
@@ -88,6 +90,18 @@ class Topics:
     def since(self) -> list[tuple[str, int]]:
         """Each topic's name and the commit log position at which it was created."""
         return [(name, self._since.get(name, 0)) for name in self._topics]
+
+    def adopt(self, topics: Mapping[str, int]) -> None:
+        """Takes in topics that the log knows and the file, which is lost or old, does not: how many queues each has."""
+        for name, queues in topics.items():
+            log.error("a topic was found in the commit log only; its settings are lost", topic=name, queues=queues)
+            self._topics[name] = TopicConfig(name, queues, queues)
+            self._since[name] = 0
+        if topics:
+            try:
+                self._save()
+            except StoreFull as error:
+                log.error("cannot save the topics; will try again with the next change", reason=str(error))
 
     def is_built_in(self, name: str) -> bool:
         return names.is_system_topic(name) or any(topic.name == name for topic in self._built_in())

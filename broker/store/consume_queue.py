@@ -1,16 +1,19 @@
 """One queue's index: 20 bytes a message (commit log position, record size, tag code), as in Apache's consume queue.
 
 The newest entries are in memory (`_tail`) until a checkpoint or 64 KiB; older ones are in files. After a crash the
-missing ones are made again from the commit log.
+missing ones are made again from the commit log. A message that was lost has an entry of size 0, so that the offsets of
+those behind it stay.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
-from .files import OpenFiles, SegmentedFile
+from .files import OpenFiles
+from .segments import SegmentedFile
 
 ENTRY: Final = Struct(">QIq")
 ENTRY_BYTES: Final = ENTRY.size
@@ -18,6 +21,17 @@ SEGMENT_ENTRIES: Final = 300_000
 TAIL_LIMIT_BYTES: Final = 65_536
 
 _pack = ENTRY.pack
+
+
+class QueueState(NamedTuple):
+    """What a checkpoint says of a queue: its first and its next offset, and its segments' sums by start.
+
+    `sums` is None in checkpoints of earlier releases, which have the next offset alone.
+    """
+
+    begin: int
+    next: int
+    sums: dict[int, int] | None
 
 
 class ConsumeQueue:
@@ -30,11 +44,9 @@ class ConsumeQueue:
         self.queue_id = queue_id
         name = topic.encode()
         self.topic_record = bytes((len(name),)) + name
-        self._file = SegmentedFile(directory, SEGMENT_ENTRIES * ENTRY_BYTES, open_files)
-        if self._file.end % ENTRY_BYTES:
-            self._file.truncate(self._file.end - self._file.end % ENTRY_BYTES)
-        self.begin = self._file.begin // ENTRY_BYTES
-        self.next = self._tail_at = self._file.end // ENTRY_BYTES
+        self._file = SegmentedFile(directory, SEGMENT_ENTRIES * ENTRY_BYTES, open_files, sums=True)
+        self.begin = -(-self._file.begin // ENTRY_BYTES)
+        self.next = self._tail_at = max(self._file.end // ENTRY_BYTES, self.begin)
         self._tail = bytearray()
 
     def append(self, position: int, size: int, tag_code: int) -> int:
@@ -79,23 +91,85 @@ class ConsumeQueue:
             self._tail = bytearray()
 
     def sync(self) -> None:
+        """Returns when everything flushed is on the device. Raises StoreFailed."""
         self._file.sync()
+
+    @property
+    def state(self) -> QueueState:
+        """For a checkpoint, after `flush`."""
+        return QueueState(self.begin, self._tail_at, self._file.sums)
+
+    # Recovery
+
+    def restore(self, state: QueueState) -> bool:
+        """Goes back to what a checkpoint says; False if the file does not hold that. The tail must be empty."""
+        if state.begin >= state.next:
+            self.restart(state.next)
+            return True
+        file = self._file
+        if self.next < state.next or file.begin > state.begin * ENTRY_BYTES:
+            return False
+        file.truncate(state.next * ENTRY_BYTES)
+        self.next = self._tail_at = state.next
+        if state.sums is None:
+            return self._is_plausible() and self._take_sums()
+        self.begin = state.begin
+        return file.has_sums(state.sums)
+
+    def _take_sums(self) -> bool:
+        self._file.take_sums()
+        return True
+
+    def _is_plausible(self) -> bool:
+        """Whether the entries can be those of messages, one behind the other in the log."""
+        if self._file.gaps():
+            return False
+        for offset in range(self.begin, self.next, SEGMENT_ENTRIES):
+            entries = list(ENTRY.iter_unpack(self.entries(offset, SEGMENT_ENTRIES + 1)))
+            if any(not size for _, size, _ in entries) or any(a[0] + a[1] > b[0] for a, b in pairwise(entries)):
+                return False
+        return True
+
+    def lose_until(self, offset: int, position: int) -> None:
+        """The messages from `next` to `offset` are lost; `position` is where the one behind them begins in the log."""
+        if self.begin == self.next:
+            self.restart(offset)
+        while self.next < offset:
+            self.append(position, 0, 0)
+            if self.tail_is_long:
+                self.flush()
 
     def truncate_from(self, position: int) -> None:
         """Forgets the entries of messages at or beyond a commit log position. For recovery, when the tail is empty."""
-        self.next = self._tail_at = self._first_from(position)
-        self._file.truncate(self.next * ENTRY_BYTES)
-        self.next = self._tail_at = self._file.end // ENTRY_BYTES
+        first = self._first_from(position)
+        if first < self.next:
+            self._file.truncate(first * ENTRY_BYTES)
+            self._file.take_sums()
+            self.next = self._tail_at = first
+
+    def cut_from(self, position: int) -> int:
+        """Forgets the entries of messages that do not end before a commit log position; the position of the first."""
+        self.truncate_from(position)
+        if self.begin < self.next:
+            at, size, _ = self.entry(self.next - 1)
+            if at + size > position:
+                self.truncate_from(at)
+                return at
+        return position
 
     def expire_before(self, position: int) -> None:
-        """Forgets the messages below a commit log position."""
+        """Forgets the messages below a commit log position; `drop_expired` then removes the files."""
         self.begin = self._first_from(position)
-        segment_bytes = SEGMENT_ENTRIES * ENTRY_BYTES
-        while self._file.segments > 1 and self._file.begin + segment_bytes <= self.begin * ENTRY_BYTES:
+
+    def drop_expired(self) -> None:
+        """Removes the files that hold expired messages only."""
+        while self._file.segments > 1 and self._file.starts[1] <= self.begin * ENTRY_BYTES:
             self._file.drop_first()
 
     def _first_from(self, position: int) -> int:
         low, high = self.begin, self.next
+        if low < high and self.entry(low)[0] >= position:  # as ever after a restart, without a search
+            return low
         while low < high:
             middle = (low + high) // 2
             if self.entry(middle)[0] < position:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from .files import sync_descriptor
+from . import disk
 from .store import Store
 
 log = structlog.get_logger("rocketlet.flusher")
@@ -30,9 +30,9 @@ class Flusher:
         try:
             while self._waiting:
                 actions, self._waiting = self._waiting, []
-                descriptor = self._store.synced_descriptor()
+                descriptor = self._store.descriptor_to_sync()
                 if descriptor is not None:
-                    await loop.run_in_executor(None, sync_descriptor, descriptor)
+                    await loop.run_in_executor(None, disk.sync, descriptor)
                 for action in actions:
                     action()
         except OSError:

@@ -1,9 +1,11 @@
-"""What happens after a crash.
+"""What happens at a start: the log is believed, the indexes are checked.
 
-The checkpoint names a commit log position below which every message is in its queue's index file, and how long each
-index was. Recovery cuts the indexes back to it and reads the log from there on: whole records are indexed again, the
-first that is torn ends the log. If an index is missing or shorter than the checkpoint says (a machine that lost power,
-a file removed by hand), all indexes are made anew from the whole log.
+The checkpoint names a commit log position below which every message is in its queue's index file, where each queue
+began and ended, and a sum of every index file. Recovery cuts the indexes back to it and reads the log from there on. An
+index that is not what the checkpoint says is made anew from the whole log; the others stay as they are.
+
+Where the log holds no whole record, the next one behind is searched for. What lies between is damage: it is put aside,
+and said. What lies behind the last whole record is torn: nobody was told that it is stored; it is put aside and cut off.
 
 Records of a topic that was deleted stay in the log; `since`, the position at which a topic was created, keeps them
 from coming back.
@@ -11,76 +13,135 @@ from coming back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
-from ...protocol.message import (
-    MAX_RECORD_BYTES,
-    MessageError,
-    Record,
-    body_is_intact,
-    decode_record,
-    record_size,
-)
-from .consume_queue import ConsumeQueue
-from .files import SegmentedFile, StoreError
+from ...protocol.message import MAGIC, MAX_RECORD_BYTES, MessageError, Record, decode_record, is_intact, record_size
+from ...protocol.names import topic_fault
+from .consume_queue import ConsumeQueue, QueueState
+from .files import StoreError, StoreFull
+from .segments import SegmentedFile
 
 READ_BYTES: Final = 8 * 1024 * 1024
+_MAGIC: Final = MAGIC.to_bytes(4, "big")
 
-QueueOf = Callable[[str, int], ConsumeQueue | None]
+
+class Damage(NamedTuple):
+    """A part of the log that holds no whole record."""
+
+    position: int
+    size: int
+
+
+class Lost(NamedTuple):
+    """Messages of a queue that the checkpoint knows and the log has not: offsets `begin` to `end`."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
 
 
 class Recovered(NamedTuple):
-    """What recovery found: records read, bytes of a torn tail cut off, whether all indexes were made anew."""
+    """What recovery found: records read, bytes of a torn tail cut off, queues whose index was made anew and why, damage
+    in the log, messages that are lost, and how many queues were found of topics that nobody knows."""
 
-    records: int
-    torn_bytes: int
-    rebuilt: bool
-
-
-def indexes_are_whole(queues: Mapping[tuple[str, int], ConsumeQueue], lengths: Mapping[str, int]) -> bool:
-    """Whether every index holds at least what the checkpoint promises (`topic@queue id` to next offset)."""
-    for key, length in lengths.items():
-        topic, _, queue_id = key.rpartition("@")
-        queue = queues.get((topic, int(queue_id)))
-        if queue is None or queue.next < length:
-            return False
-    return True
+    records: int = 0
+    torn_bytes: int = 0
+    rebuilt: tuple[str, ...] = ()
+    damage: tuple[Damage, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    unknown_topics: Mapping[str, int] = {}
 
 
-def replay(
-    log: SegmentedFile,
-    position: int,
-    queue_of: QueueOf,
-    tag_code_of: Callable[[Record], int],
-    since_of: Callable[[str], int],
-) -> Recovered:
-    """Indexes the log's records from `position` on and cuts off a torn tail."""
+class Checkpoint(NamedTuple):
+    """How far the log is indexed, where it begins (None: an earlier release did not say), and the state of each queue."""
+
+    position: int
+    begin: int | None
+    queues: dict[tuple[str, int], QueueState]
+
+
+def read_checkpoint(state: Any) -> Checkpoint | None:
+    """The checkpoint in a state file's value, of this release or an earlier one; None if it is none."""
+    try:
+        queues = {_key(name): _queue_state(found) for name, found in state["queues"].items()}
+        return Checkpoint(int(state["position"]), state.get("begin"), queues)
+    except (TypeError, KeyError, ValueError, AttributeError, IndexError):
+        return None
+
+
+def _key(name: str) -> tuple[str, int]:
+    topic, _, number = name.rpartition("@")
+    return topic, int(number)
+
+
+def _queue_state(found: Any) -> QueueState:
+    if isinstance(found, int):
+        return QueueState(0, found, None)
+    begin, end, *sums = found
+    return QueueState(begin, end, dict(zip(sums[::2], sums[1::2], strict=True)))
+
+
+def checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Per queue its begin, its end, and start and sum of each of its segments."""
+    queues = {
+        f"{topic}@{number}": [state.begin, state.next, *(part for pair in (state.sums or {}).items() for part in pair)]
+        for (topic, number), state in checkpoint.queues.items()
+    }
+    return {"position": checkpoint.position, "begin": checkpoint.begin, "queues": queues}
+
+
+def replay(log: SegmentedFile, position: int, take: Callable[[Record], None]) -> tuple[int, list[Damage], Damage]:
+    """Calls `take` with the log's whole records from `position` on. How many, the damage between, the torn tail."""
     records = 0
-    end = log.end
+    damage: list[Damage] = []
     while position < log.end:
-        data = log.read(position, READ_BYTES)
+        data = log.read_up_to_damage(position, READ_BYTES)
         at = 0
-        while True:
-            record = _whole_record(data, at, position + at)
-            if record is None:
-                break
-            if record.physical_offset >= since_of(record.topic):
-                _index(record, queue_of, tag_code_of)
+        while (record := whole_record(data, at, position + at)) is not None:
+            take(record)
             at += record.size
             records += 1
         position += at
-        if at == 0:  # no whole record begins here
-            if position < log.last_segment:
-                raise StoreError(
-                    f"the commit log in {log.directory} is damaged at {position}, before its last segment; "
-                    "restore it from a copy, or move the earlier segments away to go on without them"
-                )
-            log.truncate(position)
-    return Recovered(records, end - log.end, False)
+        if at == 0:
+            found = next_record(log, position + 1)
+            if found is None:
+                return records, damage, Damage(position, log.end - position)
+            damage.append(Damage(position, found - position))
+            position = found
+    return records, damage, Damage(position, 0)
 
 
-def _whole_record(data: bytes, at: int, position: int) -> Record | None:
+def next_record(log: SegmentedFile, position: int) -> int | None:
+    """Where the first whole record at or behind a position begins; None if there is none."""
+    while position < log.end:
+        data = log.read_up_to_damage(position, READ_BYTES)
+        if len(data) < 8:
+            position = log.next_start(position)
+            continue
+        at = data.find(_MAGIC, 4)
+        while at >= 0:
+            start = position + at - 4
+            if record_at(log, start) is not None:
+                return start
+            at = data.find(_MAGIC, at + 1)
+        position += len(data) - 7
+    return None
+
+
+def record_at(log: SegmentedFile, position: int) -> Record | None:
+    """The whole record at a position of the log; None if there is none."""
+    head = log.read_up_to_damage(position, 36)
+    size = record_size(head, 0)
+    if not size or len(head) < 36 or int.from_bytes(head[28:36], "big") != position:
+        return None
+    return whole_record(log.read_up_to_damage(position, size), 0, position)
+
+
+def whole_record(data: bytes, at: int, position: int) -> Record | None:
+    """The record that `data` holds at `at`, if it is what was written at that position of the log."""
     size = record_size(data, at)
     if not size or at + size > len(data) or size > MAX_RECORD_BYTES:
         return None
@@ -88,16 +149,115 @@ def _whole_record(data: bytes, at: int, position: int) -> Record | None:
         record = decode_record(data, at)
     except MessageError:
         return None
-    intact = record.physical_offset == position and body_is_intact(record)
-    return record if intact else None
+    return record if record.physical_offset == position and is_intact(data, at, record) else None
 
 
-def _index(record: Record, queue_of: QueueOf, tag_code_of: Callable[[Record], int]) -> None:
-    queue = queue_of(record.topic, record.queue_id)
-    if queue is None or record.queue_offset < queue.next:
-        return
-    if record.queue_offset > queue.next:  # the messages before it expired
-        queue.restart(record.queue_offset)
-    queue.append(record.physical_offset, record.size, tag_code_of(record))
-    if queue.tail_is_long:
-        queue.flush()
+class Recovery:
+    """One recovery. `since`: the known topics with the position at which each was created; `knows_topics`: whether
+    there can be no others. Otherwise those that checkpoint and log know are taken in."""
+
+    def __init__(
+        self,
+        log: SegmentedFile,
+        open_queue: Callable[[str, int], ConsumeQueue],
+        tag_code_of: Callable[[Record], int],
+        since: dict[str, int],
+        *,
+        knows_topics: bool,
+    ) -> None:
+        self._log = log
+        self._open_queue = open_queue
+        self._tag_code_of = tag_code_of
+        self._since = since
+        self._knows_topics = knows_topics
+        self._is_complete = False  # whether it is known from which offset on a queue's messages must be there
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._unknown: dict[str, int] = {}
+        self._rebuilt: list[str] = []
+        self._lost: list[Lost] = []
+        self._damage: list[Damage] = []
+
+    def run(self, checkpoint: Checkpoint | None, on_disk: Iterable[tuple[str, int]]) -> tuple[Recovered, int]:
+        """What was found, and the position from which on the log's records were looked at."""
+        states = checkpoint.queues if checkpoint else {}
+        for key, state in states.items():
+            if self._is_wanted(*key):
+                self._restore(key, state)
+        for key in on_disk:
+            if key not in states and key[0] in self._since:
+                self._queue(*key).restart(0)
+        start = self._start(checkpoint)
+        records, damage, torn = replay(self._log, start, self._take)
+        for key, state in states.items():
+            if key in self._queues:
+                self._lose_until(self._queues[key], state.next, torn.position)
+        damage = self._damage + damage
+        found = Recovered(
+            records, torn.size, tuple(self._rebuilt), tuple(damage), tuple(self._lost), dict(self._unknown)
+        )
+        return found, start
+
+    def _is_wanted(self, topic: str, queue_id: int) -> bool:
+        if topic not in self._since:
+            if self._knows_topics or topic_fault(topic):
+                return False
+            self._since[topic] = 0
+            self._unknown[topic] = 0
+        if topic in self._unknown:
+            self._unknown[topic] = max(self._unknown[topic], queue_id + 1)
+        return True
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        queue = self._queues[topic, queue_id] = self._open_queue(topic, queue_id)
+        return queue
+
+    def _restore(self, key: tuple[str, int], state: QueueState) -> None:
+        queue = self._queue(*key)
+        try:
+            is_whole = queue.restore(state)
+        except StoreFull:
+            raise
+        except StoreError:
+            is_whole = False
+        if not is_whole:
+            queue.restart(state.begin)
+            self._rebuilt.append(f"{key[0]}@{key[1]}")
+
+    def _start(self, checkpoint: Checkpoint | None) -> int:
+        """Where to read the log from; what is missing of it is noted."""
+        log = self._log
+        self._is_complete = log.begin == 0 or (checkpoint is not None and checkpoint.begin is not None)
+        self._damage += [Damage(*gap) for gap in log.gaps()]
+        if checkpoint is None:
+            return log.begin
+        if checkpoint.begin is not None and log.begin > checkpoint.begin:
+            self._damage.append(Damage(checkpoint.begin, log.begin - checkpoint.begin))
+        start = checkpoint.position
+        if start > log.end:
+            self._damage.append(Damage(log.end, start - log.end))
+            start = min([log.end, *(queue.cut_from(log.end) for queue in self._queues.values())])
+        return log.begin if self._rebuilt else max(start, log.begin)
+
+    def _take(self, record: Record) -> None:
+        key = (record.topic, record.queue_id)
+        queue = self._queues.get(key)
+        if queue is None:
+            if not self._is_wanted(*key):
+                return
+            queue = self._queue(*key)
+        if record.queue_offset < queue.next or record.physical_offset < self._since[record.topic]:
+            return
+        if record.queue_offset > queue.next:
+            if queue.begin == queue.next and not self._is_complete:  # what was before it may have expired
+                queue.restart(record.queue_offset)
+            else:
+                self._lose_until(queue, record.queue_offset, record.physical_offset)
+        queue.append(record.physical_offset, record.size, self._tag_code_of(record))
+        if queue.tail_is_long:
+            with contextlib.suppress(StoreFull):  # it stays in memory
+                queue.flush()
+
+    def _lose_until(self, queue: ConsumeQueue, offset: int, position: int) -> None:
+        if queue.next < offset:
+            self._lost.append(Lost(queue.topic, queue.queue_id, queue.next, offset))
+            queue.lose_until(offset, position)

@@ -41,7 +41,7 @@ def test_the_contracts_message_vector() -> None:
     record = m.decode_record(VECTOR)
     assert (record.topic, record.body, record.properties) == ("T", b"hi", "TAGS\x01A")
     assert record.offset_id == "0A00000200002A9F0000000000000100"
-    assert m.body_is_intact(record)
+    assert m.is_intact(VECTOR, 0, record)
 
 
 def test_the_contracts_batch_vector() -> None:

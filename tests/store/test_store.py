@@ -17,12 +17,13 @@ from rocketlet.broker.messages.delays import tag_code_of
 from rocketlet.broker.store.files import (
     Folder,
     OpenFiles,
-    SegmentedFile,
     StoreError,
     StoreFull,
     read_state,
     write_state,
 )
+from rocketlet.broker.store.recovery import Lost
+from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
 from rocketlet.protocol.message import decode_records, encode_host
 from rocketlet.protocol.subscription import java_hash, parse_subscription
@@ -156,16 +157,30 @@ def test_a_garbled_record_at_the_end_is_cut_off(tmp_path: Path) -> None:
     again.close()
 
 
-def test_damage_before_the_last_segment_stops_the_broker_and_says_what_to_do(tmp_path: Path) -> None:
+def test_damage_in_the_log_is_skipped_and_put_aside_and_said(tmp_path: Path) -> None:
     store = open_store(tmp_path, 500)
     store.recover(TOPICS)
     for number in range(20):
         put(store, b"body-%d" % number * 20)
     kill(store)
-    first = sorted((tmp_path / "commitlog").iterdir())[0]
+    first, *_, last = sorted((tmp_path / "commitlog").iterdir())
     first.write_bytes(b"x" + first.read_bytes()[1:])
-    with pytest.raises(StoreError, match="restore it from a copy"):
-        open_store(tmp_path, 500).recover(TOPICS)
+    last.write_bytes(last.read_bytes().replace(b"body-18", b"body-xx", 1))
+    again = open_store(tmp_path, 500)
+    found = again.recover(TOPICS)
+    size = len(again.record_bytes_at(again.queue("t", 0).entry(1)[0]) or b"")
+    assert found.damage[0] == (0, size)
+    assert found.lost == (Lost("t", 0, 0, 1), Lost("t", 0, 18, 19))
+    assert found.torn_bytes == 0
+    assert bodies(again) == [b"body-%d" % number * 20 for number in range(1, 20) if number != 18]
+    assert len(list((tmp_path / "damaged").iterdir())) == 2
+    put(again, b"after")
+    assert again.queue("t", 0).next == 21
+    again.close()
+    once_more = open_store(tmp_path, 500)
+    assert once_more.recover(TOPICS).lost == ()
+    assert bodies(once_more)[-2:] == [b"body-19" * 20, b"after"]
+    once_more.close()
 
 
 def test_lost_indexes_are_made_anew_from_the_log(tmp_path: Path, store: Store) -> None:
@@ -176,7 +191,7 @@ def test_lost_indexes_are_made_anew_from_the_log(tmp_path: Path, store: Store) -
     shutil.rmtree(tmp_path / "consumequeue")
     again = open_store(tmp_path)
     found = again.recover(TOPICS)
-    assert (found.rebuilt, found.records) == (True, 30)
+    assert (sorted(found.rebuilt), found.records, found.lost) == (["t@0", "t@1"], 30, ())
     assert bodies(again, queue=1) == [b"%d" % number for number in range(1, 30, 2)]
     again.close()
     store.folder._lock = os.open(tmp_path / "lock", os.O_RDWR)
@@ -241,7 +256,7 @@ def test_a_write_that_fails_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rocketlet.broker.store.files.os.write", short_then_full)
+        patch.setattr("rocketlet.broker.store.disk.write", short_then_full)
         with pytest.raises(StoreFull, match="No space left"):
             put(store, b"x" * 500)
     assert store.end == end
@@ -342,7 +357,7 @@ def test_whatever_fails_while_a_message_is_stored_leaves_nothing_behind(
     def fail(*arguments: object) -> int:
         raise error
 
-    for place in ("files.os.write", "store.encode_record", "consume_queue._pack"):
+    for place in ("disk.write", "store.encode_record", "consume_queue._pack"):
         with monkeypatch.context() as patch:
             patch.setattr(f"rocketlet.broker.store.{place}", fail)
             with pytest.raises(error):
@@ -361,16 +376,16 @@ def test_what_a_failed_write_left_is_cut_off_before_the_next(store: Store, monke
     def write(descriptor: int, data: bytes) -> int:
         if is_broken:
             real_write(descriptor, bytes(data[:7]))
-            raise OSError(5, "Input/output error")
+            raise OSError(28, "No space left on device")
         return real_write(descriptor, data)
 
     def truncate(descriptor: int, size: int) -> None:
         if is_broken:
-            raise OSError(5, "Input/output error")
+            raise OSError(28, "No space left on device")
         real_truncate(descriptor, size)
 
-    monkeypatch.setattr("rocketlet.broker.store.files.os.write", write)
-    monkeypatch.setattr("rocketlet.broker.store.files.os.ftruncate", truncate)
+    monkeypatch.setattr("rocketlet.broker.store.disk.write", write)
+    monkeypatch.setattr("rocketlet.broker.store.disk.truncate", truncate)
     for _ in range(3):
         with pytest.raises(StoreFull):
             put(store, b"lost")

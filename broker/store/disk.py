@@ -1,0 +1,35 @@
+"""Every call that the store makes to the operating system. Campaigns replace them here to put faults in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+APPEND: Final = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+CREATE: Final = APPEND | os.O_CREAT
+REPLACE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+READ: Final = os.O_RDONLY | os.O_CLOEXEC
+
+open_file = os.open
+close = os.close
+write = os.write
+read_at = os.pread
+truncate = os.ftruncate
+sync = os.fdatasync
+replace = os.replace
+link = os.link
+remove = os.unlink
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def sync_folder(path: Path | str) -> None:
+    """Returns when the names in a folder are on the device."""
+    descriptor = open_file(str(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        close(descriptor)

@@ -1,0 +1,260 @@
+"""Messages out of the log: by queue and offset, by position, by time.
+
+What this process wrote, or looked at when it started, is handed out as it lies there, many records at a time. Older
+records are checked one by one. One that is damaged is left out, counted and said; those behind it are delivered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from ...protocol.codes import SYS_BORNHOST_V6
+from ...protocol.message import MAX_RECORD_BYTES, Record
+from ...protocol.subscription import Subscription
+from .consume_queue import ENTRY_BYTES, ConsumeQueue
+from .files import Damaged
+from .recovery import record_at, whole_record
+from .segments import SegmentedFile
+
+log = structlog.get_logger("rocketlet.store")
+
+PULL_BYTES: Final = 262_144
+PULL_MESSAGES: Final = 1024
+SCAN_ENTRIES: Final = 800
+READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around
+NEIGHBOURS: Final = 64  # how far the time of a message that cannot be read is looked for
+NOTED_DAMAGE: Final = 10_000  # damaged messages that are said one by one; beyond they are only left out
+
+Buffer = bytes | memoryview
+Entry = tuple[int, int, int]  # queue offset, commit log position, size
+
+
+class Fetched(NamedTuple):
+    """What a read found: the records' bytes in pieces, how many, and the offset after the last entry looked at."""
+
+    pieces: list[Buffer]
+    messages: int
+    next_offset: int
+
+
+class Reader:
+    """Reads the log. Records behind `checked_from` need no check."""
+
+    def __init__(self, segments: SegmentedFile) -> None:
+        self._log = segments
+        self.checked_from = segments.end
+        self._damaged: set[tuple[str, int, int]] = set()
+
+    @property
+    def damaged(self) -> int:
+        """How many damaged messages were met so far."""
+        return len(self._damaged)
+
+    def fetch(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        max_messages: int,
+        subscription: Subscription | None = None,
+        matches: Callable[[str], bool] | None = None,
+    ) -> Fetched:
+        """Messages from `offset`, which must lie in the queue, as far as the limits of a pull go.
+
+        `subscription` filters by tag code, `matches` by the properties' text; None takes all.
+        """
+        limit = min(max(max_messages, 1), PULL_MESSAGES)
+        if matches is not None:
+            return self._fetch_matching(queue, offset, limit, matches)
+        if subscription is None or subscription.expression == "*":
+            return self._fetch_all(queue, offset, limit)
+        return self._fetch_tagged(queue, offset, limit, subscription)
+
+    def _fetch_all(self, queue: ConsumeQueue, offset: int, limit: int) -> Fetched:
+        data = queue.entries(offset, limit)
+        count = len(data) // ENTRY_BYTES
+        fields = struct.unpack(">" + "QIq" * count, data)
+        positions, sizes = fields[0::3], fields[1::3]
+        if sum(sizes) > PULL_BYTES:
+            kept = max(bisect_right(list(itertools.accumulate(sizes)), PULL_BYTES), 1)
+            positions, sizes, count = positions[:kept], sizes[:kept], kept
+        if positions[0] >= self.checked_from and 0 not in sizes:
+            try:
+                return Fetched(self._read_records(positions, sizes), count, offset + count)
+            except Damaged:
+                pass
+        pieces = self._checked(queue, zip(range(offset, offset + count), positions, sizes, strict=True))
+        return Fetched(pieces, len(pieces), offset + count)
+
+    def _fetch_tagged(self, queue: ConsumeQueue, offset: int, limit: int, subscription: Subscription) -> Fetched:
+        data = queue.entries(offset, max(SCAN_ENTRIES, limit))
+        found: list[Entry] = []
+        room = PULL_BYTES
+        scanned = 0
+        for position, size, code in struct.iter_unpack(">QIq", data):
+            if code in subscription.codes or subscription.matches_code(code):
+                if found and (len(found) >= limit or size > room):
+                    break
+                found.append((offset + scanned, position, size))
+                room -= size
+            scanned += 1
+        pieces, count = self._read_some(queue, found) if found else ([], 0)
+        return Fetched(pieces, count, offset + scanned)
+
+    def _read_some(self, queue: ConsumeQueue, entries: list[Entry]) -> tuple[list[Buffer], int]:
+        if entries[0][1] >= self.checked_from:
+            _, positions, sizes = zip(*entries, strict=True)
+            if 0 not in sizes:
+                try:
+                    return self._read_records(positions, sizes), len(entries)
+                except Damaged:
+                    pass
+        pieces = self._checked(queue, entries)
+        return pieces, len(pieces)
+
+    def _fetch_matching(self, queue: ConsumeQueue, offset: int, limit: int, matches: Callable[[str], bool]) -> Fetched:
+        entries = struct.iter_unpack(">QIq", queue.entries(offset, max(SCAN_ENTRIES, limit)))
+        pieces: list[Buffer] = []
+        scanned, room = 0, PULL_BYTES
+        for position, size, _ in entries:
+            record = self._record(queue, offset + scanned, position, size)
+            if record is not None and matches(record.properties):
+                if pieces and (len(pieces) >= limit or size > room):
+                    break
+                pieces.append(self._log.read(position, size))
+                room -= size
+            scanned += 1
+        return Fetched(pieces, len(pieces), offset + scanned)
+
+    # Runs of records as they lie there
+
+    def _read_records(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
+        begin, end = positions[0], positions[-1] + sizes[-1]
+        total = sum(sizes)
+        if end - begin == total:
+            return [self._log.read(begin, total)]
+        if end - begin <= 2 * total + READ_GAP_BYTES:
+            data = memoryview(self._log.read(begin, end - begin))
+            return [data[at - begin : at - begin + size] for at, size in zip(positions, sizes, strict=True)]
+        return self._read_runs(positions, sizes)
+
+    def _read_runs(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
+        pieces: list[Buffer] = []
+        run_begin = run_end = positions[0]
+        for position, size in zip(positions, sizes, strict=True):
+            if position != run_end:
+                pieces.append(self._log.read(run_begin, run_end - run_begin))
+                run_begin = position
+            run_end = position + size
+        pieces.append(self._log.read(run_begin, run_end - run_begin))
+        return pieces
+
+    # One by one
+
+    def _checked(self, queue: ConsumeQueue, entries: Iterable[Entry]) -> list[Buffer]:
+        """The bytes of the records that are whole."""
+        return [
+            self._log.read(position, size)
+            for offset, position, size in entries
+            if self._record(queue, offset, position, size) is not None
+        ]
+
+    def _record(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> Record | None:
+        """The queue's record at an offset; None if it is damaged, which is said once."""
+        record = None
+        if 0 < size <= MAX_RECORD_BYTES:
+            record = whole_record(self._log.read_up_to_damage(position, size), 0, position)
+        if record is not None and (record.queue_offset, record.queue_id, record.topic) == (
+            offset,
+            queue.queue_id,
+            queue.topic,
+        ):
+            return record
+        self._note(queue, offset, position)
+        return None
+
+    def _note(self, queue: ConsumeQueue, offset: int, position: int) -> None:
+        key = (queue.topic, queue.queue_id, offset)
+        if key not in self._damaged and len(self._damaged) < NOTED_DAMAGE:
+            self._damaged.add(key)
+            log.error("damaged message left out", topic=key[0], queue=key[1], offset=offset, position=position)
+
+    def message(self, queue: ConsumeQueue, offset: int) -> Record:
+        """Raises Damaged if it cannot be read."""
+        position, size, _ = queue.entry(offset)
+        record = self._record(queue, offset, position, size)
+        if record is None:
+            raise Damaged(f"message {offset} of {queue.topic}:{queue.queue_id} is damaged or lost")
+        return record
+
+    # By position
+
+    def record_at(self, position: int) -> Record | None:
+        """The record at a commit log position; None if there is none."""
+        if not self._log.begin <= position < self._log.end:
+            return None
+        return record_at(self._log, position)
+
+    def record_bytes_at(self, position: int) -> bytes | None:
+        """The bytes of the record at a commit log position; None if there is none."""
+        record = self.record_at(position)
+        return self._log.read(position, record.size) if record else None
+
+    # By time
+
+    def earliest_ms(self) -> int:
+        """The store time of the oldest message, ms; -1 if there is none."""
+        record = self.record_at(self._log.begin)
+        return record.store_ms if record else -1
+
+    def store_time_ms(self, queue: ConsumeQueue, offset: int) -> int:
+        """When a message was stored; one that is lost counts as its neighbour. 0 if none near it can be read."""
+        time_ms = self._time_ms(queue, offset)
+        if time_ms is not None:
+            return time_ms
+        behind = range(offset + 1, min(offset + NEIGHBOURS, queue.next))
+        before = range(offset - 1, max(offset - NEIGHBOURS, queue.begin - 1), -1)
+        for near in itertools.chain(behind, before):
+            time_ms = self._time_ms(queue, near)
+            if time_ms is not None:
+                return time_ms
+        return 0
+
+    def _time_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
+        position, size, _ = queue.entry(offset)
+        if position < self.checked_from or not size:
+            record = self._record(queue, offset, position, size)
+            return record.store_ms if record else None
+        # the store time stands behind the born host; only an IPv6 one moves it
+        head = self._log.read(position + 36, 40)
+        at = 32 if head[3] & SYS_BORNHOST_V6 else 20
+        return int.from_bytes(head[at : at + 8], "big")
+
+    def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+        """The offset that SEARCH_OFFSET_BY_TIMESTAMP answers: exact, or the nearer neighbour, the last one at most."""
+        if queue.begin == queue.next:
+            return queue.begin
+        low = self.first_not_before(queue, timestamp_ms)
+        if low == queue.next:
+            return low - 1
+        if low == queue.begin:
+            return low
+        after = self.store_time_ms(queue, low) - timestamp_ms
+        before = timestamp_ms - self.store_time_ms(queue, low - 1)
+        return low if after == 0 or after < before else low - 1
+
+    def first_not_before(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+        """The offset of the first message stored at that time or later; the queue's end if there is none."""
+        low, high = queue.begin, queue.next
+        while low < high:
+            middle = (low + high) // 2
+            if self.store_time_ms(queue, middle) < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low

@@ -1,0 +1,311 @@
+"""A row of append-only files, each named by the position of its first byte in 20 digits.
+
+Positions never change when old segments are dropped. Nothing is written in place, so what a reader sees is what was
+acknowledged. A file that is gone or shorter than the next one's name says leaves a gap: reading there raises Damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import zlib
+from bisect import bisect_right
+from pathlib import Path
+from typing import Final
+
+from . import disk
+from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull
+
+# What was written before such an error may be lost, too: the system forgets which pages it could not write (fsyncgate).
+_DEVICE_FAILED: Final = (errno.EIO, errno.ENXIO, errno.ENODEV)
+_UNREADABLE: Final = (errno.ENOENT, errno.EIO)
+_SUM_BYTES: Final = 1024 * 1024
+
+
+def refusal(what: str, error: OSError) -> StoreFull:
+    """The error to raise for a write that the system refused."""
+    kind = StoreFailed if error.errno in _DEVICE_FAILED else StoreFull
+    return kind(f"{what}: {error.strerror}")
+
+
+class SegmentedFile:
+    """Bytes from `begin` to `end`, appended at the end, dropped at the beginning, a segment at a time.
+
+    stays_open: the segment that is written keeps its descriptor, so that an append never needs a new one.
+    syncs: a segment is on the device before the next one begins, and so is the name of each new one.
+    sums: keeps a CRC-32 per segment of what is written.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        segment_bytes: int,
+        open_files: OpenFiles,
+        *,
+        stays_open: bool = False,
+        syncs: bool = False,
+        sums: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.sums: dict[int, int] | None = {} if sums else None
+        self._stays_open = stays_open
+        self._syncs = syncs
+        self._open_files = open_files
+        self._kept: tuple[int, int] | None = None  # start and descriptor of the segment that is written
+        self._retired: list[int] = []  # descriptors that a sync in a thread may still use
+        self._unsynced: dict[int, None] = {}
+        self._is_torn = False
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self.end = 0
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+            self._sizes = {int(entry.name): entry.stat().st_size for entry in entries if entry.name.isdigit()}
+        if self._sizes:
+            self._starts = sorted(self._sizes)
+            self.end = self._starts[-1] + self._sizes[self._starts[-1]]
+
+    @property
+    def begin(self) -> int:
+        return self._starts[0] if self._starts else 0
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The positions at which segments begin."""
+        return tuple(self._starts)
+
+    @property
+    def segments(self) -> int:
+        return len(self._starts)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Position and size of what is missing between segments, as they were found when the file was opened."""
+        found: list[tuple[int, int]] = []
+        for start, following in zip(self._starts, self._starts[1:], strict=False):
+            end = start + self._sizes.get(start, following - start)
+            if end < following:
+                found.append((end, following - end))
+        return found
+
+    def path_of(self, start: int) -> str:
+        return f"{self.directory}/{start:020d}"
+
+    # Writing
+
+    def append(self, data: bytes | bytearray) -> None:
+        """Writes all of `data` into one segment, or raises StoreFull and keeps nothing of it."""
+        if self._is_torn:
+            self._take_back()
+        try:
+            if not self._starts or self.end - self._starts[-1] >= self.segment_bytes:
+                self._start_segment()
+            descriptor = self._descriptor(self._starts[-1])
+        except OSError as error:
+            raise refusal(f"cannot open a file in {self.directory}", error) from error
+        size = len(data)
+        try:
+            written = disk.write(descriptor, data)
+            while written < size:
+                written += disk.write(descriptor, memoryview(data)[written:])
+        except BaseException as error:
+            self._is_torn = True
+            with contextlib.suppress(StoreFull):  # the next append tries again, and writes nothing before it succeeds
+                self._take_back()
+            if isinstance(error, OSError):
+                raise refusal(f"cannot write to {self.directory}", error) from error
+            raise
+        self.end += size
+        start = self._starts[-1]
+        self._unsynced[start] = None
+        if self.sums is not None:
+            self.sums[start] = zlib.crc32(data, self.sums[start])
+
+    def _take_back(self) -> None:
+        """Cuts off what a failed write left behind `end`."""
+        try:
+            disk.truncate(self._descriptor(self._starts[-1]), self.end - self._starts[-1])
+        except OSError as error:
+            raise refusal(f"cannot cut off a failed write in {self.directory}", error) from error
+        self._is_torn = False
+
+    def _start_segment(self) -> None:
+        disk.make_folder(self.directory)
+        if self._syncs:
+            self.sync()
+        self._open(self.end, creates=True)
+        if self._syncs:
+            disk.sync_folder(self.directory)
+            disk.sync_folder(self.directory.parent)
+        if self._starts:
+            self._sizes[self._starts[-1]] = self.end - self._starts[-1]
+        self._starts.append(self.end)
+        if self.sums is not None:
+            self.sums[self.end] = 0
+
+    def _descriptor(self, start: int) -> int:
+        if self._kept is not None and self._kept[0] == start:
+            return self._kept[1]
+        return self._open(start)
+
+    def _open(self, start: int, *, creates: bool = False) -> int:
+        path = self.path_of(start)
+        if not self._stays_open or (self._starts and start < self._starts[-1]):
+            return self._open_files.get(path, creates=creates)
+        descriptor = self._open_files.open_apart(path, creates=creates)
+        self._retire()
+        self._kept = (start, descriptor)
+        return descriptor
+
+    def _retire(self) -> None:
+        if self._kept is not None and self._syncs:
+            self._retired.append(self._kept[1])
+        elif self._kept is not None:
+            disk.close(self._kept[1])
+        self._kept = None
+
+    def close(self) -> None:
+        """Closes the descriptors that are kept."""
+        self._retire()
+        self._close_retired()
+
+    def _close_retired(self) -> None:
+        while self._retired:
+            disk.close(self._retired.pop())
+
+    def sync(self) -> None:
+        """Returns when everything written so far, names included, is on the device. Raises StoreFailed."""
+        try:
+            for start in list(self._unsynced):
+                disk.sync(self._descriptor(start))
+            if self._unsynced:
+                disk.sync_folder(self.directory)
+        except OSError as error:
+            raise StoreFailed(f"cannot sync {self.directory}: {error.strerror}") from error
+        self._unsynced.clear()
+
+    def descriptor_to_sync(self) -> int | None:
+        """That of the segment being written, for a thread to sync; it stays open until the next call or `close`.
+        Call it while no such thread runs."""
+        self._close_retired()
+        return self._descriptor(self._starts[-1]) if self._starts else None
+
+    # Reading
+
+    def read(self, position: int, size: int) -> bytes:
+        """Up to `size` bytes at `position`; fewer at the end. Raises StoreError below the beginning, Damaged in a gap."""
+        data, fault = self._read(position, size)
+        if fault is not None:
+            raise fault
+        return data
+
+    def read_up_to_damage(self, position: int, size: int) -> bytes:
+        """As `read`; where the file is damaged, what comes before. Raises StoreError for other faults."""
+        data, fault = self._read(position, size)
+        if fault is not None and not isinstance(fault, Damaged):
+            raise fault
+        return data
+
+    def _read(self, position: int, size: int) -> tuple[bytes, StoreError | None]:
+        if position < self.begin:
+            return b"", StoreError(f"position {position} of {self.directory} was dropped")
+        parts: list[bytes] = []
+        fault: StoreError | None = None
+        while size > 0 and position < self.end:
+            index = bisect_right(self._starts, position) - 1
+            start = self._starts[index]
+            segment_end = self._starts[index + 1] if index + 1 < len(self._starts) else self.end
+            try:
+                part = disk.read_at(self._descriptor(start), min(size, segment_end - position), position - start)
+            except OSError as error:
+                kind = Damaged if error.errno in _UNREADABLE else StoreError
+                fault = kind(f"cannot read {self.path_of(start)}: {error.strerror}")
+                break
+            if not part:
+                fault = Damaged(f"{self.path_of(start)} is shorter than it was: byte {position} is missing")
+                break
+            parts.append(part)
+            position += len(part)
+            size -= len(part)
+        return (parts[0] if len(parts) == 1 else b"".join(parts)), fault
+
+    def next_start(self, position: int) -> int:
+        """Where the segment after `position` begins; the end if there is none."""
+        index = bisect_right(self._starts, position)
+        return self._starts[index] if index < len(self._starts) else self.end
+
+    def has_sums(self, expected: dict[int, int]) -> bool:
+        """Whether each segment's content has the CRC-32 that is expected, which is then kept."""
+        if sorted(expected) != self._starts or any(self._sum(start) != expected[start] for start in self._starts):
+            return False
+        self.sums = dict(expected)
+        return True
+
+    def take_sums(self) -> None:
+        """Computes the sums of what is there. Raises StoreError for a gap."""
+        self.sums = {start: self._sum(start) for start in self._starts}
+
+    def _sum(self, start: int) -> int:
+        found, position, end = 0, start, self.next_start(start)
+        while position < end:
+            data = self.read_up_to_damage(position, min(_SUM_BYTES, end - position))
+            if not data:
+                return -1
+            found = zlib.crc32(data, found)
+            position += len(data)
+        return found
+
+    # Cutting
+
+    def truncate(self, end: int) -> None:
+        """Cuts off everything from `end` on. Raises StoreFull if the system refuses."""
+        if not self._starts or end >= self.end:
+            return
+        self._sizes[self._starts[-1]] = self.end - self._starts[-1]
+        while self._starts[-1] >= end and len(self._starts) > 1:
+            self._remove(self._starts.pop())
+        start = self._starts[-1]
+        size = min(max(end - start, 0), self._sizes[start])
+        try:
+            disk.truncate(self._descriptor(start), size)
+        except OSError as error:
+            raise refusal(f"cannot cut {self.path_of(start)}", error) from error
+        self.end = start + size
+        self._unsynced[start] = None
+
+    def drop_first(self) -> None:
+        """Removes the oldest segment. The one that is being written stays."""
+        if len(self._starts) > 1:
+            self._remove(self._starts.pop(0))
+
+    def restart(self, position: int) -> None:
+        """Forgets everything; the next append is at `position`."""
+        while self._starts:
+            self._remove(self._starts.pop())
+        self._is_torn = False
+        self.end = position
+
+    def modified_s(self, start: int) -> float:
+        """When a segment was last written, seconds since the epoch; 0 if it is gone."""
+        try:
+            return os.path.getmtime(self.path_of(start))
+        except OSError:
+            return 0.0
+
+    def _remove(self, start: int) -> None:
+        path = self.path_of(start)
+        self._open_files.forget(path)
+        if self._kept is not None and self._kept[0] == start:
+            self._retire()
+        self._unsynced.pop(start, None)
+        self._sizes.pop(start, None)
+        if self.sums is not None:
+            self.sums.pop(start, None)
+        with contextlib.suppress(FileNotFoundError):
+            disk.remove(path)
+
+    def delete(self) -> None:
+        """Removes the file with its folder."""
+        self.restart(0)
+        shutil.rmtree(self.directory, ignore_errors=True)
