@@ -185,6 +185,11 @@ class Locks:
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.handover and lock.connection is not connection
 
+    def is_leased_to(self, group: str, topic: str, queue_id: int, connection: Any) -> bool:
+        """Whether this Rocketlet member owns the queue."""
+        lock = self._locks.get((group, topic, queue_id))
+        return lock is not None and lock.handover and lock.connection is connection
+
     def is_owner(self, group: str, topic: str, queue_id: int, connection: Any) -> bool:
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.connection is connection

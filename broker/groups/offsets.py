@@ -12,6 +12,7 @@ class Offsets:
         self._path = path
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self._dirty = False
+        self._of_owners: dict[tuple[str, str, int], int] = {}  # what the owner of a lease has committed last
         for key, queues in (read_state(path) or {}).items():
             topic, _, group = key.partition("@")
             self._offsets[topic, group] = {int(number): int(offset) for number, offset in queues.items()}
@@ -23,9 +24,18 @@ class Offsets:
         """Whether the group has an offset in any queue of the topic."""
         return bool(self._offsets.get((topic, group)))
 
-    def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def put(self, group: str, topic: str, queue_id: int, offset: int, *, by_owner: bool = False) -> None:
+        """by_owner: under a lease. Until somebody else has put an offset, nobody but an owner may go back behind it."""
+        if by_owner:
+            self._of_owners[group, topic, queue_id] = offset
+        else:
+            self._of_owners.pop((group, topic, queue_id), None)
         self._offsets.setdefault((topic, group), {})[queue_id] = offset
         self._dirty = True
+
+    def is_behind_owner(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether an offset is one from before the last owner of a lease has gone on from it."""
+        return offset < self._of_owners.get((group, topic, queue_id), 0)
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic, by queue id."""

@@ -18,6 +18,7 @@ from ...protocol.headers import (
     write,
 )
 from ..broker import Broker
+from ..groups.draining import is_foreign
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
@@ -59,6 +60,7 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
     if fault:
         raise names.IllegalName(fault)
     fault = broker.locks.commit_fault(group, queue, connection, header.epoch)
+    fault = fault or stale_fault(broker, connection, group, queue, header.commit_offset)
     if fault:
         log.warning("commit refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.NO_PERMISSION, remark=f"the offset is not stored: {fault}")
@@ -66,9 +68,24 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
     if fault:
         log.warning("commit refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
-    broker.offsets.put(group, *queue, header.commit_offset)
+    broker.offsets.put(group, *queue, header.commit_offset, by_owner=header.epoch is not None)
     broker.locks.note_commit(group, *queue, header.commit_offset)
     return answer(frame, ext={})
+
+
+def stale_fault(broker: Broker, connection: Connection, group: str, queue: tuple[str, int], offset: int) -> str | None:
+    """Why a foreign member's commit is no progress, in words; None if it may be. It has loaded its offset before a Rocketlet
+    member owned the queue, and does not know how far that one has come. An administrator is no member and may go back."""
+    if not is_foreign_member(broker, connection, group) or not broker.offsets.is_behind_owner(group, *queue, offset):
+        return None
+    return f"{offset} is behind what the last owner of {queue[0]}:{queue[1]} has committed"
+
+
+def is_foreign_member(broker: Broker, connection: Connection, group: str) -> bool:
+    """Whether Apache's push consumer is at the other end, as a member of the group."""
+    found = broker.groups.get(group)
+    member = found.members.get(connection) if found else None
+    return member is not None and is_foreign(member)
 
 
 def offset_fault(broker: Broker, queue: tuple[str, int], offset: int) -> str | None:

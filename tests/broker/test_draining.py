@@ -7,6 +7,7 @@ from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Wire, create_topic, eventually
@@ -101,3 +102,32 @@ async def test_a_reader_that_dies_while_it_is_drained_holds_nothing_up(
     await wire.close()
     await eventually(lambda: len(node.broker.groups.get("g").members) == 1)  # type: ignore[union-attr]
     assert not node.broker.draining.is_draining("g", "t", 1)
+
+
+async def test_a_foreign_member_goes_on_where_the_last_owner_of_a_lease_came(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    await create_topic(wire, "t", 1)
+    for number in range(8):
+        await send(wire, b"%d" % number)
+    await join(wire, "java")  # loads the offset, which is 0
+    ours = await connect(node.address)
+    await join(ours, "python", "AVG")
+    queue = Queue("t", "broker-a", 0)
+    request = LockRequest("python", "g", (queue,), True)
+    locked = await ours.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
+    epoch = group_bodies.decode_locked(locked.body)[queue]
+    commit = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 6, "epoch": epoch}
+    assert (await ours.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+    await ours.call(RequestCode.UNLOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
+    late = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, late)).code == 16, "one-way, as Java sends it, or not"
+    stale = await wire.call(RequestCode.PULL_MESSAGE, pull(flags=FLAGS | 0x1, commit_offset=1))
+    assert (stale.code, stale.ext["nextBeginOffset"], stale.body) == (19, "6", b""), "no message that was handled"
+    assert node.broker.offsets.get("g", "t", 0) == 6
+    fresh = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=6, flags=FLAGS | 0x1, commit_offset=6))
+    assert fresh.code == 0
+    assert [record.queue_offset for record in decode_records(fresh.body)] == [6, 7]
+    admin = await connect(node.address)
+    assert (await admin.call(RequestCode.UPDATE_CONSUMER_OFFSET, late)).code == 0, "an administrator may go back"
+    assert node.broker.offsets.get("g", "t", 0) == 1

@@ -176,11 +176,11 @@ class World:
     def _watch_offsets(self, broker: Broker) -> None:
         put = broker.offsets.put
 
-        def checked(group: str, topic: str, queue_id: int, offset: int) -> None:
+        def checked(group: str, topic: str, queue_id: int, offset: int, **options: bool) -> None:
             before = broker.offsets.get(group, topic, queue_id)
             if before is not None and offset < before:
                 raise_later(Violation(f"the offset of {topic}:{queue_id} goes back from {before} to {offset}"))
-            put(group, topic, queue_id, offset)
+            put(group, topic, queue_id, offset, **options)
 
         broker.offsets.put = checked  # type: ignore[method-assign]
 
