@@ -11,10 +11,11 @@ import itertools
 
 import structlog
 
-from ..protocol.bodies import Route, TopicConfig, decode_route, encode_registration
+from ..protocol.bodies import Route, TopicConfig, decode_route
 from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode
 from ..protocol.frame import Frame, FrameError, FrameReader, encode
 from ..protocol.headers import BrokerName, RegisterBroker, TopicName, write
+from ..protocol.registration_body import encode_registration
 from .broker import Broker
 from .config import REGISTER_INTERVAL_S, REGISTER_TIMEOUT_S
 from .nameserver.routes import Routes

@@ -14,6 +14,7 @@ from ..protocol import bodies
 from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
 from ..protocol.codes import RequestCode
+from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
 from .config import HEARTBEAT_INTERVAL_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, Start
@@ -123,7 +124,7 @@ class Broadcast:
                         offset = await self._start_offset(queue)
                         self.owned[queue] = Lease(0)
                         self._user.take_queue(queue, offset, self.owned[queue])
-            except (RocketletError, bodies.BodyError) as error:
+            except (RocketletError, BodyError) as error:
                 log.info("queues not taken; trying again", topic=topic, reason=str(error))
                 missing = True
         if not missing:

@@ -13,6 +13,7 @@ from ..protocol.bodies import Queue, Route
 from ..protocol.codes import PERM_WRITE, RequestCode, ResponseCode
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import TopicName, write
+from ..protocol.schema import BodyError
 from .access import Access
 from .config import MAX_NAME_SERVERS, ROUTE_INTERVAL_S, ROUTE_PATIENCE_S
 from .connection import Connection, Connections
@@ -135,7 +136,7 @@ class Cluster:
             for topic in list(self._routes):
                 try:
                     await self.find_route(topic)
-                except (ConnectionFailed, BrokerRefused, bodies.BodyError) as error:
+                except (ConnectionFailed, BrokerRefused, BodyError) as error:
                     log.warning("route not refreshed", topic=topic, reason=str(error))
 
     async def route_to_publish(self, topic: str, default_queues: int) -> list[Queue]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from pathlib import Path
 from typing import Any, Self
 
-from ..protocol import bodies, names
+from ..protocol import group_bodies, names
 from ..protocol.allocation import AVG, Strategy
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
@@ -152,7 +152,7 @@ class Consumer:
                 continue
             route = await self._cluster.find_route(topic)
             for broker in route.brokers if route else ():
-                body = bodies.encode_client_check(self.client_id, self.group, subscription)
+                body = group_bodies.encode_client_check(self.client_id, self.group, subscription)
                 connection = await self._cluster.broker(broker.name)
                 await connection.request(RequestCode.CHECK_CLIENT_CONFIG, {}, body)
 

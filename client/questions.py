@@ -10,10 +10,11 @@ from typing import Final, Protocol
 
 from ..protocol import admin_bodies, bodies
 from ..protocol.admin_bodies import RunningQueue
-from ..protocol.bodies import BodyError, Queue
+from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.frame import Frame
 from ..protocol.message import MessageError, decode_record
+from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
 from .connection import Connection

@@ -13,9 +13,10 @@ import asyncio
 import contextlib
 from collections.abc import Collection, Iterable
 
-from ..protocol import bodies, names
+from ..protocol import names
 from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import Queue
+from ..protocol.schema import BodyError
 from .cluster import Cluster
 from .config import LOCK_RETRY_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, RECONNECT_S
 from .errors import RocketletError
@@ -133,7 +134,7 @@ class Rebalance:
                 return set() if topic.startswith(names.RETRY_PREFIX) else None
             queues = subscribe_queues(topic, route)
             share = await self._shares.of(topic, queues)
-        except (RocketletError, bodies.BodyError) as error:
+        except (RocketletError, BodyError) as error:
             log.info("lookup failed; the assignment stays", topic=topic, reason=str(error))
             return None
         if share is None:

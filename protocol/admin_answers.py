@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from .admin_bodies import Range
-from .bodies import GroupConfig, Queue, TopicConfig, read_group, read_queue, read_topic, reads
+from .bodies import GroupConfig, Queue, TopicConfig, read_group, read_queue, read_topic
+from .schema import answers
 
 
 class MemberConnection(NamedTuple):
@@ -41,7 +42,7 @@ class ConsumeTimes(NamedTuple):
     consumed_ms: int
 
 
-@reads("topic statistics")
+@answers("topic statistics")
 def decode_topic_stats(data: Any) -> dict[Queue, Range]:
     """GET_TOPIC_STATS_INFO."""
     return {
@@ -52,25 +53,25 @@ def decode_topic_stats(data: Any) -> dict[Queue, Range]:
     }
 
 
-@reads("topic settings")
+@answers("topic settings")
 def decode_topics(data: Any) -> dict[str, TopicConfig]:
     """GET_ALL_TOPIC_CONFIG."""
     return {str(name): read_topic(item) for name, item in (data.get("topicConfigTable") or {}).items()}
 
 
-@reads("group settings")
+@answers("group settings")
 def decode_groups(data: Any) -> dict[str, GroupConfig]:
     """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
     return {str(name): read_group(item) for name, item in (data.get("subscriptionGroupTable") or {}).items()}
 
 
-@reads("group list")
+@answers("group list")
 def decode_group_list(data: Any) -> list[str]:
     """QUERY_TOPIC_CONSUME_BY_WHO."""
     return [str(item) for item in data.get("groupList") or ()]
 
 
-@reads("table")
+@answers("table")
 def decode_table(data: Any) -> dict[str, str]:
     """A KVTable, such as GET_BROKER_RUNTIME_INFO's."""
     return {str(name): str(value) for name, value in (data.get("table") or {}).items()}
@@ -81,7 +82,7 @@ def _connection(data: Mapping[str, Any]) -> MemberConnection:
     return MemberConnection(str(data["clientId"]), address, str(data["language"]), int(data["version"]))
 
 
-@reads("consumer connections")
+@answers("consumer connections")
 def decode_consumer_connections(data: Any) -> GroupConnections:
     """GET_CONSUMER_CONNECTION_LIST."""
     table = data.get("subscriptionTable") or {}
@@ -94,13 +95,13 @@ def decode_consumer_connections(data: Any) -> GroupConnections:
     )
 
 
-@reads("producer connections")
+@answers("producer connections")
 def decode_producer_connections(data: Any) -> tuple[MemberConnection, ...]:
     """GET_PRODUCER_CONNECTION_LIST."""
     return tuple(sorted(map(_connection, data.get("connectionSet") or ())))
 
 
-@reads("producers")
+@answers("producers")
 def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
     """GET_ALL_PRODUCER_INFO: connected producers by group."""
     return {
@@ -114,7 +115,7 @@ def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
     }
 
 
-@reads("consume times")
+@answers("consume times")
 def decode_consume_times(data: Any) -> dict[Queue, ConsumeTimes]:
     """QUERY_CONSUME_TIME_SPAN."""
     return {
@@ -125,7 +126,7 @@ def decode_consume_times(data: Any) -> dict[Queue, ConsumeTimes]:
     }
 
 
-@reads("running consumer")
+@answers("running consumer")
 def decode_running_queues(data: Any) -> dict[Queue, int]:
     """GET_CONSUMER_RUNNING_INFO: the queues in a member's hands and how far it has committed each."""
     return {

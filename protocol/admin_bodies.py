@@ -10,11 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import orjson
 
 from . import fastjson_text
-from .bodies import DataVersion, Queue, queue_json, read_queue, reads, version_json
+from .bodies import DataVersion, Queue, queue_json, queue_of, version_json
 from .codes import Language
+from .limits import MAX_STATUS_BYTES
+from .schema import BodyError, Long, QueueShape, Shape, answers, reads
 
 _LANGUAGES = {int(language): language.name for language in Language}
 
@@ -122,13 +125,29 @@ def encode_all_consume_stats(address: str, groups: Mapping[str, Mapping[Queue, P
     return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}' % (orjson.dumps(address), stats, total)
 
 
-@reads("consume statistics")
-def decode_consume_stats(data: Any) -> dict[Queue, Progress]:
+class ProgressShape(Shape):
+    broker_offset: Long
+    consumer_offset: Long
+    last_timestamp: Long = 0
+
+
+class ConsumeStatsShape(Shape):
+    offset_table: dict[str, ProgressShape] | None = None
+
+
+_queue_key = msgspec.json.Decoder(QueueShape, strict=False)
+
+
+def _queue_of_key(text: str) -> Queue:
+    """The queue whose JSON text is a key. Raises ValueError."""
+    return queue_of(_queue_key.decode(text))
+
+
+@answers("consume statistics", ConsumeStatsShape)
+def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, Progress]:
     return {
-        read_queue(orjson.loads(key)): Progress(
-            int(item["brokerOffset"]), int(item["consumerOffset"]), int(item.get("lastTimestamp", 0))
-        )
-        for key, item in (data.get("offsetTable") or {}).items()
+        _queue_of_key(key): Progress(item.broker_offset, item.consumer_offset, item.last_timestamp)
+        for key, item in (data.offset_table or {}).items()
     }
 
 
@@ -159,13 +178,21 @@ def encode_offsets_for_cpp(offsets: Mapping[Queue, int]) -> bytes:
     return orjson.dumps({"offsetTable": [queue_json(queue) | {"offset": item} for queue, item in offsets.items()]})
 
 
-@reads("offset reset")
-def decode_offsets(data: Any) -> dict[Queue, int]:
+class OffsetShape(QueueShape):
+    offset: Long
+
+
+class OffsetTableShape(Shape):
+    offset_table: dict[str, Long] | list[OffsetShape] | None = None
+
+
+@answers("offset reset", OffsetTableShape)
+def decode_offsets(data: OffsetTableShape) -> dict[Queue, int]:
     """Both forms of RESET_CONSUMER_CLIENT_OFFSET's request."""
-    table = data.get("offsetTable") or {}
+    table = data.offset_table or {}
     if isinstance(table, list):
-        return {read_queue(item): int(item["offset"]) for item in table}
-    return {read_queue(orjson.loads(key)): int(offset) for key, offset in table.items()}
+        return {queue_of(item): item.offset for item in table}
+    return {_queue_of_key(key): offset for key, offset in table.items()}
 
 
 def _offset_table(offsets: Mapping[Queue, int]) -> bytes:
@@ -177,10 +204,13 @@ def encode_client_status(offsets: Mapping[Queue, int]) -> bytes:
     return b'{"consumerTable":{},"messageQueueTable":%b}' % _offset_table(offsets)
 
 
-@reads("consumer status")
-def decode_client_status(data: Any) -> dict[Queue, int]:
-    table = data.get("messageQueueTable") or {}
-    return {read_queue(orjson.loads(key)): int(offset) for key, offset in table.items()}
+class ClientStatusShape(Shape):
+    message_queue_table: dict[str, Long] | None = None
+
+
+@reads("consumer status", ClientStatusShape, max_dialect_bytes=MAX_STATUS_BYTES)
+def decode_client_status(data: ClientStatusShape) -> dict[Queue, int]:
+    return {_queue_of_key(key): offset for key, offset in (data.message_queue_table or {}).items()}
 
 
 def encode_consumer_status(clients: Mapping[str, Mapping[Queue, int]]) -> bytes:
@@ -268,7 +298,10 @@ def encode_properties(settings: Mapping[str, Any]) -> bytes:
 
 
 def decode_properties(body: bytes) -> dict[str, str]:
-    """`name=value` lines; blank lines and those beginning with # are left out."""
-    lines = (line.strip() for line in body.decode().splitlines())
+    """`name=value` lines; blank lines and those beginning with # are left out. Raises BodyError."""
+    try:
+        lines = [line.strip() for line in body.decode().splitlines()]
+    except UnicodeDecodeError:
+        raise BodyError("the settings are no UTF-8 text") from None
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name.strip(): value.strip() for name, _, value in pairs}

@@ -6,27 +6,30 @@ leniently, as fastjson writes. `decode_*` raise BodyError with the body's name a
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import orjson
+from msgspec import Meta
+from msgspec import field as wire
 
-from . import fastjson_text
-from .subscription import Subscription, SubscriptionError, parse_subscription
-
-T = TypeVar("T")
-
-MAX_QUEUES: Final = 65_536  # of a topic at one broker, whosever
-MAX_REGISTRATION_BYTES: Final = (
-    16_777_216  # of a broker's topics, inflated: what one frame may have without compression
+from .limits import MAX_GROUPS, MAX_SUBSCRIPTIONS
+from .schema import (
+    Enum,
+    Expression,
+    Int,
+    Long,
+    QueueCount,
+    QueueList,
+    QueueShape,
+    Shape,
+    Text,
+    answers,
+    reads,
+    shaped,
 )
-
-
-class BodyError(ValueError):
-    """A body that cannot be read, and why."""
+from .subscription import Subscription, parse_subscription
 
 
 class Queue(NamedTuple):
@@ -38,24 +41,6 @@ class Queue(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}@{self.broker_name}:{self.queue_id}"
-
-
-def reads(name: str) -> Callable[[Callable[[Any], T]], Callable[[bytes], T]]:
-    """Makes a decoder of JSON bytes out of one of JSON values; what fails in it is a BodyError."""
-
-    def decorate(decode: Callable[[Any], T]) -> Callable[[bytes], T]:
-        @wraps(decode)
-        def decode_body(body: bytes) -> T:
-            try:
-                return decode(fastjson_text.loads(body))
-            except SubscriptionError as error:
-                raise BodyError(f"{name}: {error}") from None
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise BodyError(f"the {name} body cannot be read: {error!r}") from None
-
-        return decode_body
-
-    return decorate
 
 
 # Heartbeats
@@ -98,15 +83,17 @@ def encode_subscription(subscription: Subscription) -> dict[str, Any]:
     }
 
 
-def read_subscription(data: Mapping[str, Any]) -> Subscription:
-    """From its JSON object. The code set is recomputed: a Go client hashes non-ASCII tags differently, and its own
-    set would filter its messages away."""
-    return parse_subscription(
-        str(data["topic"]),
-        data.get("subString"),
-        version=int(data.get("subVersion") or 0),
-        kind=data.get("expressionType"),
-    )
+class SubscriptionShape(Shape):
+    topic: Text
+    sub_string: Expression | None = None
+    sub_version: Long | None = None
+    expression_type: Text | None = None
+
+
+def _subscription(data: SubscriptionShape) -> Subscription:
+    """The code set is recomputed: a Go client hashes non-ASCII tags differently, and its own set would filter its messages
+    away."""
+    return parse_subscription(data.topic, data.sub_string, version=data.sub_version or 0, kind=data.expression_type)
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
@@ -158,39 +145,51 @@ def read_enum(value: Any, names: tuple[str, ...], default: str) -> str:
     return value if value in names else default
 
 
-def _read_consumer(data: Mapping[str, Any]) -> ConsumerData:
+class ConsumerShape(Shape):
+    group_name: Text
+    consume_type: Enum | None = None
+    message_model: Enum | None = None
+    consume_from_where: Enum | None = None
+    subscription_data_set: Annotated[list[SubscriptionShape], Meta(max_length=MAX_SUBSCRIPTIONS)] | None = None
+    unit_mode: bool | None = None
+    allocate_strategy: Text | None = None
+    leaving: bool | None = None
+    assigned: QueueList[tuple[Text, Text, Int]] | None = None
+    queue_counts: dict[str, Annotated[dict[str, QueueCount], Meta(max_length=MAX_SUBSCRIPTIONS)]] | None = None
+
+
+class ProducerShape(Shape):
+    group_name: Text
+
+
+class HeartbeatShape(Shape):
+    client_id: Text = wire(name="clientID")
+    consumer_data_set: Annotated[list[ConsumerShape], Meta(max_length=MAX_GROUPS)] | None = None
+    producer_data_set: Annotated[list[ProducerShape], Meta(max_length=MAX_GROUPS)] | None = None
+
+
+def _consumer(data: ConsumerShape) -> ConsumerData:
     return ConsumerData(
-        group=str(data["groupName"]),
-        consume_type=read_enum(data.get("consumeType"), _CONSUME_TYPES, "CONSUME_PASSIVELY"),
-        message_model=read_enum(data.get("messageModel"), MESSAGE_MODELS, "CLUSTERING"),
-        consume_from=read_enum(data.get("consumeFromWhere"), _CONSUME_FROM, _CONSUME_FROM[0]),
-        subscriptions=tuple(read_subscription(item) for item in data.get("subscriptionDataSet") or ()),
-        unit_mode=bool(data.get("unitMode")),
-        strategy=data.get("allocateStrategy"),
-        leaving=bool(data.get("leaving")),
-        assigned=tuple(Queue(str(item[0]), str(item[1]), int(item[2])) for item in data.get("assigned") or ()),
-        queue_counts=data.get("queueCounts") or {},
+        group=data.group_name,
+        consume_type=read_enum(data.consume_type, _CONSUME_TYPES, "CONSUME_PASSIVELY"),
+        message_model=read_enum(data.message_model, MESSAGE_MODELS, "CLUSTERING"),
+        consume_from=read_enum(data.consume_from_where, _CONSUME_FROM, _CONSUME_FROM[0]),
+        subscriptions=tuple(map(_subscription, data.subscription_data_set or ())),
+        unit_mode=bool(data.unit_mode),
+        strategy=data.allocate_strategy,
+        leaving=bool(data.leaving),
+        assigned=tuple(Queue(*item) for item in data.assigned or ()),
+        queue_counts=data.queue_counts or {},
     )
 
 
-@reads("heartbeat")
-def decode_heartbeat(data: Any) -> Heartbeat:
+@reads("heartbeat", HeartbeatShape)
+def decode_heartbeat(data: HeartbeatShape) -> Heartbeat:
     return Heartbeat(
-        client_id=str(data["clientID"]),
-        consumers=tuple(_read_consumer(item) for item in data.get("consumerDataSet") or ()),
-        producer_groups=tuple(str(item["groupName"]) for item in data.get("producerDataSet") or ()),
+        client_id=data.client_id,
+        consumers=tuple(map(_consumer, data.consumer_data_set or ())),
+        producer_groups=tuple(item.group_name for item in data.producer_data_set or ()),
     )
-
-
-@reads("client check")
-def decode_client_check(data: Any) -> tuple[str, str, Mapping[str, Any]]:
-    """CHECK_CLIENT_CONFIG: client id, group, the subscription's JSON object."""
-    return str(data["clientId"]), str(data["group"]), data.get("subscriptionData") or {}
-
-
-def encode_client_check(client_id: str, group: str, subscription: Subscription) -> bytes:
-    value = {"clientId": client_id, "group": group, "subscriptionData": encode_subscription(subscription)}
-    return orjson.dumps(value)
 
 
 # Queues
@@ -204,8 +203,13 @@ def queue_json(queue: Queue) -> dict[str, Any]:
     }
 
 
-def read_queue(data: Mapping[str, Any]) -> Queue:
-    return Queue(str(data["topic"]), str(data["brokerName"]), int(data["queueId"]))
+def read_queue(data: Any) -> Queue:
+    """Raises BodyError."""
+    return queue_of(shaped(data, QueueShape))
+
+
+def queue_of(data: QueueShape) -> Queue:
+    return Queue(data.topic, data.broker_name, data.queue_id)
 
 
 # Topics and routes
@@ -240,112 +244,53 @@ def topic_json(topic: TopicConfig) -> dict[str, Any]:
     }
 
 
-def read_topic(data: Mapping[str, Any]) -> TopicConfig:
+class TopicShape(Shape):
+    topic_name: Text
+    read_queue_nums: QueueCount = 16
+    write_queue_nums: QueueCount = 16
+    perm: Int = 6
+    topic_filter_type: Enum | None = None
+    topic_sys_flag: Int = 0
+    order: bool | None = None
+
+
+def read_topic(data: Any) -> TopicConfig:
+    """From its JSON object. Raises BodyError."""
+    return topic_of(shaped(data, TopicShape))
+
+
+def topic_of(data: TopicShape) -> TopicConfig:
     return TopicConfig(
-        name=str(data["topicName"]),
-        read_queues=_queue_count(data.get("readQueueNums", 16)),
-        write_queues=_queue_count(data.get("writeQueueNums", 16)),
-        perm=int(data.get("perm", 6)),
-        filter_type=read_enum(data.get("topicFilterType"), ("SINGLE_TAG", "MULTI_TAG"), "SINGLE_TAG"),
-        sys_flag=int(data.get("topicSysFlag", 0)),
-        order=bool(data.get("order", False)),
+        data.topic_name,
+        data.read_queue_nums,
+        data.write_queue_nums,
+        data.perm,
+        read_enum(data.topic_filter_type, ("SINGLE_TAG", "MULTI_TAG"), "SINGLE_TAG"),
+        data.topic_sys_flag,
+        bool(data.order),
     )
-
-
-def _queue_count(value: Any) -> int:
-    """How many queues of a topic somebody says there are: whoever believes it makes a list as long."""
-    count = int(value)
-    if not 0 <= count <= MAX_QUEUES:
-        raise ValueError(f"{count} queues; 0 to {MAX_QUEUES} are possible")
-    return count
 
 
 def version_json(version: DataVersion) -> dict[str, int]:
     return {"counter": version.counter, "timestamp": version.timestamp}
 
 
-def encode_registration(version: DataVersion, topics: Iterable[TopicConfig]) -> bytes:
-    """REGISTER_BROKER's body, uncompressed."""
-    return orjson.dumps(
-        {
-            "filterServerList": [],
-            "topicConfigSerializeWrapper": {
-                "dataVersion": version_json(version),
-                "topicConfigTable": {topic.name: topic_json(topic) for topic in topics},
-            },
-        }
-    )
+class VersionShape(Shape):
+    timestamp: Long = 0
+    counter: Long = 0
 
 
-def _read_version(data: Mapping[str, Any] | None) -> DataVersion:
-    data = data or {}
-    return DataVersion(int(data.get("timestamp", 0)), int(data.get("counter", 0)))
-
-
-@reads("broker registration")
-def decode_registration(data: Any) -> tuple[DataVersion, list[TopicConfig]]:
-    wrapper = data["topicConfigSerializeWrapper"]
-    topics = [read_topic(item) for item in (wrapper.get("topicConfigTable") or {}).values()]
-    return _read_version(wrapper.get("dataVersion")), topics
-
-
-def decode_compressed_registration(body: bytes) -> tuple[DataVersion, list[TopicConfig]]:
-    """A zlib stream: the version's JSON, then each topic as a line `name read write perm filterType`, lengths in front."""
-    parts = _Parts(_inflated(body))
-    try:
-        version = _read_version(orjson.loads(parts.part()))
-        lines = [parts.part().decode().split(" ") for _ in range(parts.count())]
-        return version, [_topic_of_line(line) for line in lines]
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        raise BodyError(f"the compressed broker registration cannot be read: {error}") from None
-
-
-def _topic_of_line(line: list[str]) -> TopicConfig:
-    return TopicConfig(line[0], _queue_count(line[1]), _queue_count(line[2]), int(line[3]))
-
-
-def _inflated(body: bytes) -> bytes:
-    stream = zlib.decompressobj()
-    try:
-        plain = stream.decompress(body, MAX_REGISTRATION_BYTES)
-    except zlib.error as error:
-        raise BodyError(f"the compressed broker registration cannot be read: {error}") from None
-    if not stream.eof:
-        raise BodyError(f"the broker registration is cut off, or inflates to more than {MAX_REGISTRATION_BYTES} bytes")
-    return plain
-
-
-class _Parts:
-    """Numbers and byte strings with their length in front. Raises ValueError for what the bytes left cannot hold."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def count(self) -> int:
-        """How many parts follow: each has its length in front."""
-        number = int.from_bytes(self._take(4), "big")
-        if number > (len(self._data) - self._at) // 4:
-            raise ValueError(f"{number} parts in {len(self._data) - self._at} bytes")
-        return number
-
-    def part(self) -> bytes:
-        return self._take(int.from_bytes(self._take(4), "big"))
-
-    def _take(self, size: int) -> bytes:
-        begin, self._at = self._at, self._at + size
-        if self._at > len(self._data):
-            raise ValueError(f"{size} bytes at byte {begin} of {len(self._data)}")
-        return self._data[begin : self._at]
+def version_of(data: VersionShape | None) -> DataVersion:
+    return DataVersion(data.timestamp, data.counter) if data else DataVersion(0)
 
 
 def encode_data_version(version: DataVersion) -> bytes:
     return orjson.dumps(version_json(version))
 
 
-@reads("data version")
-def decode_data_version(data: Any) -> DataVersion:
-    return _read_version(data)
+@reads("data version", VersionShape)
+def decode_data_version(data: VersionShape) -> DataVersion:
+    return version_of(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,9 +328,14 @@ def _broker_json(broker: BrokerData) -> dict[str, Any]:
     }
 
 
-def _read_broker(data: Mapping[str, Any]) -> BrokerData:
-    addresses = {int(number): str(address) for number, address in data["brokerAddrs"].items()}
-    return BrokerData(str(data["brokerName"]), str(data.get("cluster", "")), addresses)
+class BrokerShape(Shape):
+    broker_name: Text
+    broker_addrs: dict[int, Text]
+    cluster: Text = ""
+
+
+def _broker(data: BrokerShape) -> BrokerData:
+    return BrokerData(data.broker_name, data.cluster, data.broker_addrs)
 
 
 def encode_route(route: Route) -> bytes:
@@ -407,22 +357,27 @@ def encode_route(route: Route) -> bytes:
     )
 
 
-@reads("route")
-def decode_route(data: Any) -> Route:
-    return Route(
-        queues=tuple(
-            QueueData(
-                str(item["brokerName"]),
-                _queue_count(item["readQueueNums"]),
-                _queue_count(item["writeQueueNums"]),
-                int(item["perm"]),
-                int(item.get("topicSysFlag", 0)),
-            )
-            for item in data.get("queueDatas") or ()
-        ),
-        brokers=tuple(_read_broker(item) for item in data.get("brokerDatas") or ()),
-        order_conf=data.get("orderTopicConf"),
+class QueueDataShape(Shape):
+    broker_name: Text
+    read_queue_nums: QueueCount
+    write_queue_nums: QueueCount
+    perm: Int
+    topic_sys_flag: Int = 0
+
+
+class RouteShape(Shape):
+    queue_datas: list[QueueDataShape] | None = None
+    broker_datas: list[BrokerShape] | None = None
+    order_topic_conf: str | None = None
+
+
+@answers("route", RouteShape)
+def decode_route(data: RouteShape) -> Route:
+    queues = (
+        QueueData(item.broker_name, item.read_queue_nums, item.write_queue_nums, item.perm, item.topic_sys_flag)
+        for item in data.queue_datas or ()
     )
+    return Route(tuple(queues), tuple(map(_broker, data.broker_datas or ())), data.order_topic_conf)
 
 
 def encode_cluster(brokers: Iterable[BrokerData]) -> bytes:
@@ -438,18 +393,26 @@ def encode_cluster(brokers: Iterable[BrokerData]) -> bytes:
     )
 
 
-@reads("cluster")
-def decode_cluster(data: Any) -> list[BrokerData]:
-    return [_read_broker(item) for item in (data.get("brokerAddrTable") or {}).values()]
+class ClusterShape(Shape):
+    broker_addr_table: dict[str, BrokerShape] | None = None
+
+
+@answers("cluster", ClusterShape)
+def decode_cluster(data: ClusterShape) -> list[BrokerData]:
+    return list(map(_broker, (data.broker_addr_table or {}).values()))
 
 
 def encode_topic_list(topics: Iterable[str]) -> bytes:
     return orjson.dumps({"topicList": list(topics)})
 
 
-@reads("topic list")
-def decode_topic_list(data: Any) -> list[str]:
-    return [str(item) for item in data.get("topicList") or ()]
+class TopicListShape(Shape):
+    topic_list: list[str] | None = None
+
+
+@answers("topic list", TopicListShape)
+def decode_topic_list(data: TopicListShape) -> list[str]:
+    return data.topic_list or []
 
 
 # Subscription groups
@@ -487,18 +450,36 @@ def group_json(group: GroupConfig) -> dict[str, Any]:
     }
 
 
-def read_group(data: Mapping[str, Any]) -> GroupConfig:
+class GroupShape(Shape):
+    group_name: Text
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queue_nums: Long = 1
+    retry_max_times: Long = 16
+    broker_id: Long = 0
+    which_broker_when_consume_slowly: Long = 1
+    notify_consumer_ids_changed_enable: bool = True
+    strict: bool = False
+
+
+def read_group(data: Any) -> GroupConfig:
+    """From its JSON object. Raises BodyError."""
+    return _group(shaped(data, GroupShape))
+
+
+def _group(data: GroupShape) -> GroupConfig:
     return GroupConfig(
-        name=str(data["groupName"]),
-        consume_enable=bool(data.get("consumeEnable", True)),
-        consume_from_min_enable=bool(data.get("consumeFromMinEnable", True)),
-        consume_broadcast_enable=bool(data.get("consumeBroadcastEnable", True)),
-        retry_queues=int(data.get("retryQueueNums", 1)),
-        retry_max_times=int(data.get("retryMaxTimes", 16)),
-        broker_id=int(data.get("brokerId", 0)),
-        slow_broker_id=int(data.get("whichBrokerWhenConsumeSlowly", 1)),
-        notify_enable=bool(data.get("notifyConsumerIdsChangedEnable", True)),
-        strict=bool(data.get("strict", False)),
+        data.group_name,
+        data.consume_enable,
+        data.consume_from_min_enable,
+        data.consume_broadcast_enable,
+        data.retry_queue_nums,
+        data.retry_max_times,
+        data.broker_id,
+        data.which_broker_when_consume_slowly,
+        data.notify_consumer_ids_changed_enable,
+        data.strict,
     )
 
 
@@ -506,6 +487,6 @@ def encode_group(group: GroupConfig) -> bytes:
     return orjson.dumps(group_json(group))
 
 
-@reads("subscription group")
-def decode_group(data: Any) -> GroupConfig:
-    return read_group(data)
+@reads("subscription group", GroupShape)
+def decode_group(data: GroupShape) -> GroupConfig:
+    return _group(data)

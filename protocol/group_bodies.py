@@ -1,4 +1,4 @@
-"""The bodies of membership: locks, member lists, assignments; with Rocketlet's own fields, which others ignore."""
+"""The bodies of membership: locks, member lists, assignments, filters; with Rocketlet's own fields, which others ignore."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec import field as wire
 
-from .bodies import MESSAGE_MODELS, Queue, queue_json, read_enum, read_queue, reads
+from .bodies import MESSAGE_MODELS, Queue, encode_subscription, queue_json, queue_of, read_enum
+from .schema import Enum, Expression, Long, QueueList, QueueShape, Shape, Text, answers, reads
+from .subscription import Subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,26 @@ def encode_lock_request(request: LockRequest) -> bytes:
     )
 
 
-@reads("lock")
-def decode_lock_request(data: Any) -> LockRequest:
-    items = data.get("mqSet") or ()
+class LockedShape(QueueShape):
+    epoch: Long | None = None
+
+
+class LockShape(Shape):
+    client_id: Text
+    consumer_group: Text
+    mq_set: QueueList[LockedShape] | None = None
+    handover: bool | None = None
+
+
+@reads("lock", LockShape)
+def decode_lock_request(data: LockShape) -> LockRequest:
+    items = data.mq_set or ()
     return LockRequest(
-        client_id=str(data["clientId"]),
-        group=str(data["consumerGroup"]),
-        queues=tuple(map(read_queue, items)),
-        handover=bool(data.get("handover")),
-        epochs={read_queue(item): int(item["epoch"]) for item in items if "epoch" in item},
+        data.client_id,
+        data.consumer_group,
+        tuple(map(queue_of, items)),
+        bool(data.handover),
+        {queue_of(item): item.epoch for item in items if item.epoch is not None},
     )
 
 
@@ -53,10 +67,14 @@ def encode_locked(epochs: Mapping[Queue, int]) -> bytes:
     return orjson.dumps({"lockOKMQSet": [queue_json(queue) | {"epoch": epoch} for queue, epoch in epochs.items()]})
 
 
-@reads("lock answer")
-def decode_locked(data: Any) -> dict[Queue, int]:
+class LockAnswerShape(Shape):
+    locked: list[LockedShape] | None = wire(name="lockOKMQSet", default=None)
+
+
+@answers("lock answer", LockAnswerShape)
+def decode_locked(data: LockAnswerShape) -> dict[Queue, int]:
     """The queues that were locked, with their epochs; 0 where the broker has none (Apache's)."""
-    return {read_queue(item): int(item.get("epoch", 0)) for item in data.get("lockOKMQSet") or ()}
+    return {queue_of(item): item.epoch or 0 for item in data.locked or ()}
 
 
 class MemberList(NamedTuple):
@@ -76,13 +94,16 @@ def encode_members(members: MemberList) -> bytes:
     return orjson.dumps(value)
 
 
-@reads("consumer list")
-def decode_members(data: Any) -> MemberList:
-    return MemberList(
-        [str(item) for item in data.get("consumerIdList") or ()],
-        {Queue(topic, name, int(number)): owner for topic, name, number, owner in data.get("owners") or ()},
-        frozenset(data.get("strategies") or ()),
-    )
+class MemberListShape(Shape):
+    consumer_id_list: list[str] | None = None
+    owners: list[tuple[str, str, int, str]] | None = None
+    strategies: list[str] | None = None
+
+
+@answers("consumer list", MemberListShape)
+def decode_members(data: MemberListShape) -> MemberList:
+    owners = {Queue(topic, name, number): owner for topic, name, number, owner in data.owners or ()}
+    return MemberList(data.consumer_id_list or [], owners, frozenset(data.strategies or ()))
 
 
 class AssignmentRequest(NamedTuple):
@@ -95,17 +116,56 @@ class AssignmentRequest(NamedTuple):
     message_model: str
 
 
-@reads("assignment request")
-def decode_assignment_request(data: Any) -> AssignmentRequest:
+class AssignmentShape(Shape):
+    topic: Text
+    consumer_group: Text
+    client_id: Text
+    strategy_name: Text | None = None
+    message_model: Enum | None = None
+
+
+@reads("assignment request", AssignmentShape)
+def decode_assignment_request(data: AssignmentShape) -> AssignmentRequest:
     return AssignmentRequest(
-        str(data["topic"]),
-        str(data["consumerGroup"]),
-        str(data["clientId"]),
-        str(data.get("strategyName") or "AVG"),
-        read_enum(data.get("messageModel"), MESSAGE_MODELS, "CLUSTERING"),
+        data.topic,
+        data.consumer_group,
+        data.client_id,
+        data.strategy_name or "AVG",
+        read_enum(data.message_model, MESSAGE_MODELS, "CLUSTERING"),
     )
 
 
 def encode_assignment(queues: Iterable[Queue]) -> bytes:
     items = [{"attachments": {}, "messageQueue": queue_json(queue), "mode": "PULL"} for queue in queues]
     return orjson.dumps({"messageQueueAssignments": items})
+
+
+class FilterShape(Shape):
+    sub_string: Expression | None = None
+    expression_type: Text | None = None
+
+
+class ClientCheckShape(Shape):
+    client_id: Text
+    group: Text
+    subscription_data: FilterShape | None = None
+
+
+class ClientCheck(NamedTuple):
+    """CHECK_CLIENT_CONFIG: whose filter, of which kind."""
+
+    client_id: str
+    group: str
+    kind: str | None
+    expression: str
+
+
+@reads("client check", ClientCheckShape)
+def decode_client_check(data: ClientCheckShape) -> ClientCheck:
+    subscription = data.subscription_data or FilterShape()
+    return ClientCheck(data.client_id, data.group, subscription.expression_type, subscription.sub_string or "")
+
+
+def encode_client_check(client_id: str, group: str, subscription: Subscription) -> bytes:
+    value = {"clientId": client_id, "group": group, "subscriptionData": encode_subscription(subscription)}
+    return orjson.dumps(value)

@@ -6,7 +6,7 @@ import zlib
 
 import orjson
 
-from ...protocol import admin_bodies, bodies
+from ...protocol import admin_bodies, bodies, registration_body
 from ...protocol.codes import ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.headers import (
@@ -31,7 +31,9 @@ def register_broker(routes: Routes, connection: Connection, frame: Frame) -> Buf
     header = read(RegisterBroker, frame.ext)
     if header.body_crc32 and header.body_crc32 != zlib.crc32(frame.body) & 0x7FFFFFFF:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
-    decode = bodies.decode_compressed_registration if header.compressed else bodies.decode_registration
+    decode = (
+        registration_body.decode_compressed_registration if header.compressed else registration_body.decode_registration
+    )
     version, topics = decode(frame.body)
     master = routes.register(
         header.cluster_name,

@@ -13,10 +13,10 @@ import orjson
 import structlog
 
 from ...protocol import admin_bodies
-from ...protocol.bodies import BodyError
 from ...protocol.codes import MAX_PERM, VERSION, ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.headers import ProducerGroup, ViewStats, read
+from ...protocol.schema import BodyError
 from ..broker import Broker
 from ..config import MAX_QUEUES_PER_TOPIC, MAX_RETAIN_HOURS, MAX_TRANSACTION_TIMEOUT_S, BrokerConfig, within
 from ..net.answers import Buffers, answer

@@ -13,11 +13,11 @@ from functools import partial
 
 import structlog
 
-from ...protocol.bodies import BodyError
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, request_name
 from ...protocol.frame import Frame
 from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
+from ...protocol.schema import BodyError
 from ..broker import Broker
 from ..config import LimitExceeded
 from ..nameserver.routes import Routes

@@ -27,6 +27,7 @@ from ...protocol.headers import (
     read,
 )
 from ...protocol.message import decode_host
+from ...protocol.schema import BodyError
 from ..broker import Broker
 from ..groups.members import ConsumerGroup as Group
 from ..net.answers import Buffers, answer
@@ -224,7 +225,7 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
         if reply is not None and reply.code == 0:
             try:
                 found[client_id] = admin_bodies.decode_client_status(reply.body)
-            except bodies.BodyError as error:
+            except BodyError as error:
                 log.warning("consumer status cannot be read", client=client_id, reason=str(error))
         if not waiting:
             connection.write(answer(frame, body=admin_bodies.encode_consumer_status(found)))

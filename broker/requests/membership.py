@@ -125,8 +125,8 @@ def _foreign_client(broker: Broker, connection: Connection, request: group_bodie
 
 def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """CHECK_CLIENT_CONFIG: whether the broker can filter as the client wants."""
-    _, _, subscription = bodies.decode_client_check(frame.body)
-    kind = subscription.get("expressionType") or TAG
+    check = group_bodies.decode_client_check(frame.body)
+    kind = check.kind or TAG
     if kind == TAG:
         return answer(frame)
     if kind != SQL92:
@@ -135,7 +135,7 @@ def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     from ..messages.sql_filter import FilterError, parse_filter
 
     try:
-        parse_filter(subscription.get("subString") or "")
+        parse_filter(check.expression)
     except FilterError as error:
         return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
     return answer(frame)

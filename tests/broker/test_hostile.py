@@ -345,7 +345,7 @@ async def test_settings_of_groups_are_limited_at_their_edge(wire: Wire, node: No
     assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=orjson.dumps(good))).code == 0
     for field, value in (
         ("retryQueueNums", 65), ("retryQueueNums", 30_000_000), ("retryQueueNums", -1), ("retryMaxTimes", 1_000_001),
-        ("retryMaxTimes", -2), ("brokerId", "9" * 30), ("whichBrokerWhenConsumeSlowly", "9" * 30),
+        ("retryMaxTimes", -2), ("brokerId", -2), ("whichBrokerWhenConsumeSlowly", -2),
     ):  # fmt: skip
         body = orjson.dumps(good | {field: value})
         answer = await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
@@ -431,3 +431,34 @@ async def test_one_half_message_with_an_odd_property_does_not_keep_the_others_fr
         assert (await wire.call(RequestCode.SEND_MESSAGE_V2, ext, body)).code == 0
     checked = [(await wire.request(RequestCode.CHECK_TRANSACTION_STATE)).body for _ in range(2)]
     assert any(b"plain" in body for body in checked)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"queueCounts": {"broker-a": [1]}},
+        {"queueCounts": {"broker-a": {"t": "x"}}},
+        {"queueCounts": [1]},
+        {"allocateStrategy": {}},
+        {"allocateStrategy": ["AVG"]},
+        {"assigned": [["t"]]},
+        {"assigned": [["t", "broker-a", 2**63]]},
+        {"subscriptionDataSet": [{"topic": ["t"]}]},
+        {"subscriptionDataSet": [{"topic": "t", "expressionType": ["SQL92"]}]},
+        {"subscriptionDataSet": [{"topic": "t", "subVersion": 2**64 - 1}]},
+    ],
+)
+async def test_an_odd_heartbeat_hurts_no_honest_member(
+    wire: Wire, connect: Connect, node: Node, odd: dict[str, Any]
+) -> None:
+    await create_topic(wire, "t")
+    hostile = await connect(node.address)
+    body = orjson.dumps({"clientID": "odd", "consumerDataSet": [{"groupName": "g"} | odd]})
+    answer = await hostile.call(RequestCode.HEART_BEAT, body=body)
+    assert (answer.code, "heartbeat body cannot be read" in (answer.remark or "")) == (1, True)
+    good = {"groupName": "g", "subscriptionDataSet": [{"topic": "t"}], "queueCounts": {"broker-a": {"t": 4}}}
+    beat = {"clientID": "honest", "consumerDataSet": [good]}
+    for _ in range(2):
+        assert (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat))).code == 0
+    members = orjson.loads((await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})).body)
+    assert members["consumerIdList"] == ["honest"]

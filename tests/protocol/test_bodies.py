@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import bodies, fastjson_text, group_bodies, headers, names
 from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.schema import BodyError
 from rocketlet.protocol.subscription import parse_subscription
 
 JSON_VALUES = st.recursive(
@@ -50,7 +51,7 @@ def test_no_body_breaks_a_decoder(body: bytes) -> None:
     for decode in (bodies.decode_heartbeat, group_bodies.decode_lock_request, bodies.decode_route, bodies.decode_group):
         try:
             decode(body)
-        except bodies.BodyError:
+        except BodyError:
             pass
 
 

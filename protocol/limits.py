@@ -1,0 +1,18 @@
+"""What a request's body may hold. A body that holds more is refused, with the limit in the refusal."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_JSON_BYTES: Final = 1_048_576  # of a request; read within 10 ms
+MAX_DIALECT_BYTES: Final = 65_536  # of one in fastjson's dialect, which is read in Python
+MAX_REGISTRATION_BYTES: Final = (
+    16_777_216  # of a broker's topics, inflated: what one frame may have without compression
+)
+MAX_GROUPS: Final = 256  # in a heartbeat, of consumers and of producers
+MAX_SUBSCRIPTIONS: Final = 1024  # of a group in a heartbeat
+MAX_REQUEST_QUEUES: Final = 8192  # to lock, to unlock, or owned, in one request
+MAX_TOPIC_QUEUES: Final = 65_536  # of a topic at one broker, whosever
+MAX_ID_CHARS: Final = 512  # client ids, strategies, addresses
+MAX_EXPRESSION_CHARS: Final = 10_000  # of a subscription
+MAX_STATUS_BYTES: Final = 262_144  # of a client's offsets, which come only when they were asked for
