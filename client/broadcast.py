@@ -53,6 +53,7 @@ class Broadcast:
         self._start = start
         self._file = offsets_file
         self._offsets = _load(offsets_file)
+        self._at_joining: frozenset[Queue] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -62,7 +63,14 @@ class Broadcast:
     async def join(self) -> None:
         for topic in self._subscriptions:
             await self._cluster.find_route(topic)
+        self._at_joining = frozenset(
+            queue
+            for topic in self._subscriptions
+            if (route := self._cluster.route(topic)) is not None
+            for queue in subscribe_queues(topic, route)
+        )
         await self._heartbeat()
+        await self._take_queues()
         self._tasks = [asyncio.create_task(self._keep_up(), name="broadcast")]
 
     async def leave(self) -> None:
@@ -135,7 +143,8 @@ class Broadcast:
         kept = self._offsets.get(queue)
         if kept is not None:
             return kept
-        return await begin_offset(await self._cluster.broker(queue.broker_name), queue, self._start)
+        start = self._start if queue in self._at_joining else "first"
+        return await begin_offset(await self._cluster.broker(queue.broker_name), queue, start)
 
     def _save(self) -> None:
         if self._file is None:

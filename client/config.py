@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 Start = Literal["last", "first"] | int
-"""Where a new group begins: at the end, at the start, or at a store time in ms since the epoch."""
+"""Where a new group begins: at the end as it is when the first member joins, at the start, or at a store time in ms since
+the epoch. Queues that come into being later are read from their start."""
 
 
 class At(NamedTuple):

@@ -99,6 +99,7 @@ class Membership:
         BrokerRefused if a broker does not take this member."""
         for topic in self._subscriptions:
             await self.cluster.find_route(topic)
+        await self._offsets.fix_latest(self._subscriptions)
         await self._heartbeats.beat()
         if self._heartbeats.refusal is not None:
             raise self._heartbeats.refusal

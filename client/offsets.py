@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import Queue
 from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
 from ..protocol.headers import (
@@ -20,11 +21,14 @@ from ..protocol.headers import (
 from ..protocol.message import decode_records
 from ..protocol.names import RETRY_PREFIX, TOOLS_GROUP
 from ..protocol.subscription import Subscription
-from .cluster import Cluster
+from .cluster import Cluster, by_broker
 from .config import OFFSET_TIMEOUT_S, At, Start
 from .connection import Connection
-from .errors import BrokerRefused
+from .errors import BrokerRefused, RocketletError
+from .log import get_logger
 from .pulling import pull_header
+
+log = get_logger("rocketlet.offsets")
 
 
 async def begin_offset(connection: Connection, queue: Queue, start: Start | At) -> int:
@@ -65,12 +69,36 @@ class GroupOffsets:
         self._start = start
         self._starts = starts or {}
         self._first_seen: dict[str, frozenset[Queue]] = {}
+        self._latest: dict[Queue, int] = {}
         self._known: set[tuple[str, str]] = set()
         self._first: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def saw(self, topic: str, queues: Iterable[Queue]) -> None:
         """The queues that a topic had when this member first saw it: those that come later are read from their start."""
         self._first_seen.setdefault(topic, frozenset(queues))
+
+    async def fix_latest(self, topics: Iterable[str]) -> None:
+        """The member joins: what is stored from now on is read by a group that begins at the latest message. A topic that
+        does not exist yet will be read from its start."""
+        for topic in topics:
+            route = self._cluster.route(topic)
+            queues = subscribe_queues(topic, route) if route is not None else []
+            self.saw(topic, queues)
+            if self._start == "last" and not any(queue.topic == topic for queue in self._starts):
+                await asyncio.gather(*(self._fix_at(name, found) for name, found in by_broker(queues).items()))
+
+    async def _fix_at(self, broker_name: str, queues: list[Queue]) -> None:
+        """A Rocketlet broker fixes all queues of the topic when it is asked for one; else this member remembers them."""
+        if queues[0].topic.startswith(RETRY_PREFIX):
+            return
+        try:
+            connection = await self._cluster.broker(broker_name)
+            await self.load(connection, queues[0], "last")
+            if not connection.speaks_msgpack:
+                found = await asyncio.gather(*(self.load(connection, queue, "last") for queue in queues))
+                self._latest |= zip(queues, found, strict=True)
+        except RocketletError as error:
+            log.warning("where to begin is not known yet", broker=broker_name, topic=queues[0].topic, reason=str(error))
 
     async def begin(self, connection: Connection, queue: Queue) -> int:
         """The group's committed offset, or where a new group begins; all of a queue that is new or for retries. Raises
@@ -79,7 +107,10 @@ class GroupOffsets:
         everything = grown or queue.topic.startswith(RETRY_PREFIX)
         if queue in self._starts:
             return await self.load(connection, queue, self._starts[queue], alone=True)
-        return await self.load(connection, queue, "first" if everything else self._start)
+        if everything:
+            return await self.load(connection, queue, "first")
+        latest = self._latest.get(queue)
+        return await self.load(connection, queue, self._start if latest is None else At(latest))
 
     async def load(self, connection: Connection, queue: Queue, start: Start | At, *, alone: bool = False) -> int:
         """The committed offset, or where a group without one begins. Raises RocketletError if it cannot be known.

@@ -48,8 +48,9 @@ def query_consumer_offset(broker: Broker, connection: Connection, frame: Frame) 
 def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | None) -> int:
     if broker.offsets.knows(group, topic):  # the queue is newer than the group
         return queue.begin if queue else 0
-    for other in [item for item in broker.store.queues.values() if item.topic == topic]:
-        broker.offsets.put(group, topic, other.queue_id, other.next)
+    for queue_id in range(broker.queues_of(topic)):
+        other = broker.store.queues.get((topic, queue_id))
+        broker.offsets.put(group, topic, queue_id, other.next if other else 0)
     return queue.next if queue else 0
 
 

@@ -1,0 +1,65 @@
+"""Where a new group begins: "last" means from the moment when the consumer was entered."""
+
+from __future__ import annotations
+
+import pytest
+from rocketlet.client import Access, Consumer, Producer
+
+from ..conftest import Node, Wire, create_topic, eventually
+from .test_consumer import Inbox, fill
+
+@pytest.mark.parametrize("broadcasting", [False, True])
+async def test_sends_that_create_the_topic_are_seen(node: Node, broadcasting: bool) -> None:
+    inbox = Inbox()
+    async with Consumer(node.address, "g", "new", inbox, broadcasting=broadcasting):
+        await fill(node, 4, "new")
+        await eventually(lambda: len(inbox.messages) >= 4)
+    assert sorted(inbox.bodies) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("broadcasting", [False, True])
+@pytest.mark.parametrize("queues", [1, 64])
+async def test_a_send_right_after_the_consumer_was_entered_is_seen(
+    node: Node, wire: Wire, queues: int, broadcasting: bool
+) -> None:
+    await create_topic(wire, "t", queues)
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"old")
+        for number in range(5):
+            inbox = Inbox()
+            async with Consumer(node.address, f"g{number}", "t", inbox, broadcasting=broadcasting):
+                await producer.send("t", b"new")
+                await producer.send("t", b"newer")
+                await eventually(lambda inbox=inbox: len(inbox.messages) >= 2)  # type: ignore[misc]
+            assert sorted(inbox.bodies) == [b"new", b"newer"]
+
+
+async def test_a_group_that_has_read_nothing_yet_has_its_place_all_the_same(node: Node, wire: Wire) -> None:
+    """Also in queues that never had a message, and though no member owned anything yet."""
+    await create_topic(wire, "t", 4)
+    await fill(node, 2)
+    async with Consumer(node.address, "g", "t", Inbox()):
+        pass
+    await fill(node, 8)
+    inbox = Inbox()
+    async with Consumer(node.address, "g", "t", inbox) as consumer:
+        await consumer.assigned()
+        await eventually(lambda: len(inbox.messages) >= 8)
+    assert len(inbox.messages) == 8
+
+
+async def test_on_a_broker_that_fixes_no_offsets_the_member_remembers_them(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Apache's, which also begins at 0 where the queue's start is still there; here it has expired."""
+    monkeypatch.setattr("rocketlet.broker.querying.EXT_UNKNOWN", "no such field")
+    await create_topic(wire, "t", 2)
+    await fill(node, 6)
+    for queue in node.broker.store.queues.values():
+        queue.begin = min(queue.next, 1)
+    inbox = Inbox()
+    async with Consumer(node.address, "g", "t", inbox, access=Access(encoding="json")):
+        await fill(node, 4)
+        await eventually(lambda: len(inbox.messages) >= 4)
+    assert sorted(inbox.bodies) == [b"0", b"1", b"2", b"3"]
+
