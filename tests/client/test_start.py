@@ -8,6 +8,7 @@ from rocketlet.client import Access, Consumer, Producer
 from ..conftest import Node, Wire, create_topic, eventually
 from .test_consumer import Inbox, fill
 
+
 @pytest.mark.parametrize("broadcasting", [False, True])
 async def test_sends_that_create_the_topic_are_seen(node: Node, broadcasting: bool) -> None:
     inbox = Inbox()
@@ -62,4 +63,3 @@ async def test_on_a_broker_that_fixes_no_offsets_the_member_remembers_them(
         await fill(node, 4)
         await eventually(lambda: len(inbox.messages) >= 4)
     assert sorted(inbox.bodies) == [b"0", b"1", b"2", b"3"]
-
