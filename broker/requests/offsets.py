@@ -48,7 +48,7 @@ def query_consumer_offset(broker: Broker, connection: Connection, frame: Frame) 
 def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | None) -> int:
     if broker.offsets.knows(group, topic):  # the queue is newer than the group
         return queue.begin if queue else 0
-    for queue_id in range(broker.queues_of(topic)):
+    for queue_id in range(broker.topics.queues_of(topic)):
         other = broker.store.queues.get((topic, queue_id))
         broker.offsets.put(group, topic, queue_id, other.next if other else 0)
     return queue.next if queue else 0
