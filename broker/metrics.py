@@ -6,6 +6,7 @@ Imported only if a port is given.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from threading import Thread
 from typing import Any
@@ -41,9 +42,9 @@ class Collector:
         log_bytes = GaugeMetricFamily(
             "rocketlet_commit_log_bytes", "Bytes in the commit log", broker.store.end - broker.store.begin
         )
-        return [put, got, log_bytes, *self._groups()]
+        return [put, got, log_bytes, *await self._groups()]
 
-    def _groups(self) -> list[Metric]:
+    async def _groups(self) -> list[Metric]:
         broker = self._broker
         members = GaugeMetricFamily("rocketlet_group_members", "Members of a group", labels=["group"])
         faults = GaugeMetricFamily(
@@ -54,13 +55,23 @@ class Collector:
         lag = GaugeMetricFamily(
             "rocketlet_group_lag", "Messages that a group has not committed", labels=["group", "topic"]
         )
-        for group in broker.groups:
-            members.add_metric([group.name], len(group.members))
-            for fault in sorted(group.reported):
-                faults.add_metric([group.name, fault], 1)
-            for topic in broker.progress.topics_of(group.name):
-                total = sum(item.lag for item in broker.progress.of(group.name, topic).values())
-                lag.add_metric([group.name, topic], total)
+        oldest = GaugeMetricFamily(
+            "rocketlet_group_oldest_seconds",
+            "Age of the oldest message that a group has not committed; 0 if there is none",
+            labels=["group", "topic"],
+        )
+        now_ms = time.time() * 1000
+        for name in broker.progress.groups():
+            await asyncio.sleep(0)  # clients do not wait for a thousand groups
+            group = broker.groups.get(name)
+            members.add_metric([name], len(group.members) if group else 0)
+            for fault in sorted(group.reported) if group else ():
+                faults.add_metric([name, fault], 1)
+            for topic in broker.progress.topics_of(name):
+                total = sum(item.lag for item in broker.progress.of(name, topic).values())
+                lag.add_metric([name, topic], total)
+                since_ms = broker.progress.oldest_ms(name, topic)
+                oldest.add_metric([name, topic], 0 if since_ms is None else max(now_ms - since_ms, 0) / 1000)
         double = CounterMetricFamily(
             "rocketlet_double_readers", "Times that a queue was read by two members", broker.watch.double_readers
         )
@@ -73,7 +84,7 @@ class Collector:
         set_aside = CounterMetricFamily(
             "rocketlet_delayed_set_aside", "Delayed messages that could not be delivered", broker.delays.set_aside
         )
-        return [members, faults, lag, double, orphans, waiting, set_aside]
+        return [members, faults, lag, oldest, double, orphans, waiting, set_aside]
 
 
 class Metrics:

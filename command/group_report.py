@@ -92,10 +92,12 @@ def _print(group: str, reports: list[dict[str, Any]], timeline: bool, as_json: b
         print(orjson.dumps({"group": group, "brokers": summary, "events": events if timeline else []}).decode())
         return 0
     members = {member["clientId"]: member for item in reports for member in item["members"]}
-    if not members and not events:
+    lag = [entry for item in reports for entry in item.get("lag", ())]
+    if not members and not events and not lag:
         print(f"no broker knows the group {group}")
         return 1
     _print_members(group, members, [owner for item in reports for owner in item["owners"]])
+    _print_lag(lag)
     for fault in sorted({fault for item in reports for fault in item["disagreements"]}):
         print(f"  disagreement: {fault}")
     if timeline:
@@ -114,6 +116,16 @@ def _print_members(group: str, members: dict[str, Any], owners: list[dict[str, A
         topics = ", ".join(f"{topic} [{expression}]" for topic, expression in member["subscriptions"].items())
         print(f"  {client_id}  {member['peer']}  {member['strategy'] or '-'}  {topics}")
         print(f"    {len(mine)} queues: {' '.join(mine) or '-'}")
+
+
+def _print_lag(lag: list[dict[str, Any]]) -> None:
+    """How far the group is behind in each topic: by its stored offsets, whether it has members or not."""
+    now_ms = time.time() * 1000
+    for topic in sorted({entry["topic"] for entry in lag}):
+        entries = [entry for entry in lag if entry["topic"] == topic]
+        since_ms = min((entry["oldestMs"] for entry in entries if entry["oldestMs"] is not None), default=None)
+        age = "" if since_ms is None else f", the oldest stored {max(now_ms - since_ms, 0) / 1000:.1f} s ago"
+        print(f"  {topic}: {sum(entry['messages'] for entry in entries)} messages behind{age}")
 
 
 def _print_events(events: list[dict[str, Any]]) -> None:

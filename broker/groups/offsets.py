@@ -44,6 +44,10 @@ class Offsets:
     def topics_of(self, group: str) -> list[str]:
         return [topic for topic, name in self._offsets if name == group]
 
+    def groups(self) -> set[str]:
+        """Every group that has an offset."""
+        return {group for _, group in self._offsets}
+
     def groups_of(self, topic: str) -> list[str]:
         return [group for name, group in self._offsets if name == topic]
 

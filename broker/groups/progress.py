@@ -33,6 +33,19 @@ class GroupProgress:
             found[Queue(topic, self._broker_name, queue_id)] = Progress(end, offset, last_ms)
         return found
 
+    def oldest_ms(self, group: str, topic: str) -> int | None:
+        """When the oldest message was stored that the group has not committed; None if it has committed all."""
+        found: list[int] = []
+        for place, item in self.of(group, topic).items():
+            queue = self._store.queues.get((topic, place.queue_id))
+            if queue is not None and item.lag > 0:
+                found.append(self._store.store_time_ms(queue, max(item.consumer_offset, queue.begin)))
+        return min(found, default=None)
+
+    def groups(self) -> list[str]:
+        """Those with members and those with offsets."""
+        return sorted({group.name for group in self._groups} | self._offsets.groups())
+
     def topics_of(self, group: str) -> list[str]:
         """The topics in which a group has an offset, and those its members subscribe to."""
         online = self._groups.get(group)

@@ -314,9 +314,18 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffe
         {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
         for (topic, queue_id), client_id in broker.locks.owners(name).items()
     ]
+    progress = [
+        {
+            "topic": topic,
+            "messages": sum(item.lag for item in broker.progress.of(name, topic).values()),
+            "oldestMs": broker.progress.oldest_ms(name, topic),
+        }
+        for topic in broker.progress.topics_of(name)
+    ]
     value = {
         "broker": broker.config.name,
         "members": members,
+        "lag": progress,
         "owners": owners,
         "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
         "disagreements": sorted(group.reported) if group else [],

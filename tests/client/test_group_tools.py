@@ -229,6 +229,45 @@ async def test_metrics_show_lag_and_what_members_disagree_in(nodes: Nodes, conne
     assert 'fault="c2 not subscribed to t, while c1 are",group="g"} 1.0' in text
 
 
+async def test_lag_is_shown_with_members_without_and_after_a_restart(
+    nodes: Nodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = await nodes.start(metrics_port=0)
+
+    async def shown(members: int, lag: int) -> None:
+        """In metrics and in `rocketlet groups`, as text and as JSON."""
+        url = f"http://127.0.0.1:{node.server.metrics_port}/metrics"
+        text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=PATIENCE_S).read())).decode()
+        assert f'rocketlet_group_members{{group="g"}} {members}.0' in text
+        assert f'rocketlet_group_lag{{group="g",topic="t"}} {lag}.0' in text
+        (age,) = [
+            line for line in text.splitlines() if line.startswith("rocketlet_group_oldest_seconds") and '"t"' in line
+        ]
+        assert (float(age.split()[-1]) > 0) == (lag > 0)
+        capsys.readouterr()
+        assert await report("g", node.address, False, False) == 0
+        text = capsys.readouterr().out
+        assert f"group g: {members} members" in text
+        assert f"  t: {lag} messages behind" in text
+        assert ("the oldest stored" in text) == (lag > 0)
+        assert await report("g", node.address, False, True) == 0
+        (found,) = orjson.loads(capsys.readouterr().out)["brokers"]
+        assert [entry["messages"] for entry in found["lag"] if entry["topic"] == "t"] == [lag]
+
+    inbox = Inbox()
+    async with Producer(node.address) as producer:
+        await producer.send_batch("t", [b"x"] * 3)
+        async with Consumer(node.address, "g", "t", inbox, start="first") as consumer:
+            await eventually(lambda: len(inbox.messages) == 3)
+            await consumer.commit()
+            await shown(1, 0)
+        await producer.send_batch("t", [b"x"] * 5)
+    await shown(0, 5)
+    await node.stop()
+    node = await nodes.start(metrics_port=0)
+    await shown(0, 5)
+
+
 @pytest.mark.parametrize("strategy", ["AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH"])
 async def test_the_broker_computes_assignments_for_who_asks(node: Node, connect: Connect, strategy: str) -> None:
     wires = [await connect(node.address) for _ in range(3)]
