@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help dev fmt lint types test cover demo bench dist image up down clean
+.PHONY: help dev fmt lint types test cover docs demo bench dist image up down clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; run `make PYTHON=python3.12 ...`")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,bench,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,bench,docs,dev]'
 	@touch $(STAMP)
 
 fmt: dev ## format the code and fix what the linter can fix
@@ -39,6 +39,9 @@ cover: dev ## measure which lines the tests reach (without Java, Go and Spark)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
+docs: dev ## build the site of the docs into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 demo: dev ## a year of flights through two brokers, four consumers and two Spark queries
 	$(BIN)/python -m rocketlet.demo $(ARGS)
 
@@ -60,4 +63,4 @@ down: ## stop them and delete their data
 	docker compose down --volumes
 
 clean: ## delete .venv and everything that was built
-	rm -rf .venv build dist demo-output htmlcov .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv build dist site demo-output htmlcov .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,33 @@
+"""What the site takes from the code when it is built, so that it cannot go stale: the command's help, and the limits.
+
+<!-- help: start -->              the output of `rocketlet start --help`
+<!-- source: client/config.py --> a file of the repository
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    markdown = re.sub(r"<!-- help:(.*?) -->", lambda found: _fenced("text", _help(found[1].split())), markdown)
+    return re.sub(r"<!-- source: (.*?) -->", lambda found: _fenced("python", (ROOT / found[1]).read_text()), markdown)
+
+
+def _help(command: list[str]) -> str:
+    rocketlet = Path(sys.executable).with_name("rocketlet")
+    environment = {**os.environ, "COLUMNS": "100"}
+    return subprocess.run(
+        [rocketlet, *command, "--help"], capture_output=True, text=True, check=True, env=environment
+    ).stdout
+
+
+def _fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text.rstrip()}\n```"

@@ -1,0 +1,66 @@
+"""The site builds; a broken link, a missing anchor or a page that is in no menu ends the build."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import rocketlet
+
+ROOT = Path(__file__).parents[2]
+
+needs_mkdocs = pytest.mark.skipif(
+    importlib.util.find_spec("mkdocstrings") is None, reason="needs the extra `docs`: make dev installs it"
+)
+
+
+def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--config-file",
+        config,
+        "--site-dir",
+        folder,
+    ]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+
+
+@needs_mkdocs
+def test_the_site_builds_and_its_reference_has_every_public_name(tmp_path: Path) -> None:
+    built = build(tmp_path)
+    assert built.returncode == 0, built.stdout + built.stderr
+    reference = (tmp_path / "reference" / "client" / "index.html").read_text()
+    constants = {"AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", "STICKY"}  # they are named in a sentence
+    missing = {
+        name
+        for name in set(rocketlet.__all__) - constants - {"__version__"}
+        if not re.search(rf'id="rocketlet\.client\.(\w+\.)?{name}"', reference)
+    }
+    assert not missing
+    assert "--advertise-external" in (tmp_path / "reference" / "command" / "index.html").read_text()
+
+
+@needs_mkdocs
+@pytest.mark.parametrize("text", ["[gone](gone.md)", "[gone](index.md#gone)", "[gone](/gone)"])
+def test_a_broken_link_ends_the_build(tmp_path: Path, text: str) -> None:
+    """With the settings of the site, but one page, no menu and no plugins."""
+    (tmp_path / "docs").mkdir()
+    page, config = tmp_path / "docs" / "index.md", tmp_path / "mkdocs.yml"
+    settings = (ROOT / "mkdocs.yml").read_text().split("\nnav:")[0]
+    config.write_text(re.sub(r"(?m)^hooks:.*\n|^plugins:\n(?: .*\n)+", "", settings))
+    page.write_text("# Home\n")
+    assert build(tmp_path / "site", config).returncode == 0
+    page.write_text(f"# Home\n\n{text}\n")
+    built = build(tmp_path / "site", config)
+    assert built.returncode != 0
+    assert "gone" in built.stdout + built.stderr
