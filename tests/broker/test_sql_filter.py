@@ -65,3 +65,25 @@ def test_a_filter_decides_as_rocketmq_does(expression: str, properties: dict[str
 def test_what_is_no_filter_is_refused_with_a_reason(expression: str) -> None:
     with pytest.raises(FilterError, match="filter"):
         parse_filter(expression)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a > 1e",
+        "a BETWEEN 1e AND 2",
+        "a > " + "9" * 5000,
+        "a = 1 AND " * 600 + "a = 1",
+        "(" * 400 + "a = 1" + ")" * 400,
+    ],
+)
+def test_what_is_too_odd_or_too_much_is_refused(text: str) -> None:
+    with pytest.raises(FilterError):
+        parse_filter(text)
+
+
+def test_a_filter_has_1000_words_and_signs_at_most() -> None:
+    items = ", ".join(["'x'"] * 497)
+    assert parse_filter(f"a IN ({items}, 'y')")("a\x01y")  # 999
+    with pytest.raises(FilterError, match="1001 words"):
+        parse_filter(f"a IN ({items}, 'y', 'z')")

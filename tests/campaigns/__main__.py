@@ -1,0 +1,59 @@
+"""`python -m tests.campaigns NAME [--seconds N | --count N] [--seed S] [--json]`; exits with 1 if a fault was found.
+
+A campaign is a module here with `run(limit, seed, folder) -> Outcome` and `DEFAULT_COUNT`. With `--json` the last line is an
+object with `campaign`, `tried`, `faults` (how many) and whatever the campaign measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+import orjson
+
+from .common import Limit, Outcome
+
+NAMES = sorted(
+    path.stem
+    for path in Path(__file__).parent.glob("*.py")
+    if not path.stem.startswith("_") and path.stem != "common" and not path.stem.startswith("test_")
+)
+
+
+def main() -> int:
+    options = _options()
+    campaign = import_module(f".{options.name}", __package__)
+    count = options.count if options.count or options.seconds else campaign.DEFAULT_COUNT
+    print(f"{options.name}: seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome: Outcome = campaign.run(Limit(count, options.seconds), options.seed, Path(folder))
+    for fault, times in sorted(outcome.faults.items(), key=lambda item: -item[1]):
+        print(f"{times:8d}  {fault}")
+    faults = sum(outcome.faults.values())
+    if options.json:
+        found = {"campaign": options.name, "tried": outcome.tried, "faults": faults, "seed": options.seed}
+        print(orjson.dumps(found | outcome.figures).decode())
+    else:
+        print(f"{outcome.tried} tried, {faults} faults; {outcome.figures}")
+    return 1 if faults else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns")
+    parser.add_argument("name", choices=NAMES)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--seconds", type=float)
+    length.add_argument("--count", type=int)
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(1 << 32), help="what a found fault is found again by"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
