@@ -37,7 +37,7 @@ def topic_of(queue: int) -> str:
 
 def create_topics(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:1"))
+    topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), on_change=lambda topic: None)
     for queue in range(0, QUEUES, QUEUES_PER_TOPIC):
         topics.put(TopicConfig(topic_of(queue), QUEUES_PER_TOPIC, QUEUES_PER_TOPIC), 0)
 

@@ -4,6 +4,9 @@ server        listens, and owns what runs in this process
 broker        a broker's state and its timers
 registration  tells name servers of the broker
 metrics       Prometheus metrics
+tasks         what runs at intervals, and what answers a request later
+open_files    how many files the process may open, and what they are shared out to
+permissions   what a request needs
 config        every setting and limit
 requests/     the table from request code to handler, and the handlers
 messages/, groups/  the state that they read and change

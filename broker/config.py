@@ -18,6 +18,10 @@ SWEEP_INTERVAL_S: Final = 10.0
 PERSIST_INTERVAL_S: Final = 5.0
 REGISTER_INTERVAL_S: Final = 30.0
 REGISTER_TIMEOUT_S: Final = 6.0
+REGISTER_LOOK_S: Final = 1.0  # between two looks whether a name server has hung up
+MAX_PENDING_TOPICS: Final = (
+    10_000  # changed topics that name servers are not told of yet; beyond, with the next interval
+)
 NOTIFY_DELAY_S: Final = 0.005  # changes of a group within this time make one notification
 LOCK_LEASE_S: Final = 60.0  # Apache's, for orderly consumption
 HANDOVER_LEASE_S: Final = 20.0  # Rocketlet members, who renew every 5 s

@@ -19,7 +19,6 @@ from .config import (
 from .nameserver.routes import Routes
 from .net.connection import Connection
 from .open_files import shares
-from .registration import Registration
 from .requests.dispatch import Dispatch
 from .store.flusher import Flusher
 
@@ -52,12 +51,13 @@ class Server:
         self._vip: asyncio.Server | None = None
         self._metrics: Metrics | None = None
         self._broker = broker
+        if broker is not None and broker.name_servers.local is not routes:
+            raise ValueError("give the name server's routes to the broker, too: Broker(config, routes)")
         self._routes = routes
         self._flusher = Flusher(broker.store) if broker and broker.config.flush == "sync" else None
         self._connections: dict[Connection, None] = {}
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._registration = Registration(broker, routes) if broker else None
         self.serve = Dispatch(broker, routes, self._flusher).serve
         self.max_connections = shares().connections
         self.now_s = asyncio.get_running_loop().time
@@ -87,8 +87,7 @@ class Server:
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         if self._broker is not None:
             self._broker.start()
-        if self._registration is not None:
-            await self._registration.start()
+            await self._broker.registration.start()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -100,8 +99,8 @@ class Server:
             if other is not None:
                 other.close()
         self._sweeper.cancel()
-        if self._registration is not None:
-            await self._registration.stop()
+        if self._broker is not None:
+            await self._broker.registration.stop()
         if self._flusher is not None:
             await self._flusher.drain()
         if self._broker is not None:

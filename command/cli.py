@@ -155,9 +155,10 @@ def _size(text: str) -> int:
 async def _start(options: argparse.Namespace) -> int:
     raise_limit()
     address = _bind(options)
-    broker = Broker(_config(options, address, ()))
+    routes = Routes()
+    broker = Broker(_config(options, address, ()), routes)
     async with Server(
-        options.host, options.port, broker=broker, routes=Routes(), external_port=options.external_port
+        options.host, options.port, broker=broker, routes=routes, external_port=options.external_port
     ) as server:
         _announce(broker)
         print(

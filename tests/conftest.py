@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.net.connection import Connection, Host
 from rocketlet.broker.server import Server
 from rocketlet.protocol.codes import Language, RequestCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
@@ -75,8 +76,8 @@ class Nodes:
         name = settings.pop("name", "broker-a")
         settings.setdefault("data_dir", self.folder / name)
         config = replace(BrokerConfig(data_dir=Path(), address=address, name=name), **settings)
-        broker = Broker(config)
         routes = None if config.name_servers else Routes()
+        broker = Broker(config, routes)
         server = Server("127.0.0.1", port, broker=broker, routes=routes)
         node = Node(address, broker, await server.__aenter__(), config)
         self.stack.push_async_callback(node.stop)
@@ -93,6 +94,11 @@ async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
 async def node(nodes: Nodes) -> Node:
     """One broker with its own name server."""
     return await nodes.start()
+
+
+def peer() -> Connection:
+    """A connection that is told apart from others, with nobody at the other end."""
+    return Connection(cast("Host", None))
 
 
 class Wire:

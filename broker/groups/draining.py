@@ -9,23 +9,26 @@ not in the list that it is given until then, and reads nothing. Long handlers ar
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from ...protocol import names
 from ...protocol.allocation import AVG, subscribe_queues
+from ...protocol.bodies import Route
 from ...protocol.headers import PullMessage
 from ..config import DRAIN_LIMIT_S
-from .members import ConsumerGroup, Member
-
-if TYPE_CHECKING:
-    from ..broker import Broker
+from ..messages.held_pulls import HeldPulls
+from ..net.connection import Connection
+from ..tasks import Tasks
+from .members import ConsumerGroup, ConsumerGroups, Member
+from .watch import Watch
 
 log = structlog.get_logger("rocketlet.groups")
 
 _Place = tuple[str, int]  # topic, queue id
+Tell = Callable[[ConsumerGroup], None]
 DROP_S = 5.0
 _NOT_KNOWN_YET: _Place = ("", -1)
 
@@ -34,7 +37,8 @@ _NOT_KNOWN_YET: _Place = ("", -1)
 class Drain:
     """A change that the group's foreign members do not know yet. `moving`: who reads the queues that will move."""
 
-    moving: dict[_Place, Any]
+    moving: dict[_Place, Connection]
+    tell: Tell
     left: set[_Place] = field(default_factory=set)
     was_kept_back: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -47,8 +51,23 @@ def is_foreign(member: Member) -> bool:
 
 
 class Draining:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    """`find_route(topic)`: which queues a topic has on all brokers, because members share them all."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        groups: ConsumerGroups,
+        watch: Watch,
+        held_pulls: HeldPulls,
+        find_route: Callable[[str], Awaitable[Route | None]],
+        tasks: Tasks,
+    ) -> None:
+        self._broker_name = broker_name
+        self._groups = groups
+        self._watch = watch
+        self._held_pulls = held_pulls
+        self._find_route = find_route
+        self._tasks = tasks
         self._told: dict[str, list[str]] = {}
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
@@ -77,12 +96,13 @@ class Draining:
         drain = self._drains.get(group)
         return drain is not None and (topic, queue_id) in drain.left
 
-    def changed(self, group: ConsumerGroup) -> None:
-        """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
+    def changed(self, group: ConsumerGroup, tell: Tell) -> None:
+        """Members or their topics have changed: drains what will move from a foreign reader, if there is one. `tell(group)`
+        is called when that is done, if it was kept back meanwhile."""
         self._changes[group.name] = change = self._changes.get(group.name, 0) + 1
         if any(map(is_foreign, group.members.values())):
-            self._replace(group.name, Drain({}, {_NOT_KNOWN_YET}))
-            self._broker.spawn(self._start(group, change))
+            self._replace(group.name, Drain({}, tell, {_NOT_KNOWN_YET}))
+            self._tasks.spawn(self._start(group, change, tell))
             return
         drain = self._drains.pop(group.name, None)
         if drain is not None and drain.timer is not None:
@@ -91,23 +111,21 @@ class Draining:
             self._told.pop(group.name, None)
             self._changes.pop(group.name, None)
 
-    async def _start(self, group: ConsumerGroup, change: int) -> None:
-        moving: dict[_Place, Any] = {}
+    async def _start(self, group: ConsumerGroup, change: int, tell: Tell) -> None:
+        moving: dict[_Place, Connection] = {}
         topics = {topic for member in group.members.values() for topic in member.subscriptions}
         for topic in sorted(topics):
             moving |= await self._moving(group, topic)
         if self._changes.get(group.name) != change:  # another change came meanwhile
             return
-        self._replace(group.name, Drain(moving, set(moving)))
+        self._replace(group.name, Drain(moving, tell, set(moving)))
         if not moving:
-            self._tell(group.name)
+            self._finish(group.name)
             return
-        for connection in dict.fromkeys(
-            moving.values()
-        ):  # what waits for messages comes back at once and says how far it is
-            for pull in self._broker.held_pulls.of(connection):
+        for connection in dict.fromkeys(moving.values()):
+            for pull in self._held_pulls.of(connection):
                 if (pull.queue.topic, pull.queue.queue_id) in moving:
-                    self._broker.held_pulls.let_go(pull)
+                    self._held_pulls.let_go(pull)  # its member comes back at once, and says how far it is
 
     def _replace(self, name: str, drain: Drain) -> None:
         before = self._drains.get(name)
@@ -116,26 +134,26 @@ class Draining:
             if before.timer is not None:
                 before.timer.cancel()
         self._drains[name] = drain
-        drain.timer = asyncio.get_running_loop().call_later(DRAIN_LIMIT_S, self._tell, name)
+        drain.timer = asyncio.get_running_loop().call_later(DRAIN_LIMIT_S, self._finish, name)
 
-    async def _moving(self, group: ConsumerGroup, topic: str) -> dict[_Place, Any]:
+    async def _moving(self, group: ConsumerGroup, topic: str) -> dict[_Place, Connection]:
         """The queues here whose foreign reader will not be their owner any more."""
-        route = await self._broker.find_route(topic)
+        route = await self._find_route(topic)
         if route is None:
             return {}
         queues = subscribe_queues(topic, route)
         ids = names.sorted_ids(group.client_ids(topic))
         owners = {queue: client_id for client_id in ids for queue in AVG.allocate(client_id, queues, ids)}
-        moving: dict[_Place, Any] = {}
+        moving: dict[_Place, Connection] = {}
         for queue, owner in owners.items():
-            reader = self._broker.watch.reader(group.name, topic, queue.queue_id)
-            member = group.members.get(reader)
-            here = queue.broker_name == self._broker.config.name
+            reader = self._watch.reader(group.name, topic, queue.queue_id)
+            member = group.members.get(reader) if reader else None
+            here = queue.broker_name == self._broker_name
             if here and member is not None and is_foreign(member) and member.client_id != owner:
-                moving[topic, queue.queue_id] = reader
+                moving[topic, queue.queue_id] = member.connection
         return moving
 
-    def holds_back(self, connection: Any, header: PullMessage) -> bool:
+    def holds_back(self, connection: Connection, header: PullMessage) -> bool:
         """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
         drain = self._drains.get(header.consumer_group)
         place = (header.topic, header.queue_id)
@@ -144,12 +162,12 @@ class Draining:
         if header.commit_offset >= header.queue_offset and place in drain.left:
             drain.left.discard(place)
             if not drain.left:
-                self._tell(header.consumer_group)
+                self._finish(header.consumer_group)
         return True
 
-    def _tell(self, name: str) -> None:
+    def _finish(self, name: str) -> None:
         """Everything is handled, or has had its time: the foreign members learn of the change."""
-        drain, group = self._drains.get(name), self._broker.groups.get(name)
+        drain, group = self._drains.get(name), self._groups.get(name)
         if drain is not None:
             if drain.timer is not None:
                 drain.timer.cancel()
@@ -162,4 +180,4 @@ class Draining:
             self._told[name] = group.client_ids()
             if drain is not None and drain.was_kept_back:
                 drain.was_kept_back = False
-                self._broker.notify_members(group)
+                drain.tell(group)

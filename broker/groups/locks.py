@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from ...protocol.bodies import Queue
 from ...protocol.group_bodies import LockRequest
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LOCK_LEASE_S, STANDSTILL_S
+from ..net.connection import Connection
 from ..store.files import read_state, write_state
 from .history import History
 
@@ -35,30 +35,38 @@ class Lock:
     """`connection` is None after a restart, until the client has come back."""
 
     client_id: str
-    connection: Any
+    connection: Connection | None
     epoch: int
     handover: bool
     renewed_s: float
     has_pulled: bool = False
     has_committed: bool = False
-    waiters: dict[Any, None] = field(default_factory=dict)
+    waiters: dict[Connection, None] = field(default_factory=dict)
 
     def is_over(self, now_s: float) -> bool:
         return now_s - self.renewed_s > (HANDOVER_LEASE_S if self.handover else LOCK_LEASE_S)
 
 
 class Locks:
-    """`on_free(group, connection)` is called for each member that waited for a queue that is free now, `on_change` when
-    there is something to save."""
+    """`on_free(connection, group)` is called for each member that waited for a queue that is free now, `on_change` when
+    there is something to save; `is_held_back(group, topic, queue_id)` says whether nobody may take a queue yet."""
 
-    def __init__(self, history: History, path: Path) -> None:
+    def __init__(
+        self,
+        history: History,
+        path: Path,
+        *,
+        on_free: Callable[[Connection, str], None],
+        on_change: Callable[[], None],
+        is_held_back: Callable[[str, str, int], bool],
+    ) -> None:
         self._path = path
         self._locks: dict[_Key, Lock] = {}
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_free = on_free
+        self._on_change = on_change
+        self._is_held_back = is_held_back
         self._history = history
         self._epoch = int(time.time() * 1000) << 16  # beyond every epoch of an earlier run
-        self.is_held_back: Callable[[str, str, int], bool] = lambda group, topic, queue_id: False
-        self.on_free: Callable[[str, Any], None] = lambda group, connection: None
         self._dirty = False
         self._awake_s = time.monotonic()
         since_s = time.monotonic()  # the latest renewal is not known, and its owner may not know of the restart yet
@@ -72,7 +80,7 @@ class Locks:
             write_state(self._path, leases, sync=sync)
             self._dirty = False
 
-    def lock(self, request: LockRequest, connection: Any) -> dict[Queue, int]:
+    def lock(self, request: LockRequest, connection: Connection) -> dict[Queue, int]:
         """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
         now_s = self._now_s()
         return {
@@ -81,7 +89,7 @@ class Locks:
             if (epoch := self._lock_one(request, queue, connection, now_s)) is not None
         }
 
-    def _lock_one(self, request: LockRequest, queue: Queue, connection: Any, now_s: float) -> int | None:
+    def _lock_one(self, request: LockRequest, queue: Queue, connection: Connection, now_s: float) -> int | None:
         key = (request.group, queue.topic, queue.queue_id)
         lock = self._locks.get(key)
         if lock is not None and not lock.is_over(now_s):
@@ -96,7 +104,7 @@ class Locks:
             return None
         if queue in request.epochs:
             return None  # a renewal takes nothing anew: its sender must first let go of what it has
-        if request.handover and self.is_held_back(*key):
+        if request.handover and self._is_held_back(*key):
             return None  # a foreign member still handles messages of it; the group is notified when it does not
         if lock is not None:
             self._note("lock expired", key, lock)
@@ -108,7 +116,7 @@ class Locks:
         self._note("locked", key, fresh)
         return fresh.epoch
 
-    def unlock(self, request: LockRequest, connection: Any) -> list[str]:
+    def unlock(self, request: LockRequest, connection: Connection) -> list[str]:
         """Frees the client's own locks; others' are left alone. Which it did not have, in words."""
         faults: list[str] = []
         for queue in request.queues:
@@ -124,14 +132,14 @@ class Locks:
                 self._free(key, "unlocked")
         return faults
 
-    def drop(self, connection: Any) -> None:
+    def drop(self, connection: Connection) -> None:
         """The connection is gone: its leases end, its waiting too."""
         for key, lock in list(self._locks.items()):
             lock.waiters.pop(connection, None)
             if lock.handover and lock.connection is connection:
                 self._free(key, "lock lost")
 
-    def leave(self, connection: Any, group: str) -> None:
+    def leave(self, connection: Connection, group: str) -> None:
         """A member unregisters: what it has not unlocked is free."""
         for key, lock in list(self._locks.items()):
             if key[0] == group and lock.handover and lock.connection is connection:
@@ -156,7 +164,7 @@ class Locks:
         self._awake_s = now_s
         return now_s
 
-    def commit_fault(self, group: str, queue: tuple[str, int], connection: Any, epoch: int | None) -> str | None:
+    def commit_fault(self, group: str, queue: tuple[str, int], connection: Connection, epoch: int | None) -> str | None:
         """Why a commit may not be stored, in words; None if it may. Only leases fence commits."""
         lock = self._locks.get((group, *queue))
         if lock is None or not lock.handover:
@@ -180,17 +188,17 @@ class Locks:
             lock.has_committed = True
             self._history.add(group, "first commit", lock.client_id, topic=topic, queue=queue_id, offset=offset)
 
-    def has_lease(self, group: str, topic: str, queue_id: int, connection: Any) -> bool:
+    def has_lease(self, group: str, topic: str, queue_id: int, connection: Connection) -> bool:
         """Whether a Rocketlet member other than this one owns the queue."""
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.handover and lock.connection is not connection
 
-    def is_leased_to(self, group: str, topic: str, queue_id: int, connection: Any) -> bool:
+    def is_leased_to(self, group: str, topic: str, queue_id: int, connection: Connection) -> bool:
         """Whether this Rocketlet member owns the queue."""
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.handover and lock.connection is connection
 
-    def is_owner(self, group: str, topic: str, queue_id: int, connection: Any) -> bool:
+    def is_owner(self, group: str, topic: str, queue_id: int, connection: Connection) -> bool:
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.connection is connection
 
@@ -202,10 +210,10 @@ class Locks:
         lock = self._locks.pop(key)
         self._note(event, key, lock)
         for waiter in lock.waiters:
-            self.on_free(key[0], waiter)
+            self._on_free(waiter, key[0])
 
     def _note(self, event: str, key: _Key, lock: Lock) -> None:
         if lock.handover:
             self._dirty = True
-            self.on_change()
+            self._on_change()
             self._history.add(key[0], event, lock.client_id, topic=key[1], queue=key[2], epoch=lock.epoch)

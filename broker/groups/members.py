@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
@@ -19,6 +18,7 @@ from ...protocol.bodies import ConsumerData
 from ...protocol.names import RETRY_PREFIX, sorted_ids
 from ...protocol.subscription import Subscription
 from ..config import HEARTBEAT_LIMIT_S, MAX_MEMBERS, LimitExceeded
+from ..net.connection import Connection
 from .history import History
 
 log = structlog.get_logger("rocketlet.groups")
@@ -29,7 +29,7 @@ class Member:
     """One client's membership in one group. Times are of the monotonic clock, in seconds."""
 
     client_id: str
-    connection: Any
+    connection: Connection
     data: ConsumerData
     language: int
     version: int
@@ -58,7 +58,7 @@ class ConsumerGroup:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.members: dict[Any, Member] = {}
+        self.members: dict[Connection, Member] = {}
         self.reported: frozenset[str] = frozenset()
         self._places: dict[str | None, dict[str, int]] = {}
 
@@ -66,9 +66,9 @@ class ConsumerGroup:
     def message_model(self) -> str:
         return next(iter(self.members.values())).data.message_model
 
-    def subscription(self, connection: Any, topic: str) -> Subscription | None:
+    def subscription(self, connection: Connection | None, topic: str) -> Subscription | None:
         """What the member of this connection wants of a topic; of a stranger, what the newest subscription says."""
-        member = self.members.get(connection)
+        member = self.members.get(connection) if connection else None
         if member is not None and topic in member.subscriptions:
             return member.subscriptions[topic]
         found = [item.subscriptions[topic] for item in self.members.values() if topic in item.subscriptions]
@@ -80,7 +80,7 @@ class ConsumerGroup:
         ids = (member.client_id for member in staying if topic is None or topic in member.subscriptions)
         return list(dict.fromkeys(ids))
 
-    def companions(self, connection: Any) -> list[str]:
+    def companions(self, connection: Connection) -> list[str]:
         """What a foreign member is told of the others: those that subscribe to a topic of its own. It does not say which
         topic it asks for, and takes everybody for a reader of all its topics."""
         asking = self.members.get(connection)
@@ -170,18 +170,26 @@ class ConsumerGroups:
     """All groups. `on_change(group)` is called when members or their topics changed, the group perhaps empty then;
     `queues_of(topic)` says how many queues may be read."""
 
-    def __init__(self, history: History, broker_name: str, queues_of: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        history: History,
+        broker_name: str,
+        queues_of: Callable[[str], int],
+        on_change: Callable[[ConsumerGroup], None],
+    ) -> None:
         self._broker_name = broker_name
         self._queues_of = queues_of
         self._groups: dict[str, ConsumerGroup] = {}
         self._history = history
-        self.on_change: Callable[[ConsumerGroup], None] = lambda group: None
+        self._on_change = on_change
         self.get = self._groups.get
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(list(self._groups.values()))
 
-    def heartbeat(self, connection: Any, client_id: str, data: ConsumerData, language: int, version: int) -> None:
+    def heartbeat(
+        self, connection: Connection, client_id: str, data: ConsumerData, language: int, version: int
+    ) -> None:
         """Registers or refreshes a member. Raises LimitExceeded beyond 10,000 members in a group."""
         group = self._groups.get(data.group)
         if group is None:
@@ -203,7 +211,7 @@ class ConsumerGroups:
         group.members[connection] = member
         self._changed(group, "joined", member)
 
-    def leave(self, connection: Any, name: str, event: str = "left") -> None:
+    def leave(self, connection: Connection, name: str, event: str = "left") -> None:
         group = self._groups.get(name)
         member = group.members.pop(connection, None) if group else None
         if group is None or member is None:
@@ -212,12 +220,12 @@ class ConsumerGroups:
             del self._groups[name]
         self._changed(group, event, member)
 
-    def drop(self, connection: Any, event: str = "closed") -> None:
+    def drop(self, connection: Connection, event: str = "closed") -> None:
         """The connection is gone, and with it its memberships."""
         for group in [group for group in self._groups.values() if connection in group.members]:
             self.leave(connection, group.name, event)
 
-    def expired(self) -> list[Any]:
+    def expired(self) -> list[Connection]:
         """Connections that sent no heartbeat for 120 s, to be dropped and closed."""
         limit = time.monotonic() - HEARTBEAT_LIMIT_S
         silent = (
@@ -233,7 +241,7 @@ class ConsumerGroups:
         log.info("member " + event, group=group.name, client=member.client_id, members=len(group.members))
         group.changed()
         self.check(group, member.client_id)
-        self.on_change(group)
+        self._on_change(group)
 
     def check(self, group: ConsumerGroup, client_id: str = "") -> None:
         """Names what members disagree in, each thing once."""

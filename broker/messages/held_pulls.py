@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import iter_unpack
-from typing import Any
 
 import structlog
 
 from ...protocol.subscription import Subscription
 from ..config import MAX_HELD_PULLS
+from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 
 log = structlog.get_logger("rocketlet.pulls")
@@ -24,7 +24,7 @@ log = structlog.get_logger("rocketlet.pulls")
 class HeldPull:
     """`answer` reads once more and writes what it finds; `seen` is the offset up to which nothing matched."""
 
-    connection: Any
+    connection: Connection
     queue: ConsumeQueue
     subscription: Subscription | None
     seen: int
@@ -97,12 +97,12 @@ class HeldPulls:
         if pull.timer is not None:
             pull.timer.cancel()
 
-    def drop(self, connection: Any) -> None:
+    def drop(self, connection: Connection) -> None:
         """The connection is gone."""
         for pull in self.of(connection):
             self._release(pull)
 
-    def of(self, connection: Any) -> list[HeldPull]:
+    def of(self, connection: Connection) -> list[HeldPull]:
         """The pulls of a connection."""
         return [pull for waiting in self._held.values() for pull in waiting if pull.connection is connection]
 

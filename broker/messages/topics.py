@@ -33,14 +33,14 @@ def _checked(topic: TopicConfig) -> TopicConfig:
 class Topics:
     """Settings by name. `on_change` is called with each topic that is new or altered."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, on_change: Callable[[TopicConfig], None]) -> None:
         self._path: Path = config.data_dir / "topics.json"
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
         self._since: dict[str, int] = {}
         self.is_current = False  # whether there can be no other topics than those in the file
         self.version = DataVersion(int(time.time() * 1000))
-        self.on_change: Callable[[TopicConfig], None] = lambda topic: None
+        self._on_change = on_change
         self.get = self._topics.get
         for topic in self._built_in():
             fault = names.topic_fault(topic.name)
@@ -121,8 +121,12 @@ class Topics:
         except Exception:
             self._restore(topic.name, before)
             raise
-        self.on_change(topic)
+        self._on_change(topic)
         return topic
+
+    def ensure(self, topic: TopicConfig, position: int) -> TopicConfig:
+        """The topic as it is, or made as asked. Raises as `put`."""
+        return self._topics.get(topic.name) or self.put(topic, position)
 
     def _restore(self, name: str, before: TopicConfig | None) -> None:
         if before is None:

@@ -1,5 +1,6 @@
-"""The name server.
+"""The name server, and a broker's way to it.
 
-routes    its table
-requests  its handlers
+routes    the table: which brokers there are, and which topics each has
+requests  the handlers
+link      what a broker has of its name servers
 """

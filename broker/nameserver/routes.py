@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import structlog
 
 from ...protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
 from ...protocol.codes import PERM_READ, PERM_WRITE
 from ..config import HEARTBEAT_LIMIT_S, MAX_KV_KEYS, MAX_KV_NAMESPACES, LimitExceeded
+from ..net.connection import Connection
 
 log = structlog.get_logger("rocketlet.nameserver")
 
@@ -20,7 +20,7 @@ log = structlog.get_logger("rocketlet.nameserver")
 class _Address:
     """One broker process. `connection` is None for the broker in the name server's own process."""
 
-    connection: Any
+    connection: Connection | None
     seen_s: float
     version: DataVersion | None
     external: str
@@ -47,7 +47,7 @@ class Routes:
         address: str,
         version: DataVersion,
         topics: Iterable[TopicConfig],
-        connection: Any,
+        connection: Connection | None,
         external: str | None = None,
     ) -> str | None:
         """Takes over what a broker says of itself. Returns the master's address, for a slave."""
@@ -77,11 +77,11 @@ class Routes:
             del self._brokers[name]
             log.info("broker gone", broker=name, address=address)
 
-    def drop(self, connection: Any) -> None:
+    def drop(self, connection: Connection | None) -> None:
         """A broker's connection is closed."""
         self._unregister_addresses([at for at, entry in self._addresses.items() if entry.connection is connection])
 
-    def expire(self) -> list[Any]:
+    def expire(self) -> list[Connection]:
         """Forgets brokers that were silent for 120 s and returns their connections, to be closed."""
         limit = time.monotonic() - HEARTBEAT_LIMIT_S
         silent = {

@@ -6,13 +6,15 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ...protocol.admin_bodies import ConnectionInfo
-from ...protocol.codes import ONEWAY_FLAG
+from ...protocol.codes import ONEWAY_FLAG, RequestCode
 from ...protocol.frame import Ext, Frame, encode
+from ...protocol.headers import ConsumerGroup, write
 from ..config import CLIENT_ANSWER_S
+from .connection import Connection
 
+MAX_OPAQUE = 0x7FFF_FFFF  # 32 bits with a sign, as Java clients read it
 Answered = Callable[[Frame | None], None]
 
 
@@ -20,25 +22,27 @@ class Clients:
     """Requests to clients are in JSON, because their receiver may be of any kind."""
 
     def __init__(self) -> None:
-        self._producers: dict[str, dict[Any, ConnectionInfo]] = {}
-        self._by_id: dict[str, Any] = {}
+        self._producers: dict[str, dict[Connection, ConnectionInfo]] = {}
+        self._by_id: dict[str, Connection] = {}
         self._turn = itertools.count()
         self._opaque = itertools.count(1)
-        self._waiting: dict[tuple[Any, int], tuple[Answered, asyncio.TimerHandle]] = {}
+        self._waiting: dict[tuple[Connection, int], tuple[Answered, asyncio.TimerHandle]] = {}
 
-    def heartbeat(self, connection: Any, client_id: str, groups: tuple[str, ...], language: int, version: int) -> None:
+    def heartbeat(
+        self, connection: Connection, client_id: str, groups: tuple[str, ...], language: int, version: int
+    ) -> None:
         self._by_id[client_id] = connection
         info = ConnectionInfo(client_id, connection.peer, language, version, int(time.time() * 1000))
         for group in groups:
             self._producers.setdefault(group, {})[connection] = info
 
-    def forget_producer(self, group: str, connection: Any) -> None:
+    def forget_producer(self, group: str, connection: Connection) -> None:
         members = self._producers.get(group, {})
         members.pop(connection, None)
         if not members:
             self._producers.pop(group, None)
 
-    def drop(self, connection: Any) -> None:
+    def drop(self, connection: Connection) -> None:
         """The connection is gone; who waits for its answer gets None."""
         for group in [group for group, members in self._producers.items() if connection in members]:
             self.forget_producer(group, connection)
@@ -53,33 +57,40 @@ class Clients:
     def all_producers(self) -> Mapping[str, list[ConnectionInfo]]:
         return {group: list(members.values()) for group, members in self._producers.items()}
 
-    def any_producer(self, group: str) -> Any | None:
+    def any_producer(self, group: str) -> Connection | None:
         """A connection of the group, each in turn; None without one."""
         connections = list(self._producers.get(group, ()))
         return connections[next(self._turn) % len(connections)] if connections else None
 
-    def connection_of(self, client_id: str) -> Any | None:
+    def connection_of(self, client_id: str) -> Connection | None:
         return self._by_id.get(client_id)
 
     # Requests to clients
 
-    def tell(self, connection: Any, code: int, ext: Ext, body: bytes = b"") -> None:
-        """A one-way request."""
-        connection.write([encode(Frame(code, next(self._opaque), ext, body, ONEWAY_FLAG))])
+    def group_changed(self, connection: Connection, group: str, topic: str | None = None) -> None:
+        """The group of a member is another than before. A topic, which only Rocketlet clients look at, has other queues."""
+        self.tell(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, write(ConsumerGroup(group, topic)))
 
-    def ask(self, connection: Any, code: int, ext: Ext, body: bytes, answered: Answered) -> None:
+    def tell(self, connection: Connection, code: int, ext: Ext, body: bytes = b"") -> None:
+        """A one-way request."""
+        connection.write([encode(Frame(code, self._next_opaque(), ext, body, ONEWAY_FLAG))])
+
+    def ask(self, connection: Connection, code: int, ext: Ext, body: bytes, answered: Answered) -> None:
         """A request; `answered` gets the answer, or None after 10 s or when the client hangs up."""
-        opaque = next(self._opaque) & 0x7FFFFFFF
+        opaque = self._next_opaque()
         key = (connection, opaque)
         timer = asyncio.get_running_loop().call_later(CLIENT_ANSWER_S, self._settle, key, None)
         self._waiting[key] = (answered, timer)
         connection.write([encode(Frame(code, opaque, ext, body))])
 
-    def answer(self, connection: Any, frame: Frame) -> None:
+    def _next_opaque(self) -> int:
+        return next(self._opaque) & MAX_OPAQUE
+
+    def answer(self, connection: Connection, frame: Frame) -> None:
         """A client's answer; one that nobody waits for is dropped."""
         self._settle((connection, frame.opaque), frame)
 
-    def _settle(self, key: tuple[Any, int], frame: Frame | None) -> None:
+    def _settle(self, key: tuple[Connection, int], frame: Frame | None) -> None:
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             waiting[1].cancel()

@@ -22,14 +22,14 @@ def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Bu
     if request.strategy not in _STRATEGIES:
         remark = f"the strategy {request.strategy} is unknown; use {', '.join(_STRATEGIES)}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    broker.spawn(_answer(broker, connection, frame, request))
+    broker.tasks.spawn(_answer(broker, connection, frame, request))
     return None
 
 
 async def _answer(
     broker: Broker, connection: Connection, frame: Frame, request: group_bodies.AssignmentRequest
 ) -> None:
-    route = await broker.find_route(request.topic)
+    route = await broker.name_servers.find_route(request.topic)
     if route is None:
         remark = f"topic[{request.topic}] not exist"
         connection.write(answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark))

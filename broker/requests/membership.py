@@ -32,7 +32,7 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
                 return answer(frame, ResponseCode.NO_PERMISSION, remark=fault)
         if settings is not None:
             queues = settings.retry_queues
-            broker.ensure_topic(TopicConfig(names.retry_topic(consumer.group), queues, queues))
+            broker.topics.ensure(TopicConfig(names.retry_topic(consumer.group), queues, queues), broker.store.end)
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
     broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     return answer(frame)

@@ -190,7 +190,7 @@ class Sends:
         limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
         if header.reconsume_times < limit:
             return name, queue_id, text
-        dead = self._broker.ensure_topic(TopicConfig(names.dlq_topic(group), 1, 1))
+        dead = self._topics.ensure(TopicConfig(names.dlq_topic(group), 1, 1), self._store.end)
         return dead.name, 0, props.without(text, props.DELAY)
 
     def _place_batch(
@@ -291,12 +291,12 @@ def _stage_again(broker: Broker, header: SendBack, record: Record, settings: Gro
     text = _sent_back(record, header)
     if level:
         queues = settings.retry_queues
-        topic = broker.ensure_topic(TopicConfig(names.retry_topic(header.group), queues, queues))
+        topic = broker.topics.ensure(TopicConfig(names.retry_topic(header.group), queues, queues), broker.store.end)
         text = props.appended(text, props.DELAY, str(level))
         queue_id = random.randrange(topic.write_queues or 1)
         queue, text, code = delayed(broker, level, topic.name, queue_id, text)
     else:
-        topic = broker.ensure_topic(TopicConfig(names.dlq_topic(header.group), 1, 1))
+        topic = broker.topics.ensure(TopicConfig(names.dlq_topic(header.group), 1, 1), broker.store.end)
         queue, code = broker.store.queue(topic.name, 0), tag_code(text)
     broker.appender.stage_again(record, queue, _property_bytes(text), code, reconsume_times=record.reconsume_times + 1)
 

@@ -52,7 +52,9 @@ def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         fault = f"the topic {name} is a system topic, which cannot be deleted"
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    broker.delete_topic(name)
+    broker.topics.delete(name)
+    broker.store.delete_topic(name)
+    broker.offsets.forget_topic(name)
     log.info("topic deleted", topic=name)
     return answer(frame)
 

@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.net.connection import Connection
 from rocketlet.broker.server import Server
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, Queue, TopicConfig
@@ -19,7 +21,7 @@ from rocketlet.protocol.names import retry_topic
 from rocketlet.protocol.registration_body import encode_registration
 from rocketlet.protocol.subscription import parse_subscription
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, free_port
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, free_port, peer
 from .test_pulls import SUBSCRIBED, SUSPEND, pull, send
 
 QUEUE = Queue("t", "broker-a", 0)
@@ -87,7 +89,10 @@ async def test_notifications_can_be_switched_off(node: Node, wire: Wire) -> None
     group = bodies.encode_group(GroupConfig("g", notify_enable=False))
     await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
     await beat(wire, "c1")
-    node.broker._notify()
+    changed = node.broker.groups.get("g")
+    assert changed is not None
+    node.broker.notifications.changed(changed)
+    node.broker.notifications._tell_waiting()
     assert wire.requests == []
     assert not [
         event for event in node.broker.history.of("g") if event["event"] == "notified" and event["members"] == 0
@@ -261,64 +266,72 @@ async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connec
     assert group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE] == epoch
 
 
-def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rocketlet.broker.groups.history import History
+def make_locks(folder: Path, told: list[Connection] | None = None) -> Locks:
+    """Locks alone; who is told of a free queue is in `told`."""
+    return Locks(
+        History(),
+        folder / "locks.json",
+        on_free=lambda connection, group: told.append(connection) if told is not None else None,
+        on_change=lambda: None,
+        is_held_back=lambda group, topic, queue_id: False,
+    )
 
+
+def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("rocketlet.broker.groups.locks.time.monotonic", lambda: now)
-    locks, told = Locks(History(), tmp_path / "locks.json"), []
-    locks.on_free = lambda group, connection: told.append(connection)
+    told: list[Connection] = []
+    locks = make_locks(tmp_path, told)
+    one, two = peer(), peer()
     request = LockRequest("c1", "g", (QUEUE,), True)
     other = LockRequest("c2", "g", (QUEUE,), True)
-    locks.lock(request, "one")
-    assert locks.lock(other, "two") == {}
+    locks.lock(request, one)
+    assert locks.lock(other, two) == {}
     for _ in range(20):
         now += 1
         locks.expire()
     assert told == []
     now += 1
     locks.expire()
-    assert told == ["two"]
-    assert QUEUE in locks.lock(other, "two")
-    assert locks.commit_fault("g", ("t", 0), "one", 1)
+    assert told == [two]
+    assert QUEUE in locks.lock(other, two)
+    assert locks.commit_fault("g", ("t", 0), one, 1)
 
 
 def test_a_broker_that_stood_still_gives_its_members_time_to_renew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rocketlet.broker.groups.history import History
-
     now = 1000.0
     monkeypatch.setattr("rocketlet.broker.groups.locks.time.monotonic", lambda: now)
-    locks = Locks(History(), tmp_path / "locks.json")
+    locks = make_locks(tmp_path)
+    one, two = peer(), peer()
     mine, other = LockRequest("c1", "g", (QUEUE,), True), LockRequest("c2", "g", (QUEUE,), True)
-    epoch = locks.lock(mine, "one")[QUEUE]
+    epoch = locks.lock(mine, one)[QUEUE]
     now += 30  # renewals wait in the sockets
-    assert locks.lock(other, "two") == {}, "asked for before the renewal is read"
+    assert locks.lock(other, two) == {}, "asked for before the renewal is read"
     locks.expire()
-    assert locks.lock(mine, "one") == {QUEUE: epoch}
+    assert locks.lock(mine, one) == {QUEUE: epoch}
     now += 30
     locks.expire()
     for _ in range(20):
         now += 1
         locks.expire()
-    assert QUEUE in locks.lock(other, "two"), "time to renew, not for ever"
+    assert QUEUE in locks.lock(other, two), "time to renew, not for ever"
 
 
 def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
-    from rocketlet.broker.groups.history import History
-
-    locks = Locks(History(), tmp_path / "locks.json")
+    locks = make_locks(tmp_path)
+    one, again = peer(), peer()
     ask = LockRequest("c1", "g", (QUEUE,), True)
-    first = locks.lock(ask, "one")[QUEUE]
+    first = locks.lock(ask, one)[QUEUE]
     renewal = LockRequest("c1", "g", (QUEUE,), True, {QUEUE: first})
-    assert locks.lock(renewal, "one") == {QUEUE: first}
-    locks.drop("one")
-    assert locks.lock(renewal, "one again") == {}, "it was free meanwhile"
-    second = locks.lock(ask, "one again")[QUEUE]
+    assert locks.lock(renewal, one) == {QUEUE: first}
+    locks.drop(one)
+    assert locks.lock(renewal, again) == {}, "it was free meanwhile"
+    second = locks.lock(ask, again)[QUEUE]
     assert second > first
-    assert locks.lock(renewal, "one again") == {}
-    assert locks.lock(ask, "one again") == {QUEUE: second}
+    assert locks.lock(renewal, again) == {}
+    assert locks.lock(ask, again) == {QUEUE: second}
 
 
 async def test_apaches_locks_last_and_survive_a_closed_socket(node: Node, connect: Connect) -> None:

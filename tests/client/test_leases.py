@@ -14,10 +14,17 @@ from rocketlet.client.shares import Shares
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.group_bodies import LockRequest
 
-from ..conftest import Node, Wire, create_topic, eventually
+from ..conftest import Node, Wire, create_topic, eventually, peer
 
 QUEUE = Queue("t", "broker-a", 0)
 PLACE = ("t", 0)
+
+
+def drop_lease(node: Node) -> None:
+    """As if the owner's connection was gone, of which it knows nothing."""
+    connection = node.broker.locks._locks["g", "t", 0].connection
+    assert connection is not None
+    node.broker.locks.drop(connection)
 
 
 class Gate:
@@ -90,9 +97,8 @@ async def test_nothing_begins_when_the_lease_is_over_by_the_members_clock(
     gate = Gate()
     async with Consumer(node.address, "g", "t", gate.handle, start="first", concurrency=1) as consumer:
         await eventually(lambda: bool(gate.begun))
-        connection = node.broker.locks._locks["g", "t", 0].connection
-        node.broker.locks.drop(connection)
-        epoch = node.broker.locks.lock(LockRequest("thief", "g", (QUEUE,), True), object())[QUEUE]
+        drop_lease(node)
+        epoch = node.broker.locks.lock(LockRequest("thief", "g", (QUEUE,), True), peer())[QUEUE]
         (message,) = gate.begun
         assert not message.lease_lost
         real = time.clock_gettime
@@ -141,7 +147,7 @@ async def test_a_queue_is_taken_again_only_when_its_earlier_handlers_have_ended(
     monkeypatch.setattr(Shares, "of", counted)
     async with Consumer(node.address, "g", "t", gate.handle, start="first", orderly=True) as consumer:
         await eventually(lambda: bool(gate.begun))
-        node.broker.locks.drop(node.broker.locks._locks["g", "t", 0].connection)
+        drop_lease(node)
         await eventually(lambda: QUEUE not in consumer.assignment())
         before = passes["t"]
         await eventually(lambda: passes["t"] > before + 2)

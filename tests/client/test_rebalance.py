@@ -17,7 +17,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import RETRY_PREFIX
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, peer
 
 QUEUES = 8
 
@@ -268,7 +268,7 @@ async def test_a_lease_that_is_not_reclaimed_after_a_restart_ends(
     home = await nodes.start(name="home")
     guest = await nodes.start(name="guest", name_servers=(home.address,))
     request = LockRequest("gone", "g", (Queue("t", "guest", 0),), True)
-    guest.broker.locks.lock(request, object())
+    guest.broker.locks.lock(request, peer())
     await guest.stop()
     again = await restart(nodes, guest)
     assert again.broker.locks.owners("g") == {("t", 0): "gone"}

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.broker import broker as broker_module
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net.clients import Clients
 from rocketlet.broker.requests.dispatch import Dispatch
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Producer
 from rocketlet.command import logs
-from rocketlet.protocol.codes import Language, RequestCode
+from rocketlet.protocol.codes import Language
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, free_port
 from . import compatibility
@@ -71,7 +70,7 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         request.module.__name__.rpartition(".")[2], JAVA_CLIENT
     )
     seen: set[tuple[int, str]] = set()
-    serve, tell, ask, notify = Dispatch.serve, Clients.tell, Clients.ask, broker_module.notify
+    serve, tell, ask = Dispatch.serve, Clients.tell, Clients.ask
 
     def serving(dispatch: Dispatch, connection: Any, frames: list[Any]) -> None:
         for frame in frames:
@@ -87,14 +86,9 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         seen.add((code, client))
         ask(clients, connection, code, *arguments)
 
-    def notifying(connection: Any, group: str, topic: str | None = None) -> None:
-        seen.add((RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, client))
-        notify(connection, group, topic)
-
     monkeypatch.setattr(Dispatch, "serve", serving)
     monkeypatch.setattr(Clients, "tell", telling)
     monkeypatch.setattr(Clients, "ask", asking)
-    monkeypatch.setattr(broker_module, "notify", notifying)
     yield
     if request.node.stash.get(_passed, False):
         mark = request.node.get_closest_marker("feature")

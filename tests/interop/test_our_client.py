@@ -83,7 +83,8 @@ class Ours:
         )
         port = int(self.address.rpartition(":")[2])
         self._stack = AsyncExitStack()
-        await self._stack.enter_async_context(Server("127.0.0.1", port, broker=Broker(config), routes=Routes()))
+        routes = Routes()
+        await self._stack.enter_async_context(Server("127.0.0.1", port, broker=Broker(config, routes), routes=routes))
         return self
 
     async def __aexit__(self, *exception: object) -> None:

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocketlet.broker import broker as broker_module
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.net.clients import Clients
+from rocketlet.broker.net.connection import Connection
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer, RocketletError
 from rocketlet.protocol.allocation import AVG, STICKY
@@ -214,10 +215,10 @@ class World:
             vip_channel=False,
         )
         with node.process.running():
-            node.broker = Broker(config)
+            routes = Routes() if node.runs_name_server else None
+            node.broker = Broker(config, routes)
             self._watch_offsets(node.broker)
             self._watch_locks(node.broker)
-            routes = Routes() if node.runs_name_server else None
             node.server = Server("127.0.0.1", node.port, broker=node.broker, routes=routes)
             for topic in self.topics:
                 if node.broker.topics.get(topic) is None:
@@ -535,7 +536,7 @@ def simulate(seed: int) -> World:
     _raised.clear()
     loop = SimLoop(seed)
     folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    real_notify, real_sync, real_pid = broker_module.notify, os.fdatasync, os.getpid
+    real_notify, real_sync, real_pid = Clients.group_changed, os.fdatasync, os.getpid
     state = random.getstate()
     random.seed(seed)
     asyncio.set_event_loop(loop)
@@ -543,11 +544,11 @@ def simulate(seed: int) -> World:
         with virtual_time(loop):
             world = World(seed, loop, folder)
 
-            def notify(connection: Any, group: str, topic: str | None = None) -> None:
+            def notify(clients: Clients, connection: Connection, group: str, topic: str | None = None) -> None:
                 if world.rng.random() >= world.plan.lost_notifications:
-                    real_notify(connection, group, topic)
+                    real_notify(clients, connection, group, topic)
 
-            broker_module.notify = notify
+            Clients.group_changed = notify  # type: ignore[method-assign, assignment]
             os.fdatasync = lambda fd: None
             os.getpid = lambda: 1  # it is in the clients' ids, and sets of them are in the order of their hashes
             try:
@@ -562,7 +563,8 @@ def simulate(seed: int) -> World:
                 if tasks:  # those of killed processes never end
                     loop.run_until_complete(asyncio.wait(tasks, timeout=1))
     finally:
-        broker_module.notify, os.fdatasync, os.getpid = real_notify, real_sync, real_pid
+        Clients.group_changed = real_notify  # type: ignore[method-assign]
+        os.fdatasync, os.getpid = real_sync, real_pid
         random.setstate(state)
         asyncio.set_event_loop(None)
         loop.close()

@@ -144,9 +144,10 @@ async def test_a_range_whose_begin_has_expired_fails_or_begins_later(tmp_path: P
     port = free_port()
     address = f"127.0.0.1:{port}"
     config = BrokerConfig(data_dir=tmp_path, address=address, name="broker-a", segment_bytes=1 << 20, retain_hours=0)
-    broker = Broker(config)
+    routes = Routes()
+    broker = Broker(config, routes)
     async with (
-        Server("127.0.0.1", port, broker=broker, routes=Routes()),
+        Server("127.0.0.1", port, broker=broker, routes=routes),
         Producer(address, default_queues=1) as producer,
     ):
         for _ in range(30):

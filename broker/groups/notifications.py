@@ -1,0 +1,68 @@
+"""Tells members that their group is another than before: NOTIFY_CONSUMER_IDS_CHANGED.
+
+Changes within 5 ms make one notification. Foreign members are told when the queues that move away from them are drained
+(`draining`), Rocketlet members at once: they hand a queue over under its lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from ...protocol.bodies import TopicConfig
+from ..config import NOTIFY_DELAY_S
+from ..net.clients import Clients
+from .draining import Draining, is_foreign
+from .history import History
+from .members import ConsumerGroup, ConsumerGroups
+from .settings import GroupConfigs
+
+log = structlog.get_logger("rocketlet.groups")
+
+
+class Notifications:
+    def __init__(
+        self, groups: ConsumerGroups, settings: GroupConfigs, history: History, clients: Clients, draining: Draining
+    ) -> None:
+        self._groups = groups
+        self._settings = settings
+        self._history = history
+        self._clients = clients
+        self._draining = draining
+        self._waiting: dict[str, None] = {}
+
+    def changed(self, group: ConsumerGroup) -> None:
+        """Members or their topics are others than before: the members will be told."""
+        self._draining.changed(group, self._tell)
+        if not self._waiting:
+            asyncio.get_running_loop().call_later(NOTIFY_DELAY_S, self._tell_waiting)
+        self._waiting[group.name] = None
+
+    def _tell_waiting(self) -> None:
+        names, self._waiting = list(self._waiting), {}
+        for name in names:
+            group = self._groups.get(name)
+            try:
+                if group is not None:
+                    self._tell(group)
+            except Exception:
+                log.exception("timer failed", action="notify", group=name)
+
+    def _tell(self, group: ConsumerGroup) -> None:
+        settings = self._settings.find(group.name)
+        if settings is None or not settings.notify_enable:
+            return
+        later = self._draining.keep_back(group.name)
+        told = [connection for connection, member in group.members.items() if not (later and is_foreign(member))]
+        for connection in told:
+            self._clients.group_changed(connection, group.name)
+        self._history.add(group.name, "notified", "", members=len(told))
+
+    def topic_changed(self, topic: TopicConfig) -> None:
+        """Tells the groups that read a topic that it has other queues; name servers know it by now."""
+        for group in self._groups:
+            if any(topic.name in member.subscriptions for member in group.members.values()):
+                for connection in group.members:
+                    self._clients.group_changed(connection, group.name, topic.name)
+                self._groups.check(group)

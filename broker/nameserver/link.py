@@ -1,0 +1,113 @@
+"""What a broker has of its name servers: the table of the one in its own process, and links to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable
+
+import structlog
+
+from ...protocol.bodies import Route, decode_route
+from ...protocol.codes import RequestCode, ResponseCode
+from ...protocol.frame import Frame, FrameError, FrameReader, encode
+from ...protocol.headers import TopicName, write
+from ..config import REGISTER_TIMEOUT_S
+from .routes import Routes
+
+log = structlog.get_logger("rocketlet.registration")
+
+
+class Link:
+    """A connection to one name server, opened when it is needed."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._frames = FrameReader()
+        self._numbers = itertools.count(1)
+        self._lock = asyncio.Lock()
+
+    async def request(self, frame: Frame) -> Frame:
+        """Raises OSError, TimeoutError or FrameError, the connection then closed."""
+        async with self._lock, asyncio.timeout(REGISTER_TIMEOUT_S):
+            try:
+                return await self._request(frame._replace(opaque=next(self._numbers)))
+            except BaseException:
+                self.close()
+                raise
+
+    async def _request(self, frame: Frame) -> Frame:
+        if self._streams is None or self.is_fresh:
+            self.close()
+            host, _, port = self.address.rpartition(":")
+            self._streams = await asyncio.open_connection(host.strip("[]"), int(port))
+            self._frames = FrameReader()
+        reader, writer = self._streams
+        writer.write(encode(frame))
+        while True:
+            data = await reader.read(65_536)
+            if not data:
+                raise ConnectionResetError(f"the name server {self.address} closed the connection")
+            for answer in self._frames.feed(data):
+                if answer.is_response and answer.opaque == frame.opaque:
+                    return answer
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the name server may be another than the one that was told before: it has hung up, or was never told."""
+        return self._streams is None or self._streams[0].at_eof()
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+class NameServers:
+    """`local`: the table of the name server in this process, if there is one."""
+
+    def __init__(self, addresses: Iterable[str], local: Routes | None) -> None:
+        self.local = local
+        self._links = [Link(address) for address in addresses]
+
+    @property
+    def are_elsewhere(self) -> bool:
+        """Whether there are name servers in other processes."""
+        return bool(self._links)
+
+    @property
+    def any_is_fresh(self) -> bool:
+        """Whether one of them may know nothing of this broker yet."""
+        return any(link.is_fresh for link in self._links)
+
+    async def find_route(self, topic: str) -> Route | None:
+        """A topic's route, of the name server in this process or of the first one that answers."""
+        if self.local is not None:
+            return self.local.route(topic)
+        request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=write(TopicName(topic)))
+        for link in self._links:
+            answer = await self._ask(link, request)
+            if answer is not None:
+                return decode_route(answer.body) if answer.code == ResponseCode.SUCCESS else None
+        return None
+
+    async def tell(self, frame: Frame) -> None:
+        """Asks all at once; returns when each has answered or failed to."""
+        await asyncio.gather(*(self._tell(link, frame) for link in self._links))
+
+    async def _tell(self, link: Link, frame: Frame) -> None:
+        answer = await self._ask(link, frame)
+        if answer is not None and answer.code != ResponseCode.SUCCESS:
+            log.warning("name server refused", address=link.address, code=answer.code, remark=answer.remark)
+
+    async def _ask(self, link: Link, frame: Frame) -> Frame | None:
+        try:
+            return await link.request(frame)
+        except (OSError, FrameError) as error:  # TimeoutError is an OSError
+            log.warning("name server not reached", address=link.address, reason=str(error) or "timeout")
+            return None
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
