@@ -15,9 +15,10 @@ from ..protocol.frame import Ext, Frame
 from ..protocol.headers import TopicName, write
 from ..protocol.schema import BodyError
 from .access import Access
-from .config import MAX_NAME_SERVERS, ROUTE_INTERVAL_S, ROUTE_PATIENCE_S
+from .arguments import parse_addresses
+from .config import ROUTE_INTERVAL_S, ROUTE_PATIENCE_S
 from .connection import Connection, Connections
-from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
+from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, TopicNotFound
 from .log import get_logger
 
 log = get_logger("rocketlet.cluster")
@@ -29,7 +30,7 @@ class Cluster:
     answers what brokers ask, by request code."""
 
     def __init__(self, name_server: str, access: Access | None = None) -> None:
-        self._name_servers = _addresses(name_server)
+        self._name_servers = parse_addresses(name_server)
         random.shuffle(self._name_servers)
         self._routes: dict[str, Route] = {}
         self._masters: dict[str, str] = {}
@@ -204,14 +205,3 @@ def by_broker(queues: Iterable[Queue]) -> dict[str, list[Queue]]:
     for queue in queues:
         groups.setdefault(queue.broker_name, []).append(queue)
     return groups
-
-
-def _addresses(text: str) -> list[str]:
-    addresses = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f"name_server: {address!r} is not host:port")
-    if not addresses or len(addresses) > MAX_NAME_SERVERS:
-        raise ConfigError(f"name_server: {len(addresses)} addresses given; 1 to {MAX_NAME_SERVERS} are needed")
-    return addresses

@@ -14,8 +14,17 @@ from ..protocol.allocation import AVG, Strategy
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.headers import SendBack, write
-from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
+from ..protocol.subscription import TAG, Subscription
 from .access import Access
+from .arguments import (
+    check_callable,
+    check_count,
+    check_group,
+    check_seconds,
+    check_start,
+    check_strategy,
+    parse_subscriptions,
+)
 from .broadcast import Broadcast
 from .cluster import Cluster
 from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, PullLimits, Start
@@ -74,10 +83,22 @@ class Consumer:
         on_revoked: Listener | None = None,
         access: Access | None = None,
     ) -> None:
-        _check(group, batch_size, concurrency)
+        check_group(group)
+        check_callable("handler", handler)
+        check_callable("on_assigned", on_assigned)
+        check_callable("on_revoked", on_revoked)
+        check_count("concurrency", concurrency, 1, MAX_HANDLER_CONCURRENCY)
+        if batch_size is not None:
+            check_count("batch_size", batch_size, 1)
+        if max_reconsume_times is not None:
+            check_count("max_reconsume_times", max_reconsume_times, 0)
+        check_seconds("commit_interval_s", commit_interval_s)
+        check_seconds("drain_s", drain_s, may_be_zero=True)
+        check_start(start)
+        check_strategy(strategy)
         self.group = group
         self._name_server = name_server
-        self._subscriptions = _parsed(subscriptions)
+        self._subscriptions = parse_subscriptions(subscriptions)
         if not broadcasting:
             retry = names.retry_topic(group)
             self._subscriptions[retry] = Subscription(retry, version=_now_ms())
@@ -421,16 +442,6 @@ class Consumer:
                 await self._arrived.wait()
 
 
-def _check(group: str, batch_size: int | None, concurrency: int) -> None:
-    fault = names.group_fault(group)
-    if fault:
-        raise ConfigError(f"group: {fault}")
-    if batch_size is not None and batch_size < 1:
-        raise ConfigError(f"batch_size: {batch_size} is less than 1")
-    if not 1 <= concurrency <= MAX_HANDLER_CONCURRENCY:
-        raise ConfigError(f"concurrency: {concurrency} is not 1 to {MAX_HANDLER_CONCURRENCY}")
-
-
 def _now_ms() -> int:
     return int(time.time() * 1000)
 
@@ -442,24 +453,6 @@ async def _awaited(answer: Awaitable[None], queue: Queue) -> None:
         raise
     except BaseException:
         log.exception("listener failed", queue=str(queue))
-
-
-def _parsed(subscriptions: Mapping[str, str] | str) -> dict[str, Subscription]:
-    """Subscriptions by topic, of a topic's name or of expressions by topic. Raises ConfigError."""
-    expressions = {subscriptions: "*"} if isinstance(subscriptions, str) else subscriptions
-    if not expressions:
-        raise ConfigError("subscriptions: none given; name a topic, or map topics to tag expressions")
-    parsed: dict[str, Subscription] = {}
-    for topic, expression in expressions.items():
-        fault = names.topic_fault(topic)
-        if fault:
-            raise ConfigError(f"subscriptions: {fault}")
-        try:
-            kind = SQL92 if isinstance(expression, Sql) else TAG
-            parsed[topic] = parse_subscription(topic, expression, version=_now_ms(), kind=kind)
-        except SubscriptionError as error:
-            raise ConfigError(f"subscriptions: {topic}: {error}") from None
-    return parsed
 
 
 __all__ = ["Consumer", "Reject", "RetryLater"]

@@ -18,6 +18,7 @@ from ..protocol.frame import ExtValue, Frame
 from ..protocol.headers import UnregisterClient, write
 from ..protocol.message import MAX_BODY_BYTES, BatchEntry, encode_batch
 from .access import Access
+from .arguments import check_callable, check_count, check_group, check_seconds
 from .cluster import Cluster
 from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
 from .connection import Connection
@@ -87,9 +88,12 @@ class Producer:
         check: Check | None = None,
         access: Access | None = None,
     ) -> None:
-        fault = names.group_fault(group)
-        if fault:
-            raise ConfigError(f"group: {fault}")
+        check_group(group)
+        check_seconds("timeout_s", timeout_s)
+        check_count("retries", retries, 0)
+        check_count("compress_over_bytes", compress_over_bytes, 0)
+        check_count("default_queues", default_queues, 1)
+        check_callable("check", check)
         self.client_id = new_client_id()
         self.group = group
         self._timeout_s = timeout_s
@@ -217,7 +221,7 @@ class Producer:
 
         Raises as `send` does; MessageIllegal for delayed messages and for more than 4 MiB together.
         """
-        fault = names.topic_fault(topic)
+        fault = _topic_fault(topic)
         if fault:
             raise MessageIllegal(fault)
         now_ms = int(time.time() * 1000)
@@ -271,7 +275,7 @@ class Producer:
     ) -> tuple[dict[str, ExtValue], bytes, str]:
         """Header fields but the queue, the body as it travels, and the message's key."""
         if topic not in self._queues:
-            fault = names.topic_fault(topic)
+            fault = _topic_fault(topic)
             if fault:
                 raise MessageIllegal(fault)
         if type(body) is not bytes or not 0 < len(body) <= MAX_BODY_BYTES:
@@ -366,6 +370,8 @@ class Producer:
     def _choose(self, queues: list[Queue], queue_key: str | None, failed: Queue | None) -> Queue:
         """By key, or in turn; after a failure on another broker if there is one."""
         if queue_key is not None:
+            if not isinstance(queue_key, str):
+                raise MessageIllegal(f"the queue key {queue_key!r} is not a text; use str({queue_key!r})")
             return queues[zlib.crc32(queue_key.encode()) % len(queues)]
         self._turn = turn = self._turn + 1
         if failed is not None:
@@ -407,13 +413,15 @@ def _properties(
     if tag:
         text = f"TAGS\x01{_plain('tag', tag)}\x02{text}"
     if keys:
-        joined = keys if isinstance(keys, str) else " ".join(keys)
+        joined = keys if isinstance(keys, str) else _joined(keys)
         text = f"KEYS\x01{_plain('keys', joined)}\x02{text}"
     if delay_level:
-        if delay_level < 0:
-            raise MessageIllegal(f"the delay level is {delay_level}; 1 to 18 delay, 0 does not")
+        if not isinstance(delay_level, int) or delay_level < 0:
+            raise MessageIllegal(f"the delay level is {delay_level!r}; 1 to 18 delay, 0 does not")
         text = f"DELAY\x01{delay_level}\x02{text}"
     if properties:
+        if not isinstance(properties, Mapping):
+            raise MessageIllegal(f"the properties {properties!r} are no mapping of texts")
         fault = props.reserved_fault(properties)
         if fault:
             raise MessageIllegal(fault)
@@ -423,7 +431,19 @@ def _properties(
     return text
 
 
+def _topic_fault(topic: str) -> str | None:
+    return names.topic_fault(topic) if isinstance(topic, str) else f"the topic {topic!r} is not a text"
+
+
+def _joined(keys: Sequence[str]) -> str:
+    if not isinstance(keys, Iterable) or not all(isinstance(key, str) for key in keys):
+        raise MessageIllegal(f"the keys {keys!r} are neither a text nor texts; use str(...)")
+    return " ".join(keys)
+
+
 def _plain(name: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise MessageIllegal(f"the {name} {text!r} is not a text; use str({text!r})")
     if not text.strip() or "\x01" in text or "\x02" in text:
         raise MessageIllegal(f"the {name} {text!r} may neither be blank nor hold U+0001 or U+0002")
     return text

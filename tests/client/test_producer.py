@@ -201,3 +201,42 @@ async def test_the_connection_opens_in_json_and_switches(node: Node) -> None:
         connection = await producer._cluster.connection(node.address)
         answer = await connection.request(RequestCode.GET_BROKER_CLUSTER_INFO, {})
         assert answer.serialize_type == MSGPACK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"name_server": None}, "None is not a text"),
+        ({"name_server": "localhost"}, "'localhost' is not host:port"),
+        ({"name_server": "https://h:1"}, "is not host:port"),
+        ({"group": 5}, "group: 5 is not a text"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"retries": -1}, "retries"),
+        ({"compress_over_bytes": -1}, "compress_over_bytes"),
+        ({"default_queues": 0}, "default_queues"),
+        ({"check": True}, "check: True cannot be called"),
+    ],
+)
+def test_wrong_settings_are_refused_when_the_producer_is_made(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Producer(**{"name_server": "h:1", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"topic": 5}, "the topic 5 is not a text"),
+        ({"keys": 4711}, "the keys 4711 are neither a text nor texts"),
+        ({"keys": [4711]}, "the keys"),
+        ({"queue_key": 12}, r"the queue key 12 is not a text; use str\(12\)"),
+        ({"tag": 5}, "the tag 5 is not a text"),
+        ({"message_id": 5}, "the message id 5 is not a text"),
+        ({"properties": {"a": 5}}, "'a' is 5; names and values must be text"),
+        ({"properties": [("a", "b")]}, "no mapping"),
+        ({"delay_level": "3"}, "the delay level is '3'"),
+    ],
+)
+async def test_what_is_no_text_is_refused_by_name(node: Node, arguments: dict[str, Any], reason: str) -> None:
+    async with Producer(node.address) as producer:
+        with pytest.raises(MessageIllegal, match=reason):
+            await producer.send(**{"topic": "t", "body": b"x", **arguments})

@@ -1,0 +1,98 @@
+"""What users pass when they make a client is checked here, before anything begins: a wrong argument is named, with what is
+allowed. Each function raises ConfigError."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..protocol import names
+from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
+from .config import MAX_NAME_SERVERS
+from .errors import ConfigError
+
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]").fullmatch
+
+
+def parse_addresses(text: Any) -> list[str]:
+    """The name servers of `host:port;host:port`."""
+    if not isinstance(text, str):
+        raise ConfigError(f"name_server: {text!r} is not a text; give 'host:port', several separated by ';'")
+    addresses = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not _HOST(host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"name_server: {address!r} is not host:port, such as 127.0.0.1:9876")
+    if not addresses or len(addresses) > MAX_NAME_SERVERS:
+        raise ConfigError(f"name_server: {len(addresses)} addresses given; 1 to {MAX_NAME_SERVERS} are needed")
+    return addresses
+
+
+def check_group(group: Any) -> None:
+    fault = names.group_fault(group) if isinstance(group, str) else f"{group!r} is not a text"
+    if fault:
+        raise ConfigError(f"group: {fault}")
+
+
+def check_count(name: str, value: Any, least: int, most: int | None = None) -> None:
+    if type(value) is not int or value < least or (most is not None and value > most):
+        allowed = f"a whole number from {least}" + ("" if most is None else f" to {most}")
+        raise ConfigError(f"{name}: {value!r} is not {allowed}")
+
+
+def check_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:
+    if type(value) not in (int, float) or not (value > 0 or (may_be_zero and value == 0)):
+        raise ConfigError(f"{name}: {value!r} is not a number of seconds {'from' if may_be_zero else 'above'} 0")
+
+
+def check_callable(name: str, value: Any) -> None:
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name}: {value!r} cannot be called; give a function or `async def` function")
+
+
+def check_start(start: Any) -> None:
+    if start not in ("last", "first") and (type(start) is not int or start < 0):
+        raise ConfigError(f"start: {start!r} is neither 'last' nor 'first' nor a time in ms since 1970")
+
+
+def check_strategy(strategy: Any) -> None:
+    if isinstance(strategy, type) or not (
+        isinstance(getattr(strategy, "name", None), str) and callable(getattr(strategy, "allocate", None))
+    ):
+        allowed = "AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY or an object with `name` and `allocate`"
+        raise ConfigError(f"strategy: {strategy!r} is none; import {allowed}")
+
+
+def parse_subscriptions(subscriptions: Any) -> dict[str, Subscription]:
+    """Subscriptions by topic, of a topic's name or of expressions by topic."""
+    expressions = {subscriptions: "*"} if isinstance(subscriptions, str) else subscriptions
+    if not isinstance(expressions, Mapping):
+        raise ConfigError(
+            f"subscriptions: {subscriptions!r} is neither a topic nor expressions by topic, such as {{'a': '*', 'b': 'new'}}"
+        )
+    if not expressions:
+        raise ConfigError("subscriptions: none given; name a topic, or map topics to tag expressions")
+    return {topic: _subscription(topic, expression) for topic, expression in expressions.items()}
+
+
+def _subscription(topic: Any, expression: Any) -> Subscription:
+    fault = names.topic_fault(topic) if isinstance(topic, str) else f"{topic!r} is not a text"
+    if fault:
+        raise ConfigError(f"subscriptions: {fault}")
+    if not isinstance(expression, str):
+        raise ConfigError(
+            f"subscriptions: {topic}: {expression!r} is no expression; use '*', 'TagA || TagB' or Sql(...)"
+        )
+    kind = SQL92 if isinstance(expression, Sql) else TAG
+    try:
+        parsed = parse_subscription(topic, expression, version=int(time.time() * 1000), kind=kind)
+    except SubscriptionError as error:
+        raise ConfigError(f"subscriptions: {topic}: {error}") from None
+    odd = sorted(tag for tag in parsed.tags if re.search(r"[\s|,&]", tag) or tag == "*")
+    if odd:
+        raise ConfigError(
+            f"subscriptions: {topic}: {odd[0]!r} is no tag; separate tags by '||', or filter by Sql(\"TAGS = '...'\")"
+        )
+    return parsed
