@@ -1,4 +1,4 @@
-"""The main job: a year of flights through a cluster of real processes, with consumers that come, go and die.
+"""The demo: a year of flights through a cluster of real processes, with consumers that come, go and die.
 
 __main__    the course of events        processes   children: brokers, members, Spark
 flights     the data                    screen      what the terminal shows meanwhile

@@ -1,6 +1,6 @@
 """What brokers and name servers answer to administration, read by a client: the counterpart of `admin_bodies`.
 
-Apache's brokers of 4.9 and 5.3 write the same bodies with more fields; what is not named here is left alone.
+Apache's brokers of 4.9 and 5.3 write the same bodies with more fields; fields that are not named here are ignored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The bodies of administration: what mqadmin asks of brokers, and brokers of their clients.
+"""The bodies of administration: what mqadmin asks brokers, and what brokers then ask their clients.
 
-Maps whose keys are message queues are written as fastjson writes them (`fastjson_text.object_keys`): Java reads them so or
-with text keys, Go only so.
+Maps whose keys are message queues are written as fastjson writes them (`fastjson_text.object_keys`): Java also reads
+text keys, Go does not.
 """
 
 from __future__ import annotations
@@ -298,10 +298,10 @@ def encode_properties(settings: Mapping[str, Any]) -> bytes:
 
 
 def decode_properties(body: bytes) -> dict[str, str]:
-    """`name=value` lines; blank lines and those beginning with # are left out. Raises BodyError."""
+    """`name=value` lines; blank lines and lines that begin with # are skipped. Raises BodyError."""
     try:
         lines = [line.strip() for line in body.decode().splitlines()]
     except UnicodeDecodeError:
-        raise BodyError("the settings are no UTF-8 text") from None
+        raise BodyError("the settings are not UTF-8 text") from None
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name.strip(): value.strip() for name, _, value in pairs}

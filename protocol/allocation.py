@@ -1,7 +1,7 @@
-"""HOW queues are shared: the allocation strategies, pure. Each gives what Apache's of the same name gives.
+"""HOW queues are shared: the allocation strategies. Each gives the same shares as Apache's strategy of the same name.
 
 A strategy is called with a member's own id, all queues and all member ids of one topic, both sorted, and returns the
-member's queues. All members must use the same one: they do not talk to each other.
+member's queues. All members must use the same strategy, because they do not talk to each other.
 
 What moves when the n-th member joins or leaves a group that shares q queues (8 to 100 queues, 2 to 20 members): AVG 31 to
 46 %, because shares are consecutive; AVG_BY_CIRCLE 62 to 91 %; CONSISTENT_HASH about q / n, but shares differ; STICKY the
@@ -31,14 +31,14 @@ class Strategy(Protocol):
 
 @runtime_checkable
 class ByPosition(Protocol):
-    """A strategy that needs to know only how many members there are, and which of them a member is: not their ids."""
+    """A strategy that needs only a member's position and how many members there are, not their ids."""
 
     def allocate_at(self, index: int, members: int, queues: Sequence[Queue]) -> list[Queue]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Averagely:
-    """Consecutive queues, sizes differing by one at most: the default."""
+    """The default: consecutive queues, in shares that differ by one at most."""
 
     name: str = "AVG"
 
@@ -72,7 +72,7 @@ class AveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """A fixed list of queues, whatever the members."""
+    """A fixed list of queues, whoever the members are."""
 
     queues: tuple[Queue, ...]
     name: str = "CONFIG"
@@ -107,7 +107,7 @@ class MachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class MachineRoomNearby:
-    """The inner strategy among the queues and members of one room; rooms without members are shared by all."""
+    """Applies `inner` within each room. Queues of rooms without members are shared by all."""
 
     inner: Strategy
     broker_room: Callable[[Queue], str]
@@ -152,7 +152,7 @@ def _grouped(items: Sequence[T], room_of: Callable[[T], str]) -> dict[str, list[
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHash:
-    """Queues on a ring of member hashes, so that few move when a member comes or goes."""
+    """Queues and members on a ring of hashes: few queues move when a member comes or goes."""
 
     virtual_nodes: int = 10
     name: str = "CONSISTENT_HASH"
@@ -180,8 +180,8 @@ def _next(points: Sequence[int], point: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """Equal shares, sizes differing by one at most, with the fewest queues moved. Where not all members use it, or the
-    broker does not tell owners, it is AVG."""
+    """Shares that differ by one at most, with as few queues moved as possible. Works like AVG if a member uses another
+    strategy, or if the broker does not say who owns what."""
 
     name: str = "STICKY"
 

@@ -1,7 +1,7 @@
-"""The JSON bodies: what requests and answers carry beside their header.
+"""The JSON bodies of requests and answers.
 
-Every body is written compactly (a Go client reads a blank inside `brokerAddrs` as part of the address) and read
-leniently, as fastjson writes. `decode_*` raise BodyError with the body's name and what is wrong with it.
+Bodies are written without blanks (a Go client takes a blank inside `brokerAddrs` for a part of the address), and read
+as leniently as fastjson reads. `decode_*` raise BodyError with the body's name and what is wrong with it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Queue(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ConsumerData:
     """One consumer group in a heartbeat. Rocketlet's own fields, which Apache's brokers ignore: `strategy`, how the member
-    allocates queues; `leaving`, that it is giving its queues up and wants no share any more; `assigned`, the queues that it
+    allocates queues; `leaving`, that it gives up its queues and wants no share; `assigned`, the queues that it
     owns; `queue_counts`, how many queues it sees, by broker name and topic."""
 
     group: str
@@ -306,7 +306,7 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """One broker name: its addresses by broker id; 0 is the master."""
+    """The addresses of one broker name, by broker id; 0 is the master."""
 
     name: str
     cluster: str
@@ -420,8 +420,8 @@ def decode_topic_list(data: TopicListShape) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """A consumer group's settings at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200). `strict` is ours: members that
-    subscribe to something else than the others are refused."""
+    """A consumer group's settings at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200). `strict` is ours: a member
+    whose subscriptions differ from the others' is refused."""
 
     name: str
     consume_enable: bool = True

@@ -1,4 +1,4 @@
-"""The numbers of the wire: request codes, response codes, languages, flags."""
+"""The numbers of the wire protocol: request codes, response codes, languages, flags."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RequestCode(IntEnum):
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
     QUERY_ASSIGNMENT = 400  # 5.0's: a member asks the broker for its share
-    # Rocketlet's own, far from Apache's (whose highest is 4 digits); an Apache broker answers 3 to it.
+    # Rocketlet's own, far from Apache's, which have 4 digits at most. An Apache broker answers it with 3.
     GET_GROUP_HISTORY = 77_001
 
 

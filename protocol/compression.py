@@ -1,4 +1,4 @@
-"""How bodies are compressed: the sender's choice, named in the sys flag; brokers never touch it."""
+"""How bodies are compressed. The sender chooses, and the sys flag says how; brokers never touch it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compressed(body: bytes) -> tuple[bytes, int]:
 
 
 def decompressed(body: bytes, sys_flag: int) -> bytes:
-    """The body as its producer had it. Raises MessageError if it cannot be read or exceeds 64 MiB."""
+    """The body as the producer had it. Raises MessageError if it cannot be read or exceeds 64 MiB."""
     if not sys_flag & SYS_COMPRESSED:
         return body
     try:
@@ -35,7 +35,7 @@ def decompressed(body: bytes, sys_flag: int) -> bytes:
     except (zlib.error, RuntimeError, zstandard.ZstdError) as error:
         raise MessageError(f"the compressed body cannot be read: {error}") from None
     if not ended:
-        raise MessageError(f"the compressed body is cut off or exceeds {MAX_DECOMPRESSED_BYTES} bytes")
+        raise MessageError(f"the compressed body is cut off, or has more than {MAX_DECOMPRESSED_BYTES} bytes")
     return plain
 
 

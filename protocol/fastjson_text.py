@@ -1,4 +1,4 @@
-"""Reads and writes JSON as Apache's fastjson does: map keys that are numbers or objects stand there unquoted.
+"""Reads and writes JSON as Apache's fastjson does, with unquoted numbers and objects as keys of maps.
 
     {"brokerAddrs":{0:"10.0.0.1:10911"}}        {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}
 
@@ -33,7 +33,7 @@ def loads(data: bytes) -> Any:
     try:
         return _Reader(data.decode()).document()
     except (UnicodeDecodeError, IndexError):
-        raise JsonError(f"no JSON: {data[:80]!r}") from None
+        raise JsonError(f"this is not JSON: {data[:80]!r}") from None
 
 
 def object_keys(pairs: Iterable[tuple[Any, Any]]) -> bytes:
@@ -50,7 +50,7 @@ class _Reader:
             self._tokens.append(match[1])
             end = match.end()
         if text[end:].strip():
-            raise JsonError(f"no JSON at character {end}: {text[end : end + 40]!r}")
+            raise JsonError(f"this is not JSON from character {end} on: {text[end : end + 40]!r}")
 
     def document(self) -> Any:
         value = self._value(0)
@@ -90,7 +90,7 @@ class _Reader:
         while self._peek() != "}":
             key = self._value(depth + 1)
             if self._next() != ":":
-                raise JsonError("a key without a colon")
+                raise JsonError("a key has no colon after it")
             pairs[key if isinstance(key, str) else orjson.dumps(key).decode()] = self._value(depth + 1)
             if self._peek() == ",":
                 self._next()
@@ -102,4 +102,4 @@ def _scalar(token: str) -> Any:
     try:
         return orjson.loads(token)
     except orjson.JSONDecodeError:
-        raise JsonError(f"no JSON value: {token[:40]!r}") from None
+        raise JsonError(f"this is not a JSON value: {token[:40]!r}") from None

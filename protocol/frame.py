@@ -2,10 +2,10 @@
 
     int32 total | 1 byte serialize type, 3 bytes header length | header | body
 
-`total` counts everything after itself. The serialize type belongs to the frame, not to the connection: whoever
-answers uses the type of the request. JSON and ROCKETMQ are Apache's; MSGPACK is ours, an array
+`total` counts everything after itself. The serialize type belongs to the frame, not to the connection: an
+answer has the type of its request. JSON and ROCKETMQ are Apache's; MSGPACK is ours, an array
 `[code, flag, opaque, language, version, remark, ext]` whose `ext` values keep their types, so that numbers need no
-parsing. Values of `ext` are therefore `str` from Apache peers and `str | int | bool` from ours; `headers` reads both.
+parsing. So values of `ext` are `str` from Apache's peers and `str | int | bool` from ours; `headers` reads both.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _unpackb = msgpack.unpackb
 
 
 class FrameError(ValueError):
-    """The bytes are no frame: the connection that sent them cannot be read further and must be closed."""
+    """The bytes are not a frame. The rest of the connection cannot be read, so it must be closed."""
 
 
 class Frame(NamedTuple):
@@ -130,15 +130,15 @@ def encode(frame: Frame) -> bytes:
 
 
 def encode_msgpack(code: int, flag: int, opaque: int, language: int, ext: Ext, body: bytes = b"") -> bytes:
-    """What `encode` makes of a MessagePack frame without a remark, without making the frame: for what is sent per
-    message."""
+    """The same bytes as `encode` makes of a MessagePack frame without a remark, but without a Frame: for what is sent for
+    each message."""
     header: bytes = _packb((code, flag, opaque, language, VERSION, None, ext))
     size = len(header)
     return b"".join((_PREFIX.pack(4 + size + len(body), _MSGPACK_MARK | size), header, body))
 
 
 def encode_head(frame: Frame, body_bytes: int) -> bytes:
-    """Everything of the frame but its body, for a body that is written from where it lies."""
+    """The frame without its body. The body can then be written from where it is, without a copy."""
     header = _ENCODERS[frame.serialize_type](frame)
     size = len(header)
     return _PREFIX.pack(4 + size + body_bytes, frame.serialize_type << 24 | size) + header
@@ -173,10 +173,10 @@ def _decode_json(header: bytes, body: bytes) -> Frame:
 
 
 def _as_int32(value: object) -> int:
-    """The numbers of a header are Java ints; a larger one would fit into no answer."""
+    """The numbers of a header are Java ints. A larger one would not fit into an answer."""
     number = int(value) if isinstance(value, int | str) else None
     if number is None or not -0x8000_0000 <= number <= 0x7FFF_FFFF:
-        raise ValueError(f"{str(value)[:40]!r} is no number of 32 bits")
+        raise ValueError(f"{str(value)[:40]!r} is not a number of 32 bits")
     return number
 
 
@@ -237,7 +237,7 @@ _DECODERS: Final = {JSON: _decode_json, ROCKETMQ: _decode_binary, MSGPACK: _deco
 
 
 class FrameReader:
-    """Cuts what a socket delivers into frames. Holds at most one unfinished frame (16 MiB)."""
+    """Cuts what a socket delivers into frames. Keeps one unfinished frame (16 MiB) at most."""
 
     __slots__ = ("_needed", "_rest")
 

@@ -1,4 +1,4 @@
-"""The bodies of membership: locks, member lists, assignments, filters; with Rocketlet's own fields, which others ignore."""
+"""The bodies of membership: locks, member lists, assignments, filters; fields that are ours are ignored by others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def decode_lock_request(data: LockShape) -> LockRequest:
 
 
 def encode_locked(epochs: Mapping[Queue, int]) -> bytes:
-    """LOCK_BATCH_MQ's answer: the queues that were locked; the epoch of each is ours, and ignored by others."""
+    """LOCK_BATCH_MQ's answer: the queues that were locked. Their epochs are ours; others ignore them."""
     return orjson.dumps({"lockOKMQSet": [queue_json(queue) | {"epoch": epoch} for queue, epoch in epochs.items()]})
 
 

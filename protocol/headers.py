@@ -1,4 +1,4 @@
-"""What travels in the extension fields of a header, per request code.
+"""The extension fields of a header, for each request code.
 
 Each class is one header; its fields are the wire's, in camelCase there. `read` makes one from a frame's `ext`,
 `write` turns it back. Field names and defaults: RocketMQ 4.9's `*RequestHeader` and `*ResponseHeader`.
@@ -16,7 +16,7 @@ H = TypeVar("H", bound=tuple[Any, ...])
 
 
 class HeaderError(ValueError):
-    """A required field is missing, or a field is of a wrong type. The text names it."""
+    """A required field is missing or has a wrong type. The text names it."""
 
 
 class SendMessage(NamedTuple):
@@ -347,7 +347,7 @@ def read_send_v2(ext: Ext) -> SendMessage:
             int(ext["l"]) if "l" in ext else None,
         )
     except (KeyError, ValueError, TypeError) as error:
-        raise HeaderError(f"the header field {error} is missing or no number") from None
+        raise HeaderError(f"the header field {error} is missing or is not a number") from None
 
 
 def _boolean(value: ExtValue) -> bool:

@@ -36,7 +36,7 @@ _START: Final = Struct(">iI")
 
 
 class MessageError(ValueError):
-    """The bytes are no message record, or the values make none."""
+    """The bytes are not a message record, or the values cannot become one."""
 
 
 def encode_host(address: str, port: int) -> bytes:
@@ -45,7 +45,7 @@ def encode_host(address: str, port: int) -> bytes:
     try:
         return socket.inet_pton(family, address) + port.to_bytes(4, "big")
     except OSError:
-        raise MessageError(f"{address!r} is no IP address") from None
+        raise MessageError(f"{address!r} is not an IP address") from None
 
 
 def decode_host(data: bytes) -> tuple[str, int]:
@@ -128,7 +128,7 @@ class Record(NamedTuple):
 
 
 def decode_record(data: bytes, position: int = 0) -> Record:
-    """The record at `position`. Raises MessageError if there is none, or if it is cut off."""
+    """The record at `position`. Raises MessageError if it is not there or cut off."""
     try:
         head = _HEAD_V4
         if data[position + 39] & 0x30:
@@ -140,7 +140,7 @@ def decode_record(data: bytes, position: int = 0) -> Record:
         properties_at = topic_at + data[topic_at - 1] + 2
         end = properties_at + (data[properties_at - 2] << 8 | data[properties_at - 1])
         if magic != MAGIC or end - position != size or end > len(data) or body_size < 0:
-            raise MessageError(f"no message record at byte {position}")
+            raise MessageError(f"there is no message record at byte {position}")
         topic, properties = data[topic_at : properties_at - 2].decode(), data[properties_at:end].decode()
         return Record._make((size, *fields[2:14], data[body_at : topic_at - 1], topic, properties))
     except (StructError, IndexError, UnicodeDecodeError):
@@ -161,7 +161,7 @@ def record_size(data: bytes, position: int) -> int:
 
 
 def decode_records(data: bytes) -> Iterator[Record]:
-    """The records of a pull's body, in order. Raises MessageError at the first that cannot be read."""
+    """The records of a pull's body, in order. Raises MessageError for the first that cannot be read."""
     position, end = 0, len(data)
     while position < end:
         record = decode_record(data, position)

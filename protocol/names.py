@@ -1,4 +1,4 @@
-"""Topics and groups: which names are legal, which are the system's, and what is derived from them."""
+"""Names of topics and groups: which are legal, which the system uses, and which are derived from others."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def group_fault(group: str) -> str | None:
 
 
 class IllegalName(ValueError):
-    """A name that no topic or group may have. The text says why."""
+    """A name that a topic or group may not have. The text says why."""
 
 
 def _fault(kind: str, name: str, limit_chars: int) -> str | None:

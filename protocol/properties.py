@@ -1,6 +1,6 @@
 """A message's properties: `name \\x01 value \\x02 name \\x01 value`, UTF-8, at most 32,767 bytes.
 
-The names below are RocketMQ's own. Users may not set them; `reserved_fault` says so.
+The names below belong to RocketMQ. `reserved_fault` refuses them in messages of users.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def encode(properties: Mapping[str, str]) -> str:
 
 
 def decode(text: str) -> dict[str, str]:
-    """The properties of a text, by Java's rules: an item of under 3 characters, without a name or a value, is none."""
+    """The properties of a text, by Java's rules: an item under 3 characters, or without a name or a value, is skipped."""
     properties: dict[str, str] = {}
     for item in text.split(PAIR_END):
         name, _, value = item.partition(NAME_END)
@@ -82,7 +82,7 @@ def decode(text: str) -> dict[str, str]:
 
 
 def find(text: str, name: str) -> str | None:
-    """One property's value without parsing the others."""
+    """The value of one property, without parsing the others."""
     wanted = name + NAME_END
     at = 0 if text.startswith(wanted) else text.find(PAIR_END + wanted) + 1
     if at == 0 and not text.startswith(wanted):

@@ -83,7 +83,7 @@ def _inflated(body: bytes) -> bytes:
 
 
 class _Parts:
-    """Numbers and byte strings with their length in front. Raises ValueError for what the bytes left cannot hold."""
+    """Numbers and byte strings with their length in front. Raises ValueError for a length that the rest cannot hold."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

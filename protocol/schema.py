@@ -1,7 +1,7 @@
-"""JSON bodies, checked once: their types, counts and lengths where they come in, by msgspec.
+"""JSON bodies are checked once, where they come in: msgspec checks their types, counts and lengths.
 
-A `Shape` names the fields that are read; others are ignored, as fastjson ignores them. Like fastjson it takes numbers and
-booleans that stand there as text. What a decoder behind `reads` gets has the types that its shape says.
+A `Shape` names the fields that are read; others are ignored, as fastjson ignores them. Like fastjson it accepts numbers and
+booleans as text. What a decoder behind `reads` gets has the types that its shape says.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QueueList = Annotated[list[T], Meta(max_length=MAX_REQUEST_QUEUES)]
 
 
 class BodyError(ValueError):
-    """A body that cannot be read, and why."""
+    """A body cannot be read. The text says why."""
 
 
 class Shape(msgspec.Struct, rename="camel"):

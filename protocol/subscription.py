@@ -14,7 +14,7 @@ SQL92: Final = "SQL92"
 
 
 class Sql(str):
-    """A subscription's expression that filters by message properties: `Sql("price > 5 AND kind IN ('a', 'b')")`."""
+    """Filters by message properties, evaluated by the broker: `Sql("price > 5 AND kind IN ('a', 'b')")`."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ def java_hash(text: str) -> int:
 
 
 def tag_code(properties: str) -> int:
-    """What a broker filters a message by: the hash of the tag in its properties' text, 0 without one."""
+    """What a broker filters a message by: the hash of its tag, 0 without one."""
     tag = props.find(properties, props.TAGS)
     return java_hash(tag) if tag else 0
 

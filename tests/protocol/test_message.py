@@ -135,5 +135,5 @@ def test_a_body_that_inflates_beyond_the_limit_is_refused() -> None:
     import zlib
 
     bomb = zlib.compress(b"\0" * (65 * 1024 * 1024))
-    with pytest.raises(m.MessageError, match="exceeds"):
+    with pytest.raises(m.MessageError, match="or has more than"):
         decompressed(bomb, 0x301)
