@@ -33,6 +33,7 @@ from .net.clients import Clients
 from .net.connection import Connection
 from .open_files import shares
 from .registration import Registration
+from .store.flusher import Flusher
 from .store.store import Store, StoreFull
 from .tasks import Tasks
 
@@ -62,6 +63,7 @@ class Broker:
             open_files=shares().segments,
             syncs=config.flush == "sync",
         )
+        self.flusher = Flusher(self.store) if config.flush == "sync" else None
         self.topics = Topics(config, on_change=self._topic_changed)
         self.recovered = self.store.recover(self.topics.since(), knows_topics=self.topics.is_current)
         self.topics.adopt(self.recovered.unknown_topics)
@@ -72,6 +74,7 @@ class Broker:
         self.statistics = Statistics(self.store)
 
         self.offsets = Offsets(folder / "offsets.json")
+        self.offsets.clamp(self.store.queues)
         self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
         self.groups = ConsumerGroups(self.history, config.name, self.topics.queues_of, on_change=self._group_changed)
         self.locks = Locks(
@@ -132,8 +135,17 @@ class Broker:
         await self.tasks.stop()
         self.delays.stop()
         self.held_pulls.answer_all()
-        self.persist(sync=True)
+        if self.flusher is not None:
+            await self.flusher.drain()
+        self.persist(closes=True)
         self.store.close()
+
+    def when_kept(self, action: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        """Calls `action` at once; with `--flush sync` when everything stored is on the device, or `otherwise`."""
+        if self.flusher is None:
+            action()
+        else:
+            self.flusher.after_sync(action, otherwise)
 
     def change_config(self, config: BrokerConfig) -> None:
         """Other settings from now on; name servers are told."""
@@ -154,18 +166,22 @@ class Broker:
 
     # Timers
 
-    def persist(self, sync: bool = False) -> None:
-        """Offsets, delay progress and the indexes; what a full disk refuses is tried again the next time."""
-        sync = sync or self.config.flush == "sync"
+    def persist(self, closes: bool = False) -> None:
+        """Offsets, delay progress and the indexes; what a full disk refuses is tried again the next time.
+
+        closes: all of it is on the device, so that the next start needs to read nothing again."""
+        is_synced = closes or self.flusher is not None
+        # The log first: progress that is kept while the message that was delivered is not would lose it.
         for save in (
+            self.store.sync_log,
             self.offsets.save,
             self.delays.save,
             self.transactions.save,
             self.locks.save,
-            self.store.checkpoint,
+            partial(self.store.checkpoint, closes=closes),
         ):
             try:
-                save(sync)
+                save(is_synced)
             except StoreFull as error:
                 log.error("cannot save; will try again", reason=str(error))
 

@@ -42,7 +42,15 @@ class Collector:
         log_bytes = GaugeMetricFamily(
             "rocketlet_commit_log_bytes", "Bytes in the commit log", broker.store.end - broker.store.begin
         )
-        return [put, got, log_bytes, *await self._groups()]
+        damaged = CounterMetricFamily(
+            "rocketlet_messages_damaged", "Messages left out because they cannot be read", broker.store.damaged
+        )
+        failed = GaugeMetricFamily(
+            "rocketlet_store_failed",
+            "1 if the disk failed, so that nothing is written",
+            int(broker.store.fault is not None),
+        )
+        return [put, got, log_bytes, damaged, failed, *await self._groups()]
 
     async def _groups(self) -> list[Metric]:
         broker = self._broker

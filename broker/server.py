@@ -20,7 +20,6 @@ from .nameserver.routes import Routes
 from .net.connection import Connection
 from .open_files import shares
 from .requests.dispatch import Dispatch
-from .store.flusher import Flusher
 
 if TYPE_CHECKING:
     from .metrics import Metrics
@@ -54,11 +53,10 @@ class Server:
         if broker is not None and broker.name_servers.local is not routes:
             raise ValueError("give the name server's routes to the broker, too: Broker(config, routes)")
         self._routes = routes
-        self._flusher = Flusher(broker.store) if broker and broker.config.flush == "sync" else None
         self._connections: dict[Connection, None] = {}
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        self.serve = Dispatch(broker, routes, self._flusher).serve
+        self.serve = Dispatch(broker, routes).serve
         self.max_connections = shares().connections
         self.now_s = asyncio.get_running_loop().time
 
@@ -101,8 +99,6 @@ class Server:
         self._sweeper.cancel()
         if self._broker is not None:
             await self._broker.registration.stop()
-        if self._flusher is not None:
-            await self._flusher.drain()
         if self._broker is not None:
             await self._broker.stop()
         for connection in list(self._connections):

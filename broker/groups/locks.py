@@ -70,7 +70,7 @@ class Locks:
         self._dirty = False
         self._awake_s = time.monotonic()
         since_s = time.monotonic()  # the latest renewal is not known, and its owner may not know of the restart yet
-        for group, topic, queue_id, client_id, epoch in read_state(path) or ():
+        for group, topic, queue_id, client_id, epoch in read_state(path, is_derivable=True) or ():
             self._locks[group, topic, queue_id] = Lock(client_id, None, epoch, True, since_s)
 
     def save(self, sync: bool = False) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import structlog
+
+from ..store.consume_queue import ConsumeQueue
 from ..store.files import read_state, write_state
+
+log = structlog.get_logger("rocketlet.groups")
 
 
 class Offsets:
@@ -16,6 +22,20 @@ class Offsets:
         for key, queues in (read_state(path) or {}).items():
             topic, _, group = key.partition("@")
             self._offsets[topic, group] = {int(number): int(offset) for number, offset in queues.items()}
+
+    def clamp(self, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
+        """Sets back what stands behind the end of its queue: the end was lost, and what comes there is not read yet."""
+        for (topic, group), offsets in self._offsets.items():
+            for number, offset in offsets.items():
+                queue = queues.get((topic, number))
+                end = queue.next if queue else 0
+                if offset > end:
+                    log.warning(
+                        "a group's offset was behind the end of its queue and is set back",
+                        group=group, topic=topic, queue=number, offset=offset, end=end,
+                    )  # fmt: skip
+                    offsets[number] = end
+                    self._dirty = True
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         return self._offsets.get((topic, group), {}).get(queue_id)

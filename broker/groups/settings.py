@@ -10,7 +10,7 @@ import structlog
 from ...protocol.bodies import GroupConfig, group_json, read_group
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ..config import MAX_GROUPS, MAX_RETRY_QUEUES, MAX_RETRY_TIMES, LimitExceeded, within
-from ..store.files import read_state, write_state
+from ..store.files import StoreFull, read_state, write_state
 
 MAX_LONG = 2**63 - 1
 
@@ -46,11 +46,15 @@ class GroupConfigs:
     def find(self, name: str) -> GroupConfig | None:
         """The group's settings, made with defaults if groups may be made so; None if not.
 
-        Raises IllegalName, LimitExceeded, StoreFull."""
+        Raises IllegalName, LimitExceeded."""
         group = self._groups.get(name)
         if group is None and (self.auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
             group = GroupConfig(name)
-            self.put(group)
+            try:
+                self.put(group)
+            except StoreFull as error:  # a group that only reads can do so on a full disk; the next change saves it
+                log.error("cannot save a new group; it is kept in memory", group=name, reason=str(error))
+                self._groups[name] = group
         return group
 
     def __iter__(self) -> Iterator[GroupConfig]:

@@ -18,8 +18,7 @@ from ...protocol.names import SCHEDULE_TOPIC
 from ...protocol.subscription import tag_code
 from ..config import DELAY_DELIVERIES_AT_ONCE
 from ..store.consume_queue import ConsumeQueue
-from ..store.files import read_state, write_state
-from ..store.store import StoreFull
+from ..store.files import StoreFull, Unreadable, read_state, write_state
 from .appender import Appender
 from .topics import Topics
 
@@ -31,7 +30,7 @@ RETRY_S = 1.0
 def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
     """What a record's index entry holds in its third field: its tag's hash; of a delayed one, when it is due."""
     if record.topic == SCHEDULE_TOPIC:
-        return record.store_ms + levels_ms[record.queue_id]
+        return record.store_ms + levels_ms[min(record.queue_id, len(levels_ms) - 1)]
     return tag_code(record.properties)
 
 
@@ -48,11 +47,22 @@ class Delays:
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._dirty = False
         self.set_aside = 0
+        self._clamp()
 
     def start(self) -> None:
         for level in range(1, len(self._levels_ms) + 1):
             if (SCHEDULE_TOPIC, level - 1) in self._store.queues:
                 self.expect(level)
+
+    def _clamp(self) -> None:
+        """Progress behind the end of a level was lost with it; what comes there is not delivered yet."""
+        for level, offset in self.progress.items():
+            queue = self._store.queues.get((SCHEDULE_TOPIC, level - 1))
+            end = queue.next if queue else 0
+            if offset > end:
+                log.warning("progress was behind the end of a delay level and is set back", level=level, end=end)
+                self.progress[level] = end
+                self._dirty = True
 
     def stop(self) -> None:
         for timer in self._timers.values():
@@ -113,7 +123,7 @@ class Delays:
             while offset < end and queue.entry(offset)[2] <= now_ms:
                 try:
                     self._stage(store.message(queue, offset))
-                except (OSError, StoreFull):  # that may pass
+                except (OSError, StoreFull, Unreadable):  # that may pass
                     raise
                 except Exception as error:  # one that cannot be read or placed must not stop those behind it
                     self.set_aside += 1

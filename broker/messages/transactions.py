@@ -9,6 +9,7 @@ its half message, and a second commit stores nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from ...protocol.subscription import tag_code
 from ..config import LiveConfig
 from ..net.clients import Clients
 from ..store.consume_queue import ConsumeQueue
-from ..store.files import StoreFull, read_state, write_state
+from ..store.files import Damaged, StoreFull, read_state, write_state
 from .appender import Appender
 
 log = structlog.get_logger("rocketlet.transactions")
@@ -70,15 +71,24 @@ class Transactions:
         return self._store.queue(names.OP_HALF_TOPIC, 0)
 
     def _load(self) -> None:
-        state = read_state(self._path) or {}
+        state = read_state(self._path, is_derivable=True) or {}
         checks = {int(offset): int(count) for offset, count in state.get("checks", {}).items()}
         store, halves, ops = self._store, self.half_queue, self._op_queue
-        self._op_begin = max(int(state.get("op", 0)), ops.begin)
-        resolved = {int(store.message(ops, offset).body) for offset in range(self._op_begin, ops.next)}
+        self._op_begin = min(max(int(state.get("op", 0)), ops.begin), ops.next)
+        resolved = set(self._resolved(range(self._op_begin, ops.next)))
         for offset in range(max(int(state.get("half", 0)), halves.begin), halves.next):
-            if offset not in resolved:
+            position, size, _ = halves.entry(offset)
+            if offset not in resolved and size:
                 stored_ms = store.store_time_ms(halves, offset)
-                self._halves[offset] = Half(halves.entry(offset)[0], stored_ms, checks.get(offset, 0))
+                self._halves[offset] = Half(position, stored_ms, checks.get(offset, 0))
+
+    def _resolved(self, ops: range) -> Iterator[int]:
+        """The offsets of half messages whose outcome is noted."""
+        for offset in ops:
+            try:
+                yield int(self._store.message(self._op_queue, offset).body)
+            except (Damaged, ValueError) as error:
+                log.error("the note of a transaction's outcome cannot be read", offset=offset, reason=str(error))
 
     def save(self, sync: bool = True) -> None:
         """Raises StoreFull; the state is then saved the next time."""

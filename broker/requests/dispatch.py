@@ -58,7 +58,6 @@ class Dispatch:
         self,
         broker: Broker | None,
         routes: Routes | None,
-        flusher: Flusher | None = None,
         authorize: Authorize | None = None,
     ) -> None:
         self._handlers: dict[int, tuple[Handler, Permission]] = {}
@@ -69,7 +68,7 @@ class Dispatch:
             for code, (broker_handler, permission) in BROKER_REQUESTS.items():
                 self._handlers[code] = partial(broker_handler, broker), permission
         self._broker = broker
-        self._flusher = flusher
+        self._flusher = broker.flusher if broker is not None else None
         self._authorize = authorize
         self._sends = Sends(broker) if broker is not None else None
 
@@ -123,11 +122,19 @@ class Dispatch:
 
     def _settle(self, sends: Sends, connection: Connection, out: Buffers) -> None:
         """Commits what is staged and writes the answers, with `--flush sync` when it is on the device."""
+        frames = [item.frame for item in sends.staged] if self._flusher is not None else []
         out += sends.settle()
         if self._flusher is None:
             connection.write(out)
         else:
-            self._flusher.after_sync(partial(connection.write, out))
+            self._flusher.after_sync(partial(connection.write, out), partial(self._refuse, connection, frames))
+
+    def _refuse(self, connection: Connection, frames: list[Frame]) -> None:
+        """Tells that it is not known whether what was stored is kept."""
+        remark = FULL_REMARK + str(self._broker.store.fault if self._broker else "")
+        for frame in frames:
+            if not frame.flag & ONEWAY_FLAG:
+                connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark))
 
     def _handle(self, connection: Connection, frame: Frame) -> Buffers | None:
         found = self._handlers.get(frame.code)
@@ -140,6 +147,8 @@ class Dispatch:
         try:
             if self._authorize is not None:
                 self._authorize(connection, frame, permission)
+            if self._flusher is not None:
+                return self._handle_synced(self._flusher, connection, frame, handler)
             return handler(connection, frame)
         except Refused as refusal:
             self._forget_staged()
@@ -147,6 +156,19 @@ class Dispatch:
         except Exception as error:
             self._forget_staged()
             return self._fault(connection, frame, error)
+
+    def _handle_synced(
+        self, flusher: Flusher, connection: Connection, frame: Frame, handler: Handler
+    ) -> Buffers | None:
+        """With `--flush sync`: the answer to a request that stored something waits until that is on the device."""
+        assert self._broker is not None
+        end = self._broker.store.end
+        reply = handler(connection, frame)
+        if reply is None or self._broker.store.end == end:
+            return reply
+        write = partial(connection.write, [] if frame.flag & ONEWAY_FLAG else reply)
+        flusher.after_sync(write, partial(self._refuse, connection, [frame]))
+        return None
 
     def _forget_staged(self) -> None:
         """A handler that failed between staging and committing leaves nothing for the next one to commit."""

@@ -14,6 +14,7 @@ from ...protocol.subscription import SQL92, TAG
 from ..broker import Broker
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
+from ..store.files import StoreFull
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -32,7 +33,12 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
                 return answer(frame, ResponseCode.NO_PERMISSION, remark=fault)
         if settings is not None:
             queues = settings.retry_queues
-            broker.topics.ensure(TopicConfig(names.retry_topic(consumer.group), queues, queues), broker.store.end)
+            try:
+                broker.topics.ensure(
+                    TopicConfig(names.retry_topic(consumer.group), queues, queues), broker.store.end
+                )
+            except StoreFull as error:  # who only reads can do so on a full disk
+                log.error("cannot save a retry topic; will try again", group=consumer.group, reason=str(error))
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
     broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     return answer(frame)

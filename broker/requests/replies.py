@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...protocol import properties as props
 from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.frame import Ext, Frame
@@ -48,7 +50,9 @@ def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers 
     def answered(reply: Frame | None) -> None:
         code = ResponseCode.SUCCESS if reply is not None and reply.code == 0 else ResponseCode.SYSTEM_ERROR
         remark = None if code == 0 else f"push reply message to {client_id}fail."
-        connection.write(answer(frame, code, ext, remark=remark))
+        failed = partial(answer, frame, ResponseCode.SERVICE_NOT_AVAILABLE, ext, remark="the reply may not be stored")
+        write_answer = partial(connection.write, answer(frame, code, ext, remark=remark))
+        broker.when_kept(write_answer, lambda: connection.write(failed()))
 
     push = _push(header, text, _host(connection.born_host), _host(store.store_host), now_ms)
     broker.clients.ask(waiting, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(push), frame.body, answered)

@@ -40,6 +40,10 @@ class Damaged(StoreError):
     """What is read is not what was written, or is gone."""
 
 
+class Unreadable(StoreError):
+    """The operating system refuses to read now; it may do so later."""
+
+
 class OpenFiles:
     """File descriptors by path, least recently used closed first, so that thousands of queues need few.
 

@@ -1,45 +1,52 @@
-"""`--flush sync`: answers wait until their messages are on the device. One sync at a time serves all that came before."""
+"""`--flush sync`: answers wait until their messages are on the device. One sync at a time serves all that came before.
+
+After a sync that failed nobody knows what the device holds, and a second one may succeed all the same ("fsyncgate"): the
+store takes nothing more, and whoever waits is told.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from . import disk
 from .store import Store
 
-log = structlog.get_logger("rocketlet.flusher")
+Action = Callable[[], None]
 
 
 class Flusher:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[tuple[Action, Action]] = []
         self._task: asyncio.Task[None] | None = None
 
-    def after_sync(self, action: Callable[[], None]) -> None:
-        """Calls `action` when everything committed until now is on the device; never if the sync fails."""
-        self._waiting.append(action)
+    def after_sync(self, action: Action, otherwise: Action) -> None:
+        """Calls `action` when everything committed until now is on the device, `otherwise` if the sync fails."""
+        self._waiting.append((action, otherwise))
         if self._task is None:
             self._task = asyncio.create_task(self._sync_all(), name="flush")
 
     async def _sync_all(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                actions, self._waiting = self._waiting, []
-                descriptor = self._store.descriptor_to_sync()
-                if descriptor is not None:
-                    await loop.run_in_executor(None, disk.sync, descriptor)
-                for action in actions:
-                    action()
-        except OSError:
-            log.exception("sync failed; its messages stay unacknowledged")
+                waiting, self._waiting = self._waiting, []
+                is_synced = await self._sync()
+                for action, otherwise in waiting:
+                    (action if is_synced else otherwise)()
         finally:
             self._task = None
 
+    async def _sync(self) -> bool:
+        try:
+            descriptor = self._store.descriptor_to_sync()
+            if descriptor is not None and self._store.fault is None:
+                await asyncio.get_running_loop().run_in_executor(None, disk.sync, descriptor)
+        except OSError as error:
+            self._store.fail(f"the commit log cannot be synced: {error.strerror}")
+        return self._store.fault is None
+
     async def drain(self) -> None:
-        if self._task is not None:
-            await self._task
+        """Returns when nobody waits any more."""
+        while self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)

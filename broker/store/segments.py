@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from . import disk
-from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull
+from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull, Unreadable
 
 # What was written before such an error may be lost, too: the system forgets which pages it could not write (fsyncgate).
 _DEVICE_FAILED: Final = (errno.EIO, errno.ENXIO, errno.ENODEV)
@@ -176,11 +176,12 @@ class SegmentedFile:
 
     def sync(self) -> None:
         """Returns when everything written so far, names included, is on the device. Raises StoreFailed."""
+        if not self._unsynced:
+            return
         try:
             for start in list(self._unsynced):
                 disk.sync(self._descriptor(start))
-            if self._unsynced:
-                disk.sync_folder(self.directory)
+            disk.sync_folder(self.directory)
         except OSError as error:
             raise StoreFailed(f"cannot sync {self.directory}: {error.strerror}") from error
         self._unsynced.clear()
@@ -219,7 +220,7 @@ class SegmentedFile:
             try:
                 part = disk.read_at(self._descriptor(start), min(size, segment_end - position), position - start)
             except OSError as error:
-                kind = Damaged if error.errno in _UNREADABLE else StoreError
+                kind = Damaged if error.errno in _UNREADABLE else Unreadable
                 fault = kind(f"cannot read {self.path_of(start)}: {error.strerror}")
                 break
             if not part:

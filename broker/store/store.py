@@ -55,7 +55,7 @@ class Store:
         self._staged_queues: list[ConsumeQueue] = []
         self._next = self._log.end
         self.now_ms = 0
-        self._checkpointed = (-1, -1)
+        self._checkpointed = (-1, -1, False)
         self._reader = Reader(self._log)
         self.fetch = self._reader.fetch
         self.message = self._reader.message
@@ -87,7 +87,7 @@ class Store:
             if key not in self.queues:  # of a topic that was deleted
                 ConsumeQueue(*key, self._directory(*key), self._open_files).delete()
         if checkpoint is not None and found == Recovered():
-            self._checkpointed = (self._log.end, len(self.queues))
+            self._checkpointed = (self._log.end, len(self.queues), False)
         self._save_recovered()
         return found
 
@@ -117,25 +117,30 @@ class Store:
             if number.isdigit()
         ]
 
-    def checkpoint(self, sync: bool = False) -> None:
-        """Everything committed so far is in its index file, and said so. Raises StoreFull.
-
-        sync: all of it is on the device, too."""
-        position = self._log.end
-        if self.fault is not None or (self._checkpointed == (position, len(self.queues)) and not sync):
-            return
-        for queue in self.queues.values():
-            queue.flush()
-        if sync:
+    def sync_log(self, sync: bool = True) -> None:
+        """With `sync`: returns when everything committed is on the device. Raises StoreFailed."""
+        if sync and self.fault is None:
             try:
                 self._log.sync()
-                for queue in self.queues.values():
-                    queue.sync()
             except StoreFailed as error:
                 self.fail(str(error))
                 raise
-        self._save_checkpoint(self._log.begin, sync=sync)
-        self._checkpointed = (position, len(self.queues))
+
+    def checkpoint(self, sync: bool = False, *, closes: bool = False) -> None:
+        """Everything committed so far is in its index file, and said so. Raises StoreFull.
+
+        sync: the log is on the device, and what is said of it. closes: the index files are, too; without it, a machine
+        that loses its power makes those anew that it lost."""
+        state = (self._log.end, len(self.queues), closes)
+        if self.fault is not None or self._checkpointed == state:
+            return
+        for queue in self.queues.values():
+            queue.flush()
+            if closes:
+                queue.sync()
+        self.sync_log(sync or closes)
+        self._save_checkpoint(self._log.begin, sync=sync or closes)
+        self._checkpointed = state
 
     def _save_checkpoint(self, begin: int, *, sync: bool) -> None:
         states = {key: queue.state for key, queue in self.queues.items()}
