@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import socket
 import zlib
+from binascii import hexlify
 from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError
@@ -24,6 +25,8 @@ from .codes import (
 )
 
 MAGIC: Final = 0xDAA320A7
+CHECKSUM_MARK: Final = b"\x02\x03"  # behind the properties; what has no name is no property to any client
+CHECKSUM_BYTES: Final = 10  # the mark and a CRC-32 in hex
 MAX_BODY_BYTES: Final = 4_194_304
 MAX_BATCH_ENTRIES: Final = 65_536
 FIXED_BYTES: Final = 91  # a record without body, topic and properties, both hosts IPv4
@@ -31,7 +34,9 @@ MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + props.MAX_BY
 
 _HEADS: Final = {(born, store): Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)}
 _HEAD_V4: Final = _HEADS[8, 8]
+_MARK_TEXT: Final = CHECKSUM_MARK.decode()
 _SHORT: Final = Struct(">h")
+_SUM: Final = Struct(">I")
 _START: Final = Struct(">iI")
 
 
@@ -73,33 +78,36 @@ def encode_record(
     topic: bytes,
     properties: bytes,
 ) -> bytes:
-    """One record. `topic` carries its length byte in front; `sys_flag` must say the kinds of the hosts."""
+    """One record. `topic` carries its length byte in front; `sys_flag` must say the kinds of the hosts.
+
+    Its last ten bytes are a checksum over all but the body, which has one of its own in the head. Properties that leave
+    no room for it go without.
+    """
     born_size, store_size = len(born_host), len(store_host)
-    return b"".join(
-        (
-            _HEADS[born_size, store_size].pack(
-                74 + born_size + store_size + len(body) + len(topic) + len(properties),
-                MAGIC,
-                zlib.crc32(body) & 0x7FFFFFFF,
-                queue_id,
-                flag,
-                queue_offset,
-                physical_offset,
-                sys_flag,
-                born_ms,
-                born_host,
-                store_ms,
-                store_host,
-                reconsume_times,
-                prepared_offset,
-                len(body),
-            ),
-            body,
-            topic,
-            _SHORT.pack(len(properties)),
-            properties,
-        )
+    size = len(properties) + CHECKSUM_BYTES
+    if size > props.MAX_BYTES:
+        size -= CHECKSUM_BYTES
+    head = _HEADS[born_size, store_size].pack(
+        74 + born_size + store_size + len(body) + len(topic) + size,
+        MAGIC,
+        zlib.crc32(body) & 0x7FFFFFFF,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_ms,
+        born_host,
+        store_ms,
+        store_host,
+        reconsume_times,
+        prepared_offset,
+        len(body),
     )
+    tail = b"".join((topic, _SHORT.pack(size), properties))
+    if size == len(properties):
+        return head + body + tail
+    return b"".join((head, body, tail, CHECKSUM_MARK, hexlify(_SUM.pack(zlib.crc32(head + tail)))))
 
 
 class Record(NamedTuple):
@@ -170,8 +178,23 @@ def decode_records(data: bytes) -> Iterator[Record]:
 
 
 def is_intact(data: bytes, position: int, record: Record) -> bool:
-    """Whether the record decoded from `data` at `position` is what was written."""
-    return zlib.crc32(record.body) & 0x7FFFFFFF == record.crc
+    """Whether the record decoded from `data` at `position` is what was written. Records of earlier releases, and of
+    other brokers, have a checksum over the body only."""
+    if zlib.crc32(record.body) & 0x7FFFFFFF != record.crc:
+        return False
+    end = position + record.size - CHECKSUM_BYTES
+    if data[end : end + len(CHECKSUM_MARK)] != CHECKSUM_MARK:
+        return True
+    body_at = position + 72 + len(record.born_host) + len(record.store_host)
+    head, tail = data[position:body_at], data[body_at + len(record.body) : end]
+    return data[end + len(CHECKSUM_MARK) : end + CHECKSUM_BYTES] == hexlify(_SUM.pack(zlib.crc32(head + tail)))
+
+
+def without_checksum(record: Record) -> Record:
+    """The record with the properties as they were given, to be stored once more."""
+    text = record.properties
+    mark_at = len(text) - CHECKSUM_BYTES
+    return record._replace(properties=text[:mark_at]) if text.startswith(_MARK_TEXT, max(mark_at, 0)) else record
 
 
 def offset_id(store_host: bytes, physical_offset: int) -> str:

@@ -34,9 +34,7 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
         if settings is not None:
             queues = settings.retry_queues
             try:
-                broker.topics.ensure(
-                    TopicConfig(names.retry_topic(consumer.group), queues, queues), broker.store.end
-                )
+                broker.topics.ensure(TopicConfig(names.retry_topic(consumer.group), queues, queues), broker.store.end)
             except StoreFull as error:  # who only reads can do so on a full disk
                 log.error("cannot save a retry topic; will try again", group=consumer.group, reason=str(error))
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)

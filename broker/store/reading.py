@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from ...protocol.codes import SYS_BORNHOST_V6
-from ...protocol.message import MAX_RECORD_BYTES, Record
+from ...protocol.message import MAX_RECORD_BYTES, Record, without_checksum
 from ...protocol.subscription import Subscription
 from .consume_queue import ENTRY_BYTES, ConsumeQueue
 from .files import Damaged
@@ -174,7 +174,7 @@ class Reader:
             queue.queue_id,
             queue.topic,
         ):
-            return record
+            return without_checksum(record)
         self._note(queue, offset, position)
         return None
 
@@ -198,7 +198,8 @@ class Reader:
         """The record at a commit log position; None if there is none."""
         if not self._log.begin <= position < self._log.end:
             return None
-        return record_at(self._log, position)
+        record = record_at(self._log, position)
+        return without_checksum(record) if record is not None else None
 
     def record_bytes_at(self, position: int) -> bytes | None:
         """The bytes of the record at a commit log position; None if there is none."""

@@ -37,7 +37,10 @@ def record_bytes() -> bytes:
 
 
 def test_the_contracts_message_vector() -> None:
-    assert record_bytes() == VECTOR
+    data = bytearray(record_bytes()[: -m.CHECKSUM_BYTES])
+    data[3] -= m.CHECKSUM_BYTES  # the record's size, and its properties'
+    data[-len(b"TAGS\x01A") - 1] -= m.CHECKSUM_BYTES
+    assert data == VECTOR
     record = m.decode_record(VECTOR)
     assert (record.topic, record.body, record.properties) == ("T", b"hi", "TAGS\x01A")
     assert record.offset_id == "0A00000200002A9F0000000000000100"
@@ -55,10 +58,41 @@ def test_records_come_back_as_they_were(body: bytes, properties: str, born: byte
     data = m.encode_record(
         3, 0, offset, offset, m.host_flags(born, store), 1, born, 2, store, 4, 0, body, b"\x03a-b", properties.encode()
     )
-    record = m.decode_record(b"xx" + data, 2)
+    stored = m.decode_record(b"xx" + data, 2)
+    assert m.is_intact(b"xx" + data, 2, stored)
+    assert props.decode(stored.properties) == props.decode(properties), "clients see no other property"
+    record = m.without_checksum(stored)
     assert (record.body, record.properties, record.topic) == (body, properties, "a-b")
     assert (record.queue_offset, record.born_host, record.store_host) == (offset, born, store)
     assert list(m.decode_records(data + data)) == [m.decode_record(data)] * 2
+
+
+def test_no_flipped_bit_goes_unseen() -> None:
+    whole = record_bytes()
+    mark_at = len(whole) - m.CHECKSUM_BYTES
+    for at in range(len(whole)):
+        for bit in range(8):
+            data = bytearray(whole)
+            data[at] ^= 1 << bit
+            try:
+                record = m.decode_record(bytes(data))
+            except m.MessageError:
+                continue
+            if at - mark_at in (0, 1):  # it no longer says that there is a checksum; all else is as it was
+                assert record[:-1] == m.decode_record(whole)[:-1]
+            else:
+                assert not m.is_intact(bytes(data), 0, record), at
+
+
+def test_properties_that_leave_no_room_go_without_a_checksum() -> None:
+    for size, has_room in ((props.MAX_BYTES - m.CHECKSUM_BYTES, True), (props.MAX_BYTES - m.CHECKSUM_BYTES + 1, False)):
+        host = m.encode_host("10.0.0.1", 1)
+        text = b"a\x01" + b"x" * (size - 2)
+        data = m.encode_record(0, 0, 0, 0, 0, 0, host, 0, host, 0, 0, b"", b"\x01t", text)
+        record = m.decode_record(data)
+        assert m.is_intact(data, 0, record)
+        assert (m.without_checksum(record) != record) == has_room
+        assert m.without_checksum(record).properties.encode() == text
 
 
 @given(st.integers(0, len(VECTOR) - 1))

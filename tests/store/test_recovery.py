@@ -285,3 +285,43 @@ def test_damage_longer_than_one_read_is_searched_through(tmp_path: Path, monkeyp
     assert 12_000 <= damage.size < 12_300
     assert found.records == 300 - sum(lost.end - lost.begin for lost in found.lost)
     store.close()
+
+
+def in_one_bit(segment: Path, body: bytes, *, before: int) -> None:
+    """Flips a bit so many bytes before a body: in its record's head."""
+    data = bytearray(segment.read_bytes())
+    data[data.index(body) - before] ^= 1
+    segment.write_bytes(data)
+
+
+@pytest.mark.parametrize("before", [8, 20, 37, 56, 64, 76])
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_a_bit_flipped_in_a_records_head_loses_that_record_only(tmp_path: Path, before: int, is_rebuilt: bool) -> None:
+    expected = filled(tmp_path)
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    in_one_bit(segment, b"body-151", before=before)
+    if is_rebuilt:
+        (tmp_path / "checkpoint.json").unlink()
+        (tmp_path / "checkpoint.old").unlink()
+    store, found = reopened(tmp_path)
+    assert [bodies(store, queue=queue) for queue in (0, 2)] == [expected[0], expected[2]]
+    assert bodies(store, queue=1) == [body for body in expected[1] if body != b"body-151"]
+    assert bodies(store, queue=1, tags="A") == []
+    if is_rebuilt:
+        assert found.lost == (Lost("t", 1, 50, 51),)
+    assert store.damaged == 1
+    store.close()
+
+
+def test_a_log_of_an_earlier_release_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("rocketlet.protocol.message.CHECKSUM_BYTES", 40_000)  # there is never room for one
+        expected = filled(tmp_path)
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    assert b"\x02\x03" not in segment.read_bytes()
+    for name in ("checkpoint.json", "checkpoint.old"):
+        (tmp_path / name).unlink()
+    store, found = reopened(tmp_path)
+    assert (found.records, found.lost, found.damage) == (300, (), ())
+    assert [bodies(store, queue=queue) for queue in range(3)] == expected
+    store.close()
