@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -103,7 +102,7 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         "earliestMessageTimeStamp": store.earliest_ms(),
         "commitLogMinOffset": store.begin,
         "commitLogMaxOffset": store.end,
-        "commitLogDiskRatio": _disk_ratio(broker),
+        "commitLogDiskRatio": round(store.disk_ratio(), 4),
         "pageCacheLockTimeMills": 0,
         "remainHowManyDataToFlush": "0 B",
         "dispatchBehindBytes": 0,
@@ -118,11 +117,6 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         table[f"msg{name}TotalTodayMorning"] = morning
         table[f"msg{name}TotalTodayNow"] = now
     return answer(frame, body=admin_bodies.encode_table({name: str(value) for name, value in table.items()}))
-
-
-def _disk_ratio(broker: Broker) -> float:
-    usage = shutil.disk_usage(broker.config.data_dir)
-    return round(usage.used / usage.total, 4)
 
 
 def view_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

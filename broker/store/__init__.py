@@ -1,9 +1,11 @@
-"""The message store: one commit log, an index per queue, and how they are recovered. Knows nothing of asyncio.
+"""The message store: one commit log, an index per queue, and how they are recovered. Only the flusher knows asyncio.
 
-files          the only module that touches the file system
-commit_log     records staged, committed, read
-consume_queue  one queue's index into the commit log
+store          opens the folder; append and expire
+reading        messages out of the log: by queue and offset, by position, by time
 recovery       what happens after a crash
-store          them together: append, read, search, expire
-state          topics, groups, offsets: small values that are kept beside the log
+consume_queue  one queue's index into the commit log
+segments       a row of append-only files
+files          what they share: errors, descriptors, state files, the folder's lock
+disk           every call to the operating system
+flusher        `--flush sync`: answers wait until their messages are on the device
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,12 @@ sync = os.fdatasync
 replace = os.replace
 link = os.link
 remove = os.unlink
+
+
+def used_ratio(path: Path) -> float:
+    """How full the file system is that a folder lies on, 0 to 1."""
+    usage = shutil.disk_usage(path)
+    return usage.used / usage.total
 
 
 def make_folder(path: Path) -> None:

@@ -18,6 +18,7 @@ import structlog
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.message import Record, encode_record, host_flags
 from ...protocol.names import topic_fault
+from . import disk
 from .consume_queue import ConsumeQueue
 from .files import OPEN_FILES, Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, write_state
 from .reading import Fetched, Reader
@@ -187,6 +188,10 @@ class Store:
     @property
     def begin(self) -> int:
         return self._log.begin
+
+    def disk_ratio(self) -> float:
+        """How full the disk of the data folder is, 0 to 1."""
+        return disk.used_ratio(self.folder.path)
 
     @property
     def damaged(self) -> int:

@@ -1,0 +1,286 @@
+"""The rooms of the code and the arrows between them, held by tests: what docs/architecture.md draws is what the code does.
+
+Every import counts, also those for type checkers only and those inside of functions.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
+from rocketlet.protocol.codes import RequestCode
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("broker", "client", "command", "demo", "protocol", "spark")
+
+# What each room may import, besides itself and protocol. A new room is a new line here and in docs/architecture.md.
+ARROWS: Mapping[str, frozenset[str]] = {
+    room: frozenset(below.split())
+    for room, below in {
+        "protocol": "",
+        "client": "",
+        "spark": "client",
+        "root": "client spark",  # the public names, in __init__.py of the root
+        "command": "broker client root",  # the root for its version
+        "demo": "broker client command spark",
+        "broker.config": "",
+        "broker.permissions": "",
+        "broker.tasks": "",
+        "broker.store": "",
+        "broker.open_files": "broker.config broker.store",
+        "broker.net": "broker.config",
+        "broker.nameserver": "broker.config broker.net",
+        "broker.messages": "broker.config broker.net broker.store",
+        "broker.groups": "broker.config broker.net broker.store broker.tasks broker.messages",
+        "broker.registration": "broker.config broker.messages broker.nameserver",
+        "broker.broker": "broker.config broker.groups broker.messages broker.nameserver broker.net broker.open_files "
+        "broker.registration broker.store broker.tasks",
+        "broker.requests": "broker.broker broker.config broker.groups broker.messages broker.nameserver broker.net "
+        "broker.permissions broker.store",
+        "broker.metrics": "broker.broker",
+        "broker.server": "broker.broker broker.config broker.metrics broker.nameserver broker.net broker.open_files "
+        "broker.requests",
+    }.items()
+}
+IMPURE = frozenset(
+    "asyncio logging os pathlib random select selectors shutil ssl structlog subprocess tempfile threading time".split()
+)
+# The store's calls to the operating system, and nothing else of the broker.
+TOUCH_THE_DISK = frozenset(("broker.store.disk", "broker.store.files", "broker.store.segments"))
+DISK_MODULES = frozenset(("os", "shutil", "fcntl", "io", "tempfile", "mmap"))
+DISK_CALLS = frozenset(
+    "open read_bytes read_text write_bytes write_text mkdir unlink rename touch iterdir glob rglob is_dir is_file exists "
+    "stat".split()
+)
+
+Sources = Mapping[str, str]
+
+
+@cache
+def _nodes(text: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(text)))
+
+
+Import = tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    """The text of every module of the package, by its name without `rocketlet.`."""
+    found = {"": (ROOT / "__init__.py").read_text()}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
+
+
+def room_of(module: str) -> str:
+    """A folder of the broker or a module beside them, or another package."""
+    parts = module.split(".")
+    if not module:
+        return "root"
+    return ".".join(parts[:2]) if parts[0] == "broker" and len(parts) > 1 else parts[0]
+
+
+def imports(sources: Sources) -> Iterator[Import]:
+    """Module and imported module, of ours only."""
+    packages = {name.rpartition(".")[0] for name in sources} | {""}
+    for module, text in sources.items():
+        package = module if module in packages else module.rpartition(".")[0]
+        for node in _nodes(text):
+            if isinstance(node, ast.ImportFrom):
+                base = _base(package, node)
+                if base is None:
+                    continue
+                for alias in node.names:
+                    target = f"{base}.{alias.name}".lstrip(".")
+                    yield module, target if target in sources else base
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.name.startswith("rocketlet."):
+                        yield module, alias.name.removeprefix("rocketlet.")
+
+
+def _base(package: str, node: ast.ImportFrom) -> str | None:
+    """What names are imported from, without `rocketlet.`; None if it is not ours."""
+    if node.level:
+        parts = package.split(".") if package else []
+        parts = parts[: len(parts) - node.level + 1]
+        return ".".join([*parts, *([node.module] if node.module else [])])
+    name = node.module or ""
+    return name.removeprefix("rocketlet").removeprefix(".") if name.split(".")[0] == "rocketlet" else None
+
+
+def wrong_arrows(sources: Sources) -> list[str]:
+    faults = []
+    for module, target in imports(sources):
+        room, other = room_of(module), room_of(target)
+        is_init = module == "broker"  # its docstring only
+        if room == other or other == "protocol" or is_init:
+            continue
+        allowed = ARROWS.get(room)
+        if allowed is None:
+            faults.append(f"{module}: the room {room} is not drawn; add it to ARROWS and docs/architecture.md")
+        elif other not in allowed and not (other.startswith("broker.") and "broker" in allowed):
+            faults.append(f"{module} imports {target}: {room} may not know {other}")
+    return faults
+
+
+def circle(sources: Sources) -> list[str]:
+    """A circle of modules that import each other; empty if there is none."""
+    below: dict[str, set[str]] = {module: set() for module in sources}
+    for module, target in imports(sources):
+        if target in below and target != module:
+            below[module].add(target)
+    done: set[str] = set()
+
+    def walk(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return path[path.index(module) :]
+        if module in done:
+            return []
+        for target in sorted(below[module]):
+            found = walk(target, [*path, module])
+            if found:
+                return found
+        done.add(module)
+        return []
+
+    return next((found for module in sorted(below) if (found := walk(module, []))), [])
+
+
+def foreign_imports(text: str) -> set[str]:
+    """The top names of what is imported that is not ours."""
+    found: set[str] = set()
+    for node in _nodes(text):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
+def disk_faults(sources: Sources) -> list[str]:
+    faults: list[str] = []
+    for module, text in sources.items():
+        if not module.startswith("broker") or module in TOUCH_THE_DISK:
+            continue
+        faults += [f"{module} imports {name}" for name in sorted(foreign_imports(text) & DISK_MODULES)]
+        for node in _nodes(text):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+                if name in DISK_CALLS:
+                    faults.append(f"{module}:{node.lineno} calls {name}")
+    return faults
+
+
+def test_imports_go_down(sources: Sources) -> None:
+    assert wrong_arrows(sources) == []
+
+
+def test_no_modules_import_each_other_in_a_circle(sources: Sources) -> None:
+    assert circle(sources) == []
+
+
+def test_protocol_is_pure(sources: Sources) -> None:
+    impure = {
+        module: found
+        for module, text in sources.items()
+        if module.startswith("protocol") and (found := foreign_imports(text) & IMPURE)
+    }
+    assert impure == {}
+
+
+def test_only_the_store_touches_the_disk(sources: Sources) -> None:
+    assert disk_faults(sources) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "fault"),
+    [
+        ("broker.store.planted", "from ..requests.sends import Sends", "broker.store may not know broker.requests"),
+        ("broker.groups.planted", "from ..broker import Broker", "broker.groups may not know broker.broker"),
+        (
+            "broker.messages.planted",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..broker import Broker",
+            "broker.messages may not know broker.broker",
+        ),
+        ("broker.net.planted", "def late():\n    from .. import server", "broker.net may not know broker.server"),
+        ("protocol.planted", "from ..client.errors import RocketletError", "protocol may not know client"),
+        ("client.planted", "import rocketlet.broker.config", "client may not know broker.config"),
+        ("broker.cellar.planted", "from ..config import REGION", "the room broker.cellar is not drawn"),
+    ],
+)
+def test_an_upward_import_is_found(sources: dict[str, str], module: str, text: str, fault: str) -> None:
+    (found,) = wrong_arrows(sources | {module: text})
+    assert fault in found
+
+
+def test_a_circle_is_found_also_if_it_is_for_types_only(sources: dict[str, str]) -> None:
+    offsets = sources["broker.groups.offsets"] + "\nif TYPE_CHECKING:\n    from .progress import GroupProgress\n"
+    found = circle(sources | {"broker.groups.offsets": offsets})
+    assert {"broker.groups.offsets", "broker.groups.progress"} <= set(found)
+
+
+def test_a_touch_of_the_disk_is_found(sources: dict[str, str]) -> None:
+    planted = {
+        "broker.groups.planted": "import shutil",
+        "broker.messages.planted": "def keep(path):\n    path.write_text('')",
+    }
+    assert disk_faults(sources | planted) == [
+        "broker.groups.planted imports shutil",
+        "broker.messages.planted:2 calls write_text",
+    ]
+
+
+def test_every_room_says_what_its_modules_are(sources: Sources) -> None:
+    missing: list[str] = []
+    for module in sources:
+        package, _, name = module.rpartition(".")
+        if package.split(".")[0] in ("broker", "command") and name:
+            text = ast.get_docstring(ast.parse(sources[package])) or ""
+            words = {word.strip(",/") for line in text.splitlines() for word in line.split("  ")[0].split()}
+            if name not in words:
+                missing.append(f"{package}/__init__.py does not say what {name} is")
+    assert missing == []
+
+
+def test_no_room_names_a_module_that_is_not_there(sources: Sources) -> None:
+    packages = {module.rpartition(".")[0] for module in sources if module.startswith(("broker", "command"))} - {""}
+    stale: list[str] = []
+    for package in packages:
+        text = ast.get_docstring(ast.parse(sources[package])) or ""
+        for line in text.splitlines()[1:]:
+            names, gap, _ = line.partition("  ")
+            if gap and names.strip():
+                stale += [
+                    f"{package}/__init__.py names {name}"
+                    for name in names.replace(",", " ").replace("/", " ").split()
+                    if f"{package}.{name}" not in sources
+                ]
+    assert stale == []
+
+
+def test_every_request_of_the_tables_is_in_the_table_of_compatibility() -> None:
+    document = (ROOT / "docs" / "compatibility.md").read_text()
+    codes = {*SENDS, *BROKER_REQUESTS, *NAME_SERVER_REQUESTS}
+    assert [code for code in sorted(codes) if f"\n| {int(code)} {RequestCode(code).name} |" not in document] == []
+
+
+def test_what_is_drawn_is_there(sources: Sources) -> None:
+    """No room of ARROWS is stale, and every arrow is used or it is taken out."""
+    used = {(room_of(module), room_of(target)) for module, target in imports(sources)}
+    rooms = {room_of(module) for module in sources}
+    assert set(ARROWS) <= rooms
+    unused = [(room, below) for room, all_below in ARROWS.items() for below in all_below if (room, below) not in used]
+    assert [arrow for arrow in unused if arrow[0].startswith("broker.")] == []
+
+
+def test_the_standard_library_has_what_is_called_impure() -> None:
+    assert IMPURE - {"structlog"} <= sys.stdlib_module_names
