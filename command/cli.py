@@ -44,23 +44,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="rocketlet", description="RocketMQ consumer groups for Python and Spark: broker and name server."
+        prog="rocketlet", description="Start RocketMQ brokers and name servers, and look at consumer groups."
     )
     parser.add_argument("--version", action="version", version=f"rocketlet {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    start = commands.add_parser("start", help="run a name server and a broker together on one port")
+    start = commands.add_parser("start", help="run a name server and a broker on one port")
     _listen_options(start, DEFAULT_PORT)
     _external_port_option(start)
     _broker_options(start)
     start.set_defaults(run=_start)
-    broker = commands.add_parser("broker", help="run a broker that registers with name servers")
+    broker = commands.add_parser("broker", help="run a broker that registers with one or more name servers")
     _listen_options(broker, BROKER_PORT)
     _broker_options(broker)
     broker.add_argument(
         "--nameserver", required=True, metavar="HOST:PORT[;HOST:PORT]", help="the name servers to register with"
     )
     broker.set_defaults(run=_broker)
-    nameserver = commands.add_parser("nameserver", help="run a name server alone")
+    nameserver = commands.add_parser("nameserver", help="run a name server")
     _listen_options(nameserver, DEFAULT_PORT)
     _external_port_option(nameserver)
     nameserver.set_defaults(run=_nameserver)
@@ -69,77 +69,114 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_groups_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    groups = commands.add_parser("groups", help="show a consumer group: members, owners, disagreements, timeline")
-    groups.add_argument("group")
-    groups.add_argument("--nameserver", default=f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT[;HOST:PORT]")
-    groups.add_argument("--timeline", action="store_true", help="also show the events, oldest first")
-    groups.add_argument(
-        "--follow", action="store_true", help="with --timeline: go on printing events until interrupted"
+    groups = commands.add_parser(
+        "groups", help="show a consumer group: its members, who owns which queue, and what happened"
     )
-    groups.add_argument("--json", action="store_true", help="print one JSON object; with --follow one a line per event")
+    groups.add_argument("group", help="the name of the consumer group")
+    groups.add_argument(
+        "--nameserver",
+        default=f"127.0.0.1:{DEFAULT_PORT}",
+        metavar="HOST:PORT[;HOST:PORT]",
+        help=f"the name servers to ask (default: 127.0.0.1:{DEFAULT_PORT})",
+    )
+    groups.add_argument("--timeline", action="store_true", help="also show what happened, oldest first")
+    groups.add_argument(
+        "--follow", action="store_true", help="with --timeline: keep printing new events until you press Ctrl-C"
+    )
+    groups.add_argument(
+        "--json", action="store_true", help="print one JSON object; with --follow, one line of JSON for each event"
+    )
     groups.add_argument(
         "--strict",
         choices=("on", "off"),
-        help="set whether members with other subscriptions than the others are refused",
+        help="on: refuse members whose subscriptions differ from the others'; off: accept them",
     )
-    groups.add_argument("--log-level", choices=logs.LEVELS, default="warning")
+    groups.add_argument(
+        "--log-level", choices=logs.LEVELS, default="warning", help="what to log at least (default: warning)"
+    )
     groups.set_defaults(run=_groups, host="", port=0)
 
 
 def _listen_options(parser: argparse.ArgumentParser, port: int) -> None:
     parser.add_argument("--host", default="0.0.0.0", help="the address to listen on (default: all)")
-    parser.add_argument("--port", type=_port, default=port, help=f"default: {port}; 0: any free one")
-    parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
+    parser.add_argument(
+        "--port", type=_port, default=port, help=f"the port to listen on; 0 takes any free one (default: {port})"
+    )
+    parser.add_argument("--log-level", choices=logs.LEVELS, default="info", help="what to log at least (default: info)")
 
 
 def _external_port_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--external-port",
         type=_port,
-        help="also listen here, and tell who asks for routes the brokers' --advertise-external addresses",
+        help="also listen on this port; clients that ask there are told the brokers' --advertise-external addresses",
     )
 
 
 def _broker_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, default=Path("rocketlet-data"), help="the data folder")
-    parser.add_argument("--name", default="broker-a", help="the broker's name in the cluster")
-    parser.add_argument("--cluster", default="DefaultCluster")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("rocketlet-data"),
+        help="the folder for messages and settings (default: ./rocketlet-data)",
+    )
+    parser.add_argument("--name", default="broker-a", help="the broker's name in the cluster (default: broker-a)")
+    parser.add_argument("--cluster", default="DefaultCluster", help="the cluster's name (default: DefaultCluster)")
     parser.add_argument(
         "--advertise",
         metavar="HOST[:PORT]",
-        help="what clients are told to connect to (default: 127.0.0.1 if that is listened on, else this host's address)",
+        help="the address that clients are told to connect to (default: --host, or this host's address)",
     )
     parser.add_argument(
         "--advertise-external",
         metavar="HOST:PORT",
-        help="what clients are told that ask at a name server's --external-port, such as a published port of a container",
+        help="the address for clients that ask at a name server's --external-port, such as the published port of a container",
     )
     parser.add_argument(
-        "--no-vip", action="store_true", help="do not listen two ports below for clients that use the VIP channel"
+        "--no-vip",
+        action="store_true",
+        help="do not listen on the port two below, which clients with the VIP channel use",
     )
-    parser.add_argument("--metrics-port", type=_port, help="serve Prometheus metrics there, at /metrics; default: none")
     parser.add_argument(
-        "--flush", choices=("os", "sync"), default="os", help="acknowledge when written (os) or when synced to disk"
+        "--metrics-port", type=_port, help="serve Prometheus metrics on this port, at /metrics (default: no metrics)"
     )
-    parser.add_argument("--queues", type=_positive, default=8, help="queues of a topic made by a send (default: 8)")
-    parser.add_argument("--retain-hours", type=float, default=72.0)
     parser.add_argument(
-        "--retain-bytes", type=_size, default=None, metavar="SIZE", help="such as 20G; default: no limit"
+        "--flush",
+        choices=("os", "sync"),
+        default="os",
+        help="acknowledge a message when the operating system has it (os, the default) or when it is on the disk (sync)",
     )
-    parser.add_argument("--segment-bytes", type=_size, default="256M", metavar="SIZE", help="default: 256M")
+    parser.add_argument(
+        "--queues", type=_positive, default=8, help="how many queues a topic gets that a send creates (default: 8)"
+    )
+    parser.add_argument("--retain-hours", type=float, default=72.0, help="delete messages that are older (default: 72)")
+    parser.add_argument(
+        "--retain-bytes",
+        type=_size,
+        default=None,
+        metavar="SIZE",
+        help="delete the oldest messages beyond this size, such as 20G (default: no limit)",
+    )
+    parser.add_argument(
+        "--segment-bytes",
+        type=_size,
+        default="256M",
+        metavar="SIZE",
+        help="the size of a file of the commit log (default: 256M)",
+    )
 
 
 def _port(text: str) -> int:
     port = int(text)
     if not 0 <= port <= 65_535:
-        raise argparse.ArgumentTypeError(f"{port} is no port; 0 to 65535 are")
+        raise argparse.ArgumentTypeError(f"{port} is not a port; use 0 to 65535")
     return port
 
 
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+        raise argparse.ArgumentTypeError(f"{number} is too small; use 1 or more")
     return number
 
 
@@ -148,7 +185,7 @@ def _size(text: str) -> int:
     unit = units.get(text[-1:].upper(), 1)
     digits = text[:-1] if unit > 1 else text
     if not digits.isdigit() or int(digits) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write bytes, or a number with K, M, G or T")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; give bytes, or a number with K, M, G or T")
     return int(digits) * unit
 
 

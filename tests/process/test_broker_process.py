@@ -260,8 +260,8 @@ async def test_two_brokers_do_not_share_a_folder(start: Start, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["start", "--port", "99999"], "no port"),
-        (["start", "--retain-bytes", "much"], "no size"),
+        (["start", "--port", "99999"], "not a port"),
+        (["start", "--retain-bytes", "much"], "not a size"),
         (["start", "--flush", "never"], "invalid choice"),
         (["broker"], "--nameserver"),
         (["dance"], "invalid choice"),
