@@ -62,7 +62,7 @@ def check_strategy(strategy: Any) -> None:
         isinstance(getattr(strategy, "name", None), str) and callable(getattr(strategy, "allocate", None))
     ):
         allowed = "AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY or an object with `name` and `allocate`"
-        raise ConfigError(f"strategy: {strategy!r} is none; import {allowed}")
+        raise ConfigError(f"strategy: {strategy!r} is not a strategy; import {allowed}")
 
 
 def parse_subscriptions(subscriptions: Any) -> dict[str, Subscription]:
@@ -83,7 +83,7 @@ def _subscription(topic: Any, expression: Any) -> Subscription:
         raise ConfigError(f"subscriptions: {fault}")
     if not isinstance(expression, str):
         raise ConfigError(
-            f"subscriptions: {topic}: {expression!r} is no expression; use '*', 'TagA || TagB' or Sql(...)"
+            f"subscriptions: {topic}: {expression!r} is not an expression; use '*', 'TagA || TagB' or Sql(...)"
         )
     kind = SQL92 if isinstance(expression, Sql) else TAG
     try:
@@ -93,6 +93,6 @@ def _subscription(topic: Any, expression: Any) -> Subscription:
     odd = sorted(tag for tag in parsed.tags if re.search(r"[\s|,&]", tag) or tag == "*")
     if odd:
         raise ConfigError(
-            f"subscriptions: {topic}: {odd[0]!r} is no tag; separate tags by '||', or filter by Sql(\"TAGS = '...'\")"
+            f"subscriptions: {topic}: {odd[0]!r} is not a tag; separate tags by '||', or filter by Sql(\"TAGS = '...'\")"
         )
     return parsed

@@ -165,5 +165,5 @@ def _load(path: Path | None) -> dict[Queue, int]:
         }
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"offsets_file: {path} is damaged ({error}); restore it, or remove it to start anew"
+            f"offsets_file: {path} is damaged ({error}); restore it, or delete it to start again"
         ) from None

@@ -2,10 +2,10 @@
 
 RocketletError
   ConfigError         a wrong argument or setting; the text names it
-  MessageIllegal      a message that no broker would take
+  MessageIllegal      a message that no broker would accept
   TopicNotFound       no name server knows a route for the topic
   ConnectionFailed    a name server or broker cannot be reached, or hung up
-  RequestTimeout      no answer in time; the request may have been carried out
+  RequestTimeout      no answer in time; the request may still have been carried out
   BrokerRefused       the broker answered with an error code
 """
 
@@ -17,7 +17,7 @@ from ..protocol.codes import ResponseCode, code_name, request_name
 
 
 class RocketletError(Exception):
-    """The root of the client's errors."""
+    """The base of all errors of the client."""
 
 
 class ConfigError(RocketletError, ValueError):
@@ -29,19 +29,19 @@ class MessageIllegal(RocketletError, ValueError):
 
 
 class TopicNotFound(RocketletError):
-    """No route: the topic does not exist, or its brokers are down."""
+    """The topic has no route: it does not exist, or its brokers are down."""
 
 
 class ConnectionFailed(RocketletError, ConnectionError):
-    """The peer cannot be reached, or the connection broke with requests in flight."""
+    """A server cannot be reached, or the connection broke while requests were in flight."""
 
 
 class RequestTimeout(RocketletError, TimeoutError):
-    """The peer did not answer in time."""
+    """A server did not answer in time. The request may still have been carried out."""
 
 
 class BrokerRefused(RocketletError):
-    """`code` is the response code, `remark` the broker's own words, `address` who answered."""
+    """A server refused a request. `code` is its response code, `remark` its own words, `address` where it is."""
 
     def __init__(self, request_code: int, code: int, remark: str | None, address: str) -> None:
         hint = _HINTS.get(code)

@@ -42,7 +42,7 @@ def parsed_offset_id(offset_id: str) -> tuple[str, int, int]:
             raise ValueError
         host, port = decode_host(data[:-8])
     except (ValueError, OSError):
-        raise ConfigError(f"{offset_id!r} is no offset id: 32 or 56 hex digits are") from None
+        raise ConfigError(f"{offset_id!r} is not an offset id, which has 32 or 56 hex digits") from None
     return host, port, int.from_bytes(data[-8:], "big")
 
 

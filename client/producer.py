@@ -421,7 +421,7 @@ def _properties(
         text = f"DELAY\x01{delay_level}\x02{text}"
     if properties:
         if not isinstance(properties, Mapping):
-            raise MessageIllegal(f"the properties {properties!r} are no mapping of texts")
+            raise MessageIllegal(f"the properties {properties!r} are not a mapping of texts")
         fault = props.reserved_fault(properties)
         if fault:
             raise MessageIllegal(fault)

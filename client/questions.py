@@ -65,7 +65,7 @@ class Questions:
 
     def _checked(self, answer: Callable[[Connection, Frame], None], connection: Connection, frame: Frame) -> None:
         group = frame.ext.get("group") or frame.ext.get("consumerGroup")
-        fault = None if group == self._asked.group else f"this client is no member of the group {group}"
+        fault = None if group == self._asked.group else f"this client is not a member of the group {group}"
         try:
             if fault is None:
                 answer(connection, frame)

@@ -280,7 +280,7 @@ async def run(options: argparse.Namespace) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     console = Console()
     if fault:
-        console.print(f"The Spark part is left out: {fault}.", style="yellow")
+        console.print(f"Spark is skipped: {fault}.", style="yellow")
     began_s = time.monotonic()
     job = Job(options.flights, folder, options.output, with_spark=not fault and not options.no_spark)
     try:

@@ -39,7 +39,9 @@ def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> lis
     retries = names.retry_topic(options.group)
     foreign = sorted({queue.topic for queue in ranges} - {*options.topics, retries})
     if foreign and options.topics:
-        raise ConfigError(f"the checkpoint reads the topic {foreign[0]}, the query does not; add it, or start anew")
+        raise ConfigError(
+            f"the checkpoint reads the topic {foreign[0]}, the query does not; add it, or start with a new checkpoint"
+        )
     addresses = planner.addresses(ranges)
     spans = [
         QueueRange(

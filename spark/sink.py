@@ -42,7 +42,7 @@ COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
     "body": ("BINARY or STRING, not empty", (BinaryType, StringType)),
     "keys": ("ARRAY<STRING>, or STRING with spaces between the keys", (StringType, ArrayType)),
     "tags": ("STRING: the message's tag", _TEXT),
-    "properties": ("MAP<STRING, STRING>; RocketMQ's own names in it are left out", (MapType,)),
+    "properties": ("MAP<STRING, STRING>; RocketMQ's own names in it are skipped", (MapType,)),
     "delayLevel": ("INT: 1 to 18, delivered later; 0 or null at once", (IntegerType, LongType, ShortType)),
     "queueKey": ("STRING: rows of a task with the same one go to the same queue, in order", _TEXT),
     "messageId": ("STRING: the message's unique key, kept when the row is sent again", _TEXT),
@@ -50,12 +50,12 @@ COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raises ConfigError for rows that make no messages."""
+    """Raises ConfigError for rows that cannot become messages."""
     known = "; ".join(f"{name} ({meaning})" for name, (meaning, _) in COLUMNS.items())
     for column in schema.fields:
         meaning, types = COLUMNS.get(column.name, ("", ()))
         if not types:
-            raise ConfigError(f"the column {column.name} is none of a message's; leave it out. Columns: {known}")
+            raise ConfigError(f"the column {column.name} is not a column of a message; drop it. Columns: {known}")
         if not isinstance(column.dataType, types):
             raise ConfigError(f"the column {column.name} is {column.dataType.simpleString()}; allowed: {meaning}")
     if "body" not in schema.names:

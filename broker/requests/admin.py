@@ -80,7 +80,7 @@ def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -
         try:
             changes[field] = within(name, convert(text), low, high)
         except (ValueError, OverflowError):
-            raise BodyError(f"{name}: {text[:40]!r} is no number") from None
+            raise BodyError(f"{name}: {text[:40]!r} is not a number") from None
     broker.change_config(replace(broker.config, **changes))
     log.info("settings changed", **wanted)
     return answer(frame)

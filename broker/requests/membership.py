@@ -121,7 +121,7 @@ def _foreign_client(broker: Broker, connection: Connection, request: group_bodie
     group = broker.groups.get(request.group)
     member = group.members.get(connection) if group else None
     if member is None:
-        return f"this connection is no member of the group {request.group}; send a heartbeat first"
+        return f"this connection is not a member of the group {request.group}; send a heartbeat first"
     if member.client_id != request.client_id:
         return f"this connection is the client {member.client_id}, not {request.client_id}"
     return None

@@ -25,7 +25,7 @@ def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers 
     header = read_send_v2(frame.ext) if is_v2 else read(SendMessage, frame.ext)
     client_id = props.find(header.properties, REPLY_TO_CLIENT)
     if client_id is None:
-        remark = f"the reply has no property {REPLY_TO_CLIENT}, so that nobody is meant by it"
+        remark = f"the reply has no property {REPLY_TO_CLIENT}, so nobody can receive it"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     store = broker.store
     queue = store.queue(reply_topic(broker.config.cluster), 0)

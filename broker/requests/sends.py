@@ -247,14 +247,14 @@ def _property_bytes(text: str) -> bytes:
 
 
 def _delay_level(text: str, delays: Delays) -> int:
-    """The delay level a message asks for; 0 for none. Raises Refused for what is no number."""
+    """The delay level a message asks for; 0 for none. Raises Refused for what is not a number."""
     value = props.find(text, props.DELAY)
     if value is None:
         return 0
     try:
         return max(delays.level(int(value)), 0)
     except ValueError:
-        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the delay level {value[:40]!r} is no number") from None
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the delay level {value[:40]!r} is not a number") from None
 
 
 def delayed(broker: Broker, level: int, name: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:

@@ -97,7 +97,7 @@ async def test_statistics_count_what_went_through(wire: Wire) -> None:
     [
         (b"brokerName=x", 16, "cannot be changed"),
         (b"brokerPermission=9", 1, "brokerPermission"),
-        (b"brokerPermission=many", 1, "no number"),
+        (b"brokerPermission=many", 1, "not a number"),
         (b"# nothing\n\n", 0, ""),
     ],
 )

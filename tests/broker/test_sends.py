@@ -48,7 +48,7 @@ async def test_an_answer_says_where_the_message_is_in_the_requests_encoding(wire
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, 16, "forbidden"),
         ({"topic": "new", "default_topic": "nothing"}, 17, "not exist"),
         ({"queue": 4}, 1, "queueId[4] is illegal"),
-        ({"properties": "DELAY\x01soon"}, 13, "no number"),
+        ({"properties": "DELAY\x01soon"}, 13, "not a number"),
         ({"properties": "a\x01" + "x" * 32_750}, 13, "32767 are allowed"),
         ({"flag": 2**40}, 1, ""),
     ],

@@ -123,7 +123,7 @@ async def test_messages_are_found_by_id_key_and_place(node: Node, admin: AdminCl
         assert found is not None
         assert found.body == b"3"
     assert await admin.message(sent[3].offset_id[:-4] + "0001") is None
-    with pytest.raises(ConfigError, match="is no offset id"):
+    with pytest.raises(ConfigError, match="is not an offset id"):
         await admin.message("xyz")
     assert [item.body for item in await admin.messages_with_key("orders", "k4")] == [b"4"]
     assert await admin.messages_with_key("orders", "k9") == []

@@ -79,7 +79,7 @@ def test_the_sink_has_options_of_its_own(options: dict[str, str], reason: str) -
     ("columns", "reason"),
     [
         ({"body": IntegerType()}, "the column body is int; allowed: BINARY or STRING"),
-        ({"body": BinaryType(), "tag": StringType()}, "the column tag is none of a message's.*tags"),
+        ({"body": BinaryType(), "tag": StringType()}, "the column tag is not a column of a message.*tags"),
         ({"tags": StringType()}, "a column body is missing"),
         ({"body": StringType(), "delayLevel": StringType()}, "the column delayLevel is string"),
         ({"body": StringType()}, "Give a column topic, or the option topic"),

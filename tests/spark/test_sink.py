@@ -124,7 +124,7 @@ def test_a_task_that_is_tried_again_sends_the_same_ids(spark: SparkSession, addr
     ("columns", "options", "reason"),
     [
         (["id AS body"], {}, "column body is bigint"),
-        (["cast(id AS string) AS body", "id AS offset"], {}, "column offset is none of a message's"),
+        (["cast(id AS string) AS body", "id AS offset"], {}, "column offset is not a column of a message"),
         (["cast(null AS string) AS body"], {}, "a row's body is null.*filter such rows out"),
         (["'' AS body"], {}, "the body is empty"),
         (["'x' AS body", "map('a', '') AS properties"], {}, "neither may be blank"),
