@@ -11,12 +11,12 @@ which. Offsets below hold for two IPv4 hosts; each IPv6 host adds 12 bytes.
 from __future__ import annotations
 
 import socket
-import zlib
 from binascii import hexlify
 from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from . import properties as props
 from .codes import (
@@ -34,9 +34,11 @@ MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + props.MAX_BY
 
 _HEADS: Final = {(born, store): Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)}
 _HEAD_V4: Final = _HEADS[8, 8]
+_pack_v4: Final = _HEAD_V4.pack
+_pack_sum: Final = Struct(">I").pack
 _MARK_TEXT: Final = CHECKSUM_MARK.decode()
 _SHORT: Final = Struct(">h")
-_SUM: Final = Struct(">I")
+_pack_short: Final = _SHORT.pack
 _START: Final = Struct(">iI")
 
 
@@ -87,10 +89,11 @@ def encode_record(
     size = len(properties) + CHECKSUM_BYTES
     if size > props.MAX_BYTES:
         size -= CHECKSUM_BYTES
-    head = _HEADS[born_size, store_size].pack(
+    pack = _pack_v4 if born_size == store_size == 8 else _HEADS[born_size, store_size].pack
+    head = pack(
         74 + born_size + store_size + len(body) + len(topic) + size,
         MAGIC,
-        zlib.crc32(body) & 0x7FFFFFFF,
+        crc32(body) & 0x7FFFFFFF,
         queue_id,
         flag,
         queue_offset,
@@ -104,10 +107,10 @@ def encode_record(
         prepared_offset,
         len(body),
     )
-    tail = b"".join((topic, _SHORT.pack(size), properties))
+    tail = topic + _pack_short(size) + properties
     if size == len(properties):
         return head + body + tail
-    return b"".join((head, body, tail, CHECKSUM_MARK, hexlify(_SUM.pack(zlib.crc32(head + tail)))))
+    return b"".join((head, body, tail, CHECKSUM_MARK, hexlify(_pack_sum(crc32(head + tail)))))
 
 
 class Record(NamedTuple):
@@ -180,14 +183,14 @@ def decode_records(data: bytes) -> Iterator[Record]:
 def is_intact(data: bytes, position: int, record: Record) -> bool:
     """Whether the record decoded from `data` at `position` is what was written. Records of earlier releases, and of
     other brokers, have a checksum over the body only."""
-    if zlib.crc32(record.body) & 0x7FFFFFFF != record.crc:
+    if crc32(record.body) & 0x7FFFFFFF != record.crc:
         return False
     end = position + record.size - CHECKSUM_BYTES
     if data[end : end + len(CHECKSUM_MARK)] != CHECKSUM_MARK:
         return True
     body_at = position + 72 + len(record.born_host) + len(record.store_host)
     head, tail = data[position:body_at], data[body_at + len(record.body) : end]
-    return data[end + len(CHECKSUM_MARK) : end + CHECKSUM_BYTES] == hexlify(_SUM.pack(zlib.crc32(head + tail)))
+    return data[end + len(CHECKSUM_MARK) : end + CHECKSUM_BYTES] == hexlify(_pack_sum(crc32(head + tail)))
 
 
 def without_checksum(record: Record) -> Record:

@@ -19,7 +19,7 @@ from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.message import Record, encode_record, host_flags
 from ...protocol.names import topic_fault
 from . import disk
-from .consume_queue import ConsumeQueue
+from .consume_queue import TAIL_LIMIT_ENTRIES, ConsumeQueue
 from .files import OPEN_FILES, Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, write_state
 from .reading import Fetched, Reader
 from .recovery import Checkpoint, Damage, Recovered, Recovery, checkpoint_json, read_checkpoint
@@ -56,6 +56,7 @@ class Store:
         self._staged_queues: list[ConsumeQueue] = []
         self._next = self._log.end
         self.now_ms = 0
+        self._unflushed = 0  # messages since the queues' tails were looked at
         self._checkpointed = (-1, -1, False)
         self._reader = Reader(self._log)
         self.fetch = self._reader.fetch
@@ -276,11 +277,17 @@ class Store:
                 self.fail(str(error))
             raise
         queues, self._staged, self._staged_queues = self._staged_queues, [], []
-        for queue in queues:
+        self._unflushed += len(queues)
+        if self._unflushed >= TAIL_LIMIT_ENTRIES:
+            self._flush_long_tails()
+        return queues
+
+    def _flush_long_tails(self) -> None:
+        self._unflushed = 0
+        for queue in self.queues.values():
             if queue.tail_is_long:
                 with contextlib.suppress(StoreFull):  # the index stays in memory, and the next flush tries again
                     queue.flush()
-        return queues
 
     # Reading
 

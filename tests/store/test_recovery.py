@@ -89,6 +89,7 @@ def test_a_damaged_index_is_made_anew_and_said(tmp_path: Path, change: str, seed
 def test_an_index_of_several_files_is_checked_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketlet.broker.store.consume_queue.SEGMENT_ENTRIES", 20)
     monkeypatch.setattr("rocketlet.broker.store.consume_queue.TAIL_LIMIT_BYTES", 100)
+    monkeypatch.setattr("rocketlet.broker.store.store.TAIL_LIMIT_ENTRIES", 1)
     expected = filled(tmp_path)
     files = sorted((tmp_path / "consumequeue" / "t" / "0").iterdir())
     assert len(files) > 3
