@@ -35,8 +35,8 @@ from .errors import (
     RocketletError,
     TopicNotFound,
 )
-from .message import Message, Outgoing
-from .producer import Producer, SendResult
+from .message import Message, Outgoing, SendResult
+from .producer import Producer
 from .settling import settled
 
 __all__ = [

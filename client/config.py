@@ -55,6 +55,9 @@ ADMIN_TIMEOUT_S: Final = 10.0
 SEARCH_TIMEOUT_S: Final = 30.0  # a search by key may read much of a commit log
 SEARCH_MESSAGES: Final = 256  # a pull without a group
 
+BATCH_MESSAGES: Final = 1000  # what one SEND_BATCH_MESSAGE of single sends holds at most
+BATCH_BYTES: Final = 64 * 1024
+
 MAX_IN_FLIGHT: Final = 65_536
 MAX_NAME_SERVERS: Final = 64
 

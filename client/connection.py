@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
             self._sweep = self._loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines)
         out = self._out
         if not out:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         if self._serialize_type == MSGPACK:
             if self._signs:
                 ext = self._access.signed(ext, body)
@@ -127,12 +127,13 @@ class Connection(asyncio.Protocol):
 
     def _send(self, data: bytes) -> None:
         if not self._out:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._out.append(data)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Writes what was sent in this turn of the loop; it would be written at the turn's end."""
         out, self._out = self._out, []
-        if self._transport is not None and not self._transport.is_closing():
+        if out and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])
 
     def _sweep_deadlines(self) -> None:
@@ -188,7 +189,7 @@ class Connection(asyncio.Protocol):
         """Closes after what was written has left."""
         self.is_open = False
         if self._out:
-            self._flush()
+            self.flush()
         if self._transport is not None:
             self._transport.close()
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from typing import Literal, NamedTuple
 
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
@@ -29,6 +30,16 @@ class Outgoing:
     delay_level: int = 0
     flag: int = 0
     message_id: str | None = None
+
+
+class SendResult(NamedTuple):
+    """Where a message is. `message_id` is the sender's key, `offset_id` the broker's; a batch has several of both."""
+
+    message_id: str
+    offset_id: str
+    queue: Queue
+    queue_offset: int
+    status: Literal["ok", "flush timeout", "slave timeout", "no slave"] = "ok"
 
 
 class Message:

@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, Self
 
 from ..protocol import bodies, names
 from ..protocol import properties as props
@@ -19,6 +19,7 @@ from ..protocol.headers import UnregisterClient, write
 from ..protocol.message import MAX_BODY_BYTES, BatchEntry, encode_batch
 from .access import Access
 from .arguments import check_callable, check_count, check_group, check_seconds
+from .accumulator import Accumulator, Batch, Pending
 from .cluster import Cluster
 from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
 from .connection import Connection
@@ -31,7 +32,7 @@ from .errors import (
     RocketletError,
 )
 from .log import get_logger
-from .message import Outgoing, UniqueKeys, new_client_id
+from .message import Outgoing, SendResult, UniqueKeys, new_client_id
 from .transactions import Check, Transactions, half_properties
 
 log = get_logger("rocketlet.producer")
@@ -55,16 +56,8 @@ _WORTH_ANOTHER: Final = frozenset(
         ResponseCode.NOT_IN_CURRENT_UNIT,
     )
 )
-
-
-class SendResult(NamedTuple):
-    """Where a message is. `message_id` is the sender's key, `offset_id` the broker's; a batch has several of both."""
-
-    message_id: str
-    offset_id: str
-    queue: Queue
-    queue_offset: int
-    status: Literal["ok", "flush timeout", "slave timeout", "no slave"] = "ok"
+# one message may be the reason that a batch is refused
+_OF_ONE_MESSAGE: Final = frozenset((ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
 
 
 class Producer:
@@ -72,6 +65,8 @@ class Producer:
 
     timeout_s: for a send with all its retries. retries: further attempts, each on another queue.
     compress_over_bytes: bodies from this size on are compressed. default_queues: of a topic that a send creates.
+    batching: messages that are sent in the same turn of the event loop to the same queue travel in one request. Nothing waits
+    for it, and each message has its own result; messages that are delayed, compressed or transactional travel alone.
     check: for transactions; called with a `Message` whose outcome a broker misses: True commits, False rolls back, None
     is not known yet. The broker may ask any producer of the group, also after a restart.
     """
@@ -85,6 +80,7 @@ class Producer:
         retries: int = 2,
         compress_over_bytes: int = 4096,
         default_queues: int = 4,
+        batching: bool = True,
         check: Check | None = None,
         access: Access | None = None,
     ) -> None:
@@ -108,6 +104,8 @@ class Producer:
         self._keys = UniqueKeys()
         self._transactions = Transactions(self._cluster, group, check) if check is not None else None
         self._heartbeats: asyncio.Task[None] | None = None
+        self._accumulator = Accumulator(self._header, self._answered, timeout_s) if batching else None
+        self._resending: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         """Raises ConnectionFailed if no name server can be reached."""
@@ -124,6 +122,9 @@ class Producer:
         if self._heartbeats is not None:
             self._heartbeats.cancel()
             await asyncio.gather(self._heartbeats, return_exceptions=True)
+        for task in self._resending:
+            task.cancel()
+        await asyncio.gather(*self._resending, return_exceptions=True)
         if self._transactions is not None:
             await self._transactions.close()
         ext = write(UnregisterClient(self.client_id, producer_group=self.group))
@@ -172,9 +173,99 @@ class Producer:
         by which consumers know the message again, if it is sent more than once; made anew if not given.
         Raises MessageIllegal, TopicNotFound, ConnectionFailed, RequestTimeout, BrokerRefused.
         """
+        # a broker takes no batches for the topics that begin with %: those of retries
+        if self._accumulator is not None and not delay_level and topic in self._queues and topic[0] != "%":
+            if type(body) is not bytes or not body:
+                _checked(body)
+            if len(body) < self._compress_over_bytes:
+                key = message_id or self._keys.next(int(time.time() * 1000))
+                entry = BatchEntry(0, body, _properties(tag, keys, properties, key, 0))
+                return await self._send_with_others(self._accumulator, topic, entry, key, queue_key, queue)
         ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, delay_level, message_id)
         answer, target = await self._send(topic, RequestCode.SEND_MESSAGE_V2, ext, wire_body, queue_key, queue)
         return _result(answer, key, target)
+
+    async def _send_with_others(
+        self,
+        accumulator: Accumulator,
+        topic: str,
+        entry: BatchEntry,
+        key: str,
+        queue_key: str | None,
+        queue: Queue | None,
+    ) -> SendResult:
+        """Sends with what else goes to the same queue in this turn of the loop."""
+        while True:
+            queues = self._queues.get(topic)
+            target = queue
+            if target is None and queues:
+                if queue_key is not None:
+                    target = self._choose(queues, queue_key, None)
+                else:
+                    target = self._of_turn(accumulator, topic, queues)
+            connection = self._greeted.get(target.broker_name) if target is not None else None
+            if target is None or connection is None or not connection.is_open:
+                ext = self._header(topic, entry.properties, int(time.time() * 1000), flag=entry.flag)
+                answer, sent_to = await self._send(
+                    topic, RequestCode.SEND_MESSAGE_V2, ext, entry.body, queue_key, queue
+                )
+                return _result(answer, key, sent_to)
+            if connection.is_writable:
+                future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+                accumulator.add(connection, target, Pending(future, key, entry, queue_key, queue))
+                return await future
+            await connection.writable()
+
+    def _answered(self, batch: Batch, answer: Frame | Exception) -> None:
+        """Gives each message of a batch its result, or tries again, each message for itself."""
+        if isinstance(answer, Frame) and answer.code in _STORED:
+            offset_ids = str(answer.ext["msgId"]).split(",")
+            first, status = int(answer.ext["queueOffset"]), _STORED[answer.code]
+            queue = batch.queue
+            for number, message in enumerate(batch.messages):
+                if not message.future.done():
+                    result = SendResult(message.message_id, offset_ids[number], queue, first + number, status)
+                    message.future.set_result(result)
+            return
+        if isinstance(answer, Frame):
+            answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
+        for message in batch.messages:
+            if not message.future.done():
+                task = asyncio.create_task(self._settle(batch, message, answer))
+                self._resending.add(task)
+                task.add_done_callback(self._resending.discard)
+
+    async def _settle(self, batch: Batch, message: Pending, error: Exception) -> None:
+        """A message whose batch failed: the tries that are left, alone, or the error."""
+        topic, entry = batch.queue.topic, message.entry
+        # a fault of one message refuses all: alone, each gets its own answer
+        is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
+        tries = 1 if is_anothers else self._retries
+        timeout_s = batch.sent_s + self._timeout_s - time.monotonic()
+        try:
+            if not tries or timeout_s <= 0 or not (is_anothers or _may_help(error)):
+                raise error
+            if not is_anothers:
+                log.info("send failed; trying again", queue=str(batch.queue), reason=str(error))
+                await self._look_again(topic)
+            ext = self._header(topic, entry.properties, int(time.time() * 1000), flag=entry.flag)
+            code, failed = RequestCode.SEND_MESSAGE_V2, None if is_anothers else batch.queue
+            answer, target = await self._send(
+                topic, code, ext, entry.body, message.queue_key, message.queue, failed, tries, timeout_s
+            )
+            if not message.future.done():
+                message.future.set_result(_result(answer, message.message_id, target))
+        except Exception as failure:
+            if not message.future.done():
+                message.future.set_exception(failure)
+
+    def _of_turn(self, accumulator: Accumulator, topic: str, queues: list[Queue]) -> Queue:
+        """The queue of all messages of this turn that may go anywhere, so that they travel together."""
+        queue = accumulator.queue_of_turn(topic)
+        if queue is None:
+            queue = self._choose(queues, None, None)
+            accumulator.choose(topic, queue)
+        return queue
 
     @asynccontextmanager
     async def transaction(
@@ -239,7 +330,7 @@ class Producer:
         body = encode_batch(entries)
         if len(body) > MAX_BODY_BYTES:
             raise MessageIllegal(f"the batch has {len(body)} bytes; {MAX_BODY_BYTES} are allowed, send several")
-        ext = self._header(topic, "", 0, now_ms, batch=True)
+        ext = self._header(topic, "", now_ms, batch=True)
         answer, target = await self._send(topic, RequestCode.SEND_BATCH_MESSAGE, ext, body, queue_key, queue)
         return _result(answer, ",".join(ids), target)
 
@@ -286,10 +377,10 @@ class Producer:
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
             body, sys_flag = compressed(body)
-        return self._header(topic, text, sys_flag, now_ms), body, key
+        return self._header(topic, text, now_ms, sys_flag), body, key
 
     def _header(
-        self, topic: str, text: str, sys_flag: int, now_ms: int, flag: int = 0, *, batch: bool = False
+        self, topic: str, text: str, now_ms: int, sys_flag: int = 0, flag: int = 0, *, batch: bool = False
     ) -> dict[str, ExtValue]:
         """SEND_MESSAGE_V2's fields but the queue; spelled out, because it is made per message."""
         return {
@@ -314,10 +405,14 @@ class Producer:
         body: bytes,
         queue_key: str | None,
         queue: Queue | None,
+        failed: Queue | None = None,
+        tries: int = 0,
+        timeout_s: float = 0.0,
     ) -> tuple[Frame, Queue]:
-        began_s, timeout_s = time.monotonic(), self._timeout_s
-        failed: Queue | None = None
-        for attempt in range(self._retries + 1):
+        """The answer, and the queue. `failed`, `tries`, `timeout_s`: what a first try has left."""
+        tries, timeout_s = tries or self._retries + 1, timeout_s or self._timeout_s
+        end_s = time.monotonic() + timeout_s
+        for attempt in range(tries):
             queues = self._queues.get(topic) or await self._find_queues(topic)
             target = queue or self._choose(queues, queue_key, failed)
             ext["e"] = target.queue_id
@@ -327,13 +422,14 @@ class Producer:
                     connection = await self._connect(target)
                 if not connection.is_writable:
                     await connection.writable()
+                if self._accumulator is not None:  # what was sent before goes first
+                    self._accumulator.flush()
                 answer = await connection.ask(code, ext, body, timeout_s)
                 if answer.code and answer.code not in _STORED:
                     raise BrokerRefused(code, answer.code, answer.remark, connection.address)
             except (ConnectionFailed, RequestTimeout, BrokerRefused) as error:
-                timeout_s = began_s + self._timeout_s - time.monotonic()
-                last = attempt == self._retries or timeout_s <= 0
-                if last or (isinstance(error, BrokerRefused) and error.code not in _WORTH_ANOTHER):
+                timeout_s = end_s - time.monotonic()
+                if attempt == tries - 1 or timeout_s <= 0 or not _may_help(error):
                     raise
                 log.info("send failed; trying again", queue=str(target), reason=str(error))
                 failed = target
@@ -381,6 +477,13 @@ class Producer:
 
     def _forget_queues(self, topic: str) -> None:
         self._queues.pop(topic, None)
+
+
+def _may_help(error: Exception) -> bool:
+    """Whether another try may succeed."""
+    if isinstance(error, BrokerRefused):
+        return error.code in _WORTH_ANOTHER
+    return isinstance(error, ConnectionFailed | RequestTimeout)
 
 
 def _result(answer: Frame, key: str, queue: Queue) -> SendResult:
