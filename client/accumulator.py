@@ -10,25 +10,18 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.frame import ExtValue, Frame
-from ..protocol.message import BatchEntry, encode_batch
+from ..protocol.message import encode_batch
 from .config import BATCH_BYTES, BATCH_MESSAGES
 from .connection import Connection
 from .message import SendResult
 
-
-class Pending(NamedTuple):
-    """A message on its way. `queue_key` and `queue` are what its sender asked for; `future` gets its SendResult."""
-
-    future: asyncio.Future[SendResult]
-    message_id: str
-    entry: BatchEntry
-    queue_key: str | None
-    queue: Queue | None
+Pending = tuple["asyncio.Future[SendResult]", str, bytes, str, str | None, Queue | None]
+"""A message on its way: its future, its id, body and properties; the queue key and the queue that its sender asked for. A
+plain tuple, because one is made per message."""
 
 
 class Batch:
@@ -57,26 +50,20 @@ class Accumulator:
         self._answered = answered
         self._timeout_s = timeout_s
         self._batches: dict[Queue, Batch] = {}
-        self._queues: dict[str, Queue] = {}
-
-    def queue_of_turn(self, topic: str) -> Queue | None:
-        """The queue that this turn's messages of a topic go to, if they may go to any; None if none is chosen yet."""
-        return self._queues.get(topic)
-
-    def choose(self, topic: str, queue: Queue) -> None:
-        self._queues[topic] = queue
+        # by topic: where this turn's messages go that may go anywhere, so that they travel together
+        self.queue_of_turn: dict[str, Queue] = {}
 
     def add(self, connection: Connection, queue: Queue, message: Pending) -> None:
         """Takes a message; it leaves when the turn ends, or now if the batch is full."""
         batch = self._batches.get(queue)
         if batch is None:
             if not self._batches:
-                message.future.get_loop().call_soon(self.flush)
+                connection.before_flush(self.flush)
             batch = self._batches[queue] = Batch(connection, queue)
-        size_bytes = len(message.entry.body) + len(message.entry.properties)
+        size_bytes = len(message[2]) + len(message[3])
         if batch.messages and (batch.size_bytes + size_bytes > BATCH_BYTES or len(batch.messages) >= BATCH_MESSAGES):
             self._send(batch)
-            self._queues.pop(queue.topic, None)
+            self.queue_of_turn.pop(queue.topic, None)
             batch = self._batches[queue] = Batch(connection, queue)
         batch.messages.append(message)
         batch.size_bytes += size_bytes
@@ -84,27 +71,27 @@ class Accumulator:
     def flush(self) -> None:
         """Sends what was taken, in order. Whoever sends something else first calls this, so that order holds."""
         batches, self._batches = self._batches, {}
-        self._queues.clear()
+        self.queue_of_turn.clear()
         for batch in batches.values():
             self._send(batch)
-        for connection in {batch.connection for batch in batches.values()}:
-            connection.flush()
 
     def _send(self, batch: Batch) -> None:
-        messages = [message for message in batch.messages if not message.future.done()]  # some callers have given up
+        messages = batch.messages = [item for item in batch.messages if not item[0].done()]  # some senders gave up
         if not messages:
             return
-        batch.messages = messages
         batch.sent_s = time.monotonic()
-        now_ms, queue = int(time.time() * 1000), batch.queue
+        try:
+            self._call(batch)
+        except Exception as error:  # nobody else would hear of it: this is a callback of the loop
+            self._answered(batch, error)
+
+    def _call(self, batch: Batch) -> None:
+        queue, messages = batch.queue, batch.messages
         if len(messages) == 1:
-            entry = messages[0].entry
-            code, body = RequestCode.SEND_MESSAGE_V2, entry.body
-            ext = self._header(queue.topic, entry.properties, now_ms)
-            ext["h"] = entry.flag
+            code, body, text = RequestCode.SEND_MESSAGE_V2, messages[0][2], messages[0][3]
         else:
-            code, body = RequestCode.SEND_BATCH_MESSAGE, encode_batch([message.entry for message in messages])
-            ext = self._header(queue.topic, "", now_ms)
-            ext["m"] = True
-        ext["e"] = queue.queue_id
+            code, text = RequestCode.SEND_BATCH_MESSAGE, ""
+            body = encode_batch([(0, item[2], item[3]) for item in messages])
+        ext = self._header(queue.topic, text, int(time.time() * 1000))
+        ext["e"], ext["m"] = queue.queue_id, len(messages) > 1
         batch.connection.call(code, ext, body, partial(self._answered, batch), self._timeout_s)

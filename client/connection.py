@@ -47,6 +47,8 @@ class Connection(asyncio.Protocol):
         self._pending: dict[int, tuple[Answered, float, int]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._out: list[bytes] = []
+        self._is_flush_due = False
+        self._before_flush: list[Callable[[], None]] = []
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -67,9 +69,9 @@ class Connection(asyncio.Protocol):
         self._pending[opaque] = (answered, self._loop.time() + timeout_s, code)
         if self._sweep is None:
             self._sweep = self._loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines)
+        if not self._is_flush_due:
+            self._flush_soon()
         out = self._out
-        if not out:
-            self._loop.call_soon(self.flush)
         if self._serialize_type == MSGPACK:
             if self._signs:
                 ext = self._access.signed(ext, body)
@@ -126,12 +128,25 @@ class Connection(asyncio.Protocol):
         await self._writable.wait()
 
     def _send(self, data: bytes) -> None:
-        if not self._out:
-            self._loop.call_soon(self.flush)
+        if not self._is_flush_due:
+            self._flush_soon()
         self._out.append(data)
 
-    def flush(self) -> None:
-        """Writes what was sent in this turn of the loop; it would be written at the turn's end."""
+    def _flush_soon(self) -> None:
+        self._is_flush_due = True
+        self._loop.call_soon(self._flush)
+
+    def before_flush(self, action: Callable[[], None]) -> None:
+        """Calls `action` at the end of this turn of the loop, before its requests are written; it may add some."""
+        if not self._is_flush_due:
+            self._flush_soon()
+        self._before_flush.append(action)
+
+    def _flush(self) -> None:
+        before, self._before_flush = self._before_flush, []
+        for action in before:
+            action()
+        self._is_flush_due = False
         out, self._out = self._out, []
         if out and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])
@@ -189,7 +204,7 @@ class Connection(asyncio.Protocol):
         """Closes after what was written has left."""
         self.is_open = False
         if self._out:
-            self.flush()
+            self._flush()
         if self._transport is not None:
             self._transport.close()
 

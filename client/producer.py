@@ -21,7 +21,7 @@ from .access import Access
 from .arguments import check_callable, check_count, check_group, check_seconds
 from .accumulator import Accumulator, Batch, Pending
 from .cluster import Cluster
-from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
+from .config import BATCH_BYTES, HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
 from .connection import Connection
 from .errors import (
     BrokerRefused,
@@ -56,6 +56,7 @@ _WORTH_ANOTHER: Final = frozenset(
         ResponseCode.NOT_IN_CURRENT_UNIT,
     )
 )
+_PROPERTY_BYTES: Final = props.MAX_BYTES - 100  # the broker adds its own
 # one message may be the reason that a batch is refused
 _OF_ONE_MESSAGE: Final = frozenset((ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
 
@@ -95,6 +96,7 @@ class Producer:
         self._timeout_s = timeout_s
         self._retries = retries
         self._compress_over_bytes = compress_over_bytes
+        self._join_below_bytes = min(compress_over_bytes, BATCH_BYTES)
         self._default_queues = default_queues
         self._cluster = Cluster(name_server, access)
         self._cluster.on_change = self._forget_queues
@@ -173,71 +175,42 @@ class Producer:
         by which consumers know the message again, if it is sent more than once; made anew if not given.
         Raises MessageIllegal, TopicNotFound, ConnectionFailed, RequestTimeout, BrokerRefused.
         """
-        # a broker takes no batches for the topics that begin with %: those of retries
-        if self._accumulator is not None and not delay_level and topic in self._queues and topic[0] != "%":
-            if type(body) is not bytes or not body:
-                _checked(body)
-            if len(body) < self._compress_over_bytes:
+        accumulator, queues = self._accumulator, self._queues.get(topic)
+        if accumulator is not None and queues and not delay_level and self._may_join(topic, body):
+            target = queue or self._of_turn(accumulator, topic, queues, queue_key)
+            connection = self._greeted.get(target.broker_name)
+            if connection is not None and connection.is_open:
+                if not connection.is_writable:
+                    await connection.writable()
                 key = message_id or self._keys.next(int(time.time() * 1000))
-                entry = BatchEntry(0, body, _properties(tag, keys, properties, key, 0))
-                return await self._send_with_others(self._accumulator, topic, entry, key, queue_key, queue)
+                text = _properties(tag, keys, properties, key, 0)
+                future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+                accumulator.add(connection, target, (future, key, body, text, queue_key, queue))
+                return await future
         ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, delay_level, message_id)
         answer, target = await self._send(topic, RequestCode.SEND_MESSAGE_V2, ext, wire_body, queue_key, queue)
         return _result(answer, key, target)
-
-    async def _send_with_others(
-        self,
-        accumulator: Accumulator,
-        topic: str,
-        entry: BatchEntry,
-        key: str,
-        queue_key: str | None,
-        queue: Queue | None,
-    ) -> SendResult:
-        """Sends with what else goes to the same queue in this turn of the loop."""
-        while True:
-            queues = self._queues.get(topic)
-            target = queue
-            if target is None and queues:
-                if queue_key is not None:
-                    target = self._choose(queues, queue_key, None)
-                else:
-                    target = self._of_turn(accumulator, topic, queues)
-            connection = self._greeted.get(target.broker_name) if target is not None else None
-            if target is None or connection is None or not connection.is_open:
-                ext = self._header(topic, entry.properties, int(time.time() * 1000), flag=entry.flag)
-                answer, sent_to = await self._send(
-                    topic, RequestCode.SEND_MESSAGE_V2, ext, entry.body, queue_key, queue
-                )
-                return _result(answer, key, sent_to)
-            if connection.is_writable:
-                future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-                accumulator.add(connection, target, Pending(future, key, entry, queue_key, queue))
-                return await future
-            await connection.writable()
 
     def _answered(self, batch: Batch, answer: Frame | Exception) -> None:
         """Gives each message of a batch its result, or tries again, each message for itself."""
         if isinstance(answer, Frame) and answer.code in _STORED:
             offset_ids = str(answer.ext["msgId"]).split(",")
-            first, status = int(answer.ext["queueOffset"]), _STORED[answer.code]
-            queue = batch.queue
-            for number, message in enumerate(batch.messages):
-                if not message.future.done():
-                    result = SendResult(message.message_id, offset_ids[number], queue, first + number, status)
-                    message.future.set_result(result)
+            first, status, queue = int(answer.ext["queueOffset"]), _STORED[answer.code], batch.queue
+            for number, (future, key, *_) in enumerate(batch.messages):
+                if not future.done():
+                    future.set_result(SendResult(key, offset_ids[number], queue, first + number, status))
             return
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
         for message in batch.messages:
-            if not message.future.done():
-                task = asyncio.create_task(self._settle(batch, message, answer))
-                self._resending.add(task)
-                task.add_done_callback(self._resending.discard)
+            task = asyncio.create_task(self._settle(batch, message, answer))
+            self._resending.add(task)
+            task.add_done_callback(self._resending.discard)
 
     async def _settle(self, batch: Batch, message: Pending, error: Exception) -> None:
         """A message whose batch failed: the tries that are left, alone, or the error."""
-        topic, entry = batch.queue.topic, message.entry
+        topic = batch.queue.topic
+        future, key, body, text, queue_key, queue = message
         # a fault of one message refuses all: alone, each gets its own answer
         is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
         tries = 1 if is_anothers else self._retries
@@ -248,23 +221,28 @@ class Producer:
             if not is_anothers:
                 log.info("send failed; trying again", queue=str(batch.queue), reason=str(error))
                 await self._look_again(topic)
-            ext = self._header(topic, entry.properties, int(time.time() * 1000), flag=entry.flag)
+            ext = self._header(topic, text, int(time.time() * 1000))
             code, failed = RequestCode.SEND_MESSAGE_V2, None if is_anothers else batch.queue
-            answer, target = await self._send(
-                topic, code, ext, entry.body, message.queue_key, message.queue, failed, tries, timeout_s
-            )
-            if not message.future.done():
-                message.future.set_result(_result(answer, message.message_id, target))
+            answer, target = await self._send(topic, code, ext, body, queue_key, queue, failed, tries, timeout_s)
+            if not future.done():
+                future.set_result(_result(answer, key, target))
         except Exception as failure:
-            if not message.future.done():
-                message.future.set_exception(failure)
+            if not future.done():
+                future.set_exception(failure)
 
-    def _of_turn(self, accumulator: Accumulator, topic: str, queues: list[Queue]) -> Queue:
-        """The queue of all messages of this turn that may go anywhere, so that they travel together."""
-        queue = accumulator.queue_of_turn(topic)
+    def _may_join(self, topic: str, body: bytes) -> bool:
+        """Whether a message may travel with others. A compressed one may not, and brokers take no batch for a retry topic."""
+        if type(body) is not bytes or not body:
+            _checked(body)
+        return len(body) < self._join_below_bytes and topic[0] != "%"
+
+    def _of_turn(self, accumulator: Accumulator, topic: str, queues: list[Queue], queue_key: str | None) -> Queue:
+        """The queue of a key; without one that of all messages of this turn, so that they travel together."""
+        if queue_key is not None:
+            return self._choose(queues, queue_key, None)
+        queue = accumulator.queue_of_turn.get(topic)
         if queue is None:
-            queue = self._choose(queues, None, None)
-            accumulator.choose(topic, queue)
+            queue = accumulator.queue_of_turn[topic] = self._choose(queues, None, None)
         return queue
 
     @asynccontextmanager
@@ -529,8 +507,8 @@ def _properties(
         if fault:
             raise MessageIllegal(fault)
         text = f"{text}\x02{props.encode(properties)}"
-        if len(text.encode()) > props.MAX_BYTES - 100:
-            raise MessageIllegal(f"the properties have {len(text.encode())} bytes; {props.MAX_BYTES - 100} are allowed")
+    if len(text) * 4 > _PROPERTY_BYTES and len(text.encode()) > _PROPERTY_BYTES:
+        raise MessageIllegal(f"the properties have {len(text.encode())} bytes; {_PROPERTY_BYTES} are allowed")
     return text
 
 

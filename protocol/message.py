@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 from binascii import hexlify
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
@@ -214,8 +214,8 @@ class BatchEntry(NamedTuple):
 _BATCH_HEAD: Final = Struct(">iIIii")
 
 
-def encode_batch(entries: list[BatchEntry]) -> bytes:
-    """The body of SEND_BATCH_MESSAGE."""
+def encode_batch(entries: Iterable[tuple[int, bytes, str]]) -> bytes:
+    """The body of SEND_BATCH_MESSAGE, of BatchEntry values or the like."""
     parts: list[bytes] = []
     for flag, body, text in entries:
         properties = text.encode()

@@ -184,6 +184,25 @@ async def test_messages_are_sent_and_consumed(system: System) -> None:
     assert sum(await system.committed(group, topic)) == 61
 
 
+@feature("single sends that travel together in batches")
+async def test_sends_of_one_turn_are_one_batch(system: System) -> None:
+    topic, group, inbox = await system.topic(), await system.group(), Inbox()
+    async with Producer(system.address) as producer, Consumer(system.address, group, topic, inbox, start="first"):
+        await producer.send(topic, b"first")
+        sends = [producer.send(topic, b"%d" % n, tag=f"T{n}", keys=f"k{n}", queue_key=f"q{n % 3}") for n in range(300)]
+        results = await asyncio.gather(*sends)
+        await eventually(lambda: len(inbox.messages) == 301)
+    by_id = {message.message_id: message for message in inbox.messages}
+    for number, result in enumerate(results):
+        message = by_id[result.message_id]
+        assert (message.body, message.tag, message.keys) == (b"%d" % number, f"T{number}", [f"k{number}"])
+        assert (message.queue, message.queue_offset) == (result.queue, result.queue_offset)
+        assert message.offset_id == result.offset_id
+    for key in range(3):
+        offsets = [result.queue_offset for result in results[key::3]]
+        assert offsets == sorted(offsets)
+
+
 @feature("a group's first commits, of several queues at once")
 async def test_first_commits_are_not_lost(system: System) -> None:
     topic = await system.topic()

@@ -1,0 +1,175 @@
+"""Single sends that travel together: each has its own result and error, and order holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+from rocketlet.client import (
+    AdminClient,
+    BrokerRefused,
+    ConnectionFailed,
+    Message,
+    MessageIllegal,
+    Producer,
+    RequestTimeout,
+    SendResult,
+)
+from rocketlet.client.config import BATCH_BYTES, BATCH_MESSAGES
+from rocketlet.client.connection import Connection
+from rocketlet.protocol.codes import RequestCode
+
+from ..conftest import Node, Nodes, Wire, create_topic
+
+
+class Requests:
+    """Counts what a producer asks of brokers, by request code."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.codes: list[int] = []
+        call = Connection.call
+
+        def counted(connection: Connection, code: int, *rest: object) -> None:
+            self.codes.append(code)
+            call(connection, code, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Connection, "call", counted)
+
+    def taken(self) -> list[int]:
+        codes, self.codes = self.codes, []
+        return codes
+
+
+async def stored(node: Node, topic: str = "t") -> list[Message]:
+    async with AdminClient(node.address) as admin:
+        ranges = (await admin.topic(topic)).ranges
+        return [
+            message
+            for queue, span in ranges.items()
+            async for part in admin.read(queue, span.begin, span.end)
+            for message in part
+        ]
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
+    return Requests(monkeypatch)
+
+
+async def test_messages_of_one_turn_travel_together_and_each_knows_its_place(
+    node: Node, wire: Wire, requests: Requests
+) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        requests.taken()
+        results = await asyncio.gather(
+            *(producer.send("t", b"%d" % number, tag=f"T{number}", keys=f"k{number}") for number in range(50))
+        )
+        assert requests.taken() == [RequestCode.SEND_BATCH_MESSAGE]
+        assert len({result.queue for result in results}) == 1, "those that may go anywhere go together"
+        await producer.send("t", b"alone")
+        assert requests.taken() == [RequestCode.SEND_MESSAGE_V2]
+    by_offset_id = {record.offset_id: record for record in await stored(node)}
+    assert len(by_offset_id) == 52
+    for number, result in enumerate(results):
+        record = by_offset_id[result.offset_id]
+        assert (record.body, record.queue_id, record.queue_offset) == (
+            b"%d" % number,
+            result.queue.queue_id,
+            result.queue_offset,
+        )
+        assert (record.tag, record.keys, record.message_id) == (f"T{number}", [f"k{number}"], result.message_id)
+
+
+async def test_order_by_key_holds_though_some_messages_must_travel_alone(node: Node, wire: Wire) -> None:
+    """Large bodies are compressed, and delayed ones wait: neither may be in a batch."""
+    await create_topic(wire, "t")
+    async with Producer(node.address, compress_over_bytes=1000) as producer:
+        await producer.send("t", b"first")
+        sends = [
+            producer.send("t", b"%d " % number + b"x" * (2000 if number % 7 == 3 else 1), queue_key=f"k{number % 5}")
+            for number in range(200)
+        ]
+        results = await asyncio.gather(*sends)
+    for key in range(5):
+        mine = [result for number, result in enumerate(results) if number % 5 == key]
+        assert len({result.queue for result in mine}) == 1
+        offsets = [result.queue_offset for result in mine]
+        assert offsets == sorted(offsets)
+
+
+async def test_a_batch_ends_at_its_limits(node: Node, wire: Wire, requests: Requests) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address, compress_over_bytes=1 << 20) as producer:
+        await producer.send("t", b"first")
+        requests.taken()
+        await asyncio.gather(*(producer.send("t", b"x") for _ in range(BATCH_MESSAGES + 1)))
+        assert requests.taken() == [RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2]
+        half = os.urandom(BATCH_BYTES // 2)
+        results = await asyncio.gather(*(producer.send("t", half) for _ in range(3)))
+        assert requests.taken() == [RequestCode.SEND_MESSAGE_V2] * 3, "two halves and their properties are too much"
+        assert len({result.queue for result in results}) > 1, "a full batch passes the turn on"
+        whole = os.urandom(BATCH_BYTES)
+        await asyncio.gather(producer.send("t", whole), producer.send("t", b"x"))
+    assert len(await stored(node)) == 1 + BATCH_MESSAGES + 1 + 3 + 2
+
+
+async def test_a_message_that_is_refused_takes_no_other_with_it(nodes: Nodes) -> None:
+    """The broker adds its cluster to the properties: with a long name they get too long for it, and only for it."""
+    node = await nodes.start(cluster="c" * 115)
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic("t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        results = await asyncio.gather(
+            *(producer.send("t", b"%d" % number, keys="k" * (32_600 if number == 3 else 1)) for number in range(8)),
+            return_exceptions=True,
+        )
+        with pytest.raises(MessageIllegal, match=r"the properties have 32\d+ bytes; 32667 are allowed"):
+            await producer.send("t", b"x", keys="k" * 32_660)
+    assert [number for number, result in enumerate(results) if isinstance(result, BrokerRefused)] == [3]
+    bodies = [record.body for record in await stored(node)]
+    assert sorted(bodies) == sorted([b"first", *(b"%d" % number for number in range(8) if number != 3)])
+
+
+async def test_a_sender_that_gives_up_takes_no_other_with_it(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        sends = [asyncio.ensure_future(producer.send("t", b"%d" % number)) for number in range(6)]
+        sends[2].cancel()  # before it was taken
+        await asyncio.sleep(0)
+        sends[4].cancel()  # it may be on its way
+        results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [number for number, item in enumerate(results) if isinstance(item, asyncio.CancelledError)] == [2, 4]
+    bodies = {record.body for record in await stored(node)}
+    assert bodies >= {b"first", b"0", b"1", b"3", b"5"}
+    assert b"2" not in bodies
+
+
+async def test_a_lost_broker_fails_each_and_another_takes_them(nodes: Nodes, wire: Wire, node: Node) -> None:
+    other = await nodes.start(name="broker-b", name_servers=(node.address,))
+    await create_topic(wire, "t")
+    async with Producer(node.address, retries=3) as producer:
+        await producer.send("t", b"first")
+        await other.stop()
+        results = await asyncio.gather(*(producer.send("t", b"%d" % number) for number in range(20)))
+        assert {result.queue.broker_name for result in results} == {"broker-a"}
+        await node.stop()
+        failed = await asyncio.gather(
+            *(producer.send("t", b"late", queue_key=f"k{number}") for number in range(20)), return_exceptions=True
+        )
+    assert all(isinstance(error, ConnectionFailed | RequestTimeout) for error in failed)
+    assert len(failed) == 20
+
+
+async def test_batching_can_be_switched_off(node: Node, wire: Wire, requests: Requests) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address, batching=False) as producer:
+        await producer.send("t", b"first")
+        requests.taken()
+        results: list[SendResult] = await asyncio.gather(*(producer.send("t", b"x") for _ in range(8)))
+        assert requests.taken() == [RequestCode.SEND_MESSAGE_V2] * 8
+        assert len({result.queue for result in results}) == 4
