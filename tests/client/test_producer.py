@@ -232,7 +232,7 @@ def test_wrong_settings_are_refused_when_the_producer_is_made(arguments: dict[st
         ({"tag": 5}, "the tag 5 is not a text"),
         ({"message_id": 5}, "the message id 5 is not a text"),
         ({"properties": {"a": 5}}, "'a' is 5; names and values must be text"),
-        ({"properties": [("a", "b")]}, "no mapping"),
+        ({"properties": [("a", "b")]}, "not a mapping"),
         ({"delay_level": "3"}, "the delay level is '3'"),
     ],
 )
