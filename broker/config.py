@@ -6,61 +6,99 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
+from ..protocol.codes import PERM_READ_WRITE
+
 REGION: Final = "DefaultRegion"
+
+# Connections
+
 MAX_CONNECTIONS: Final = 10_000  # fewer if the process may not open as many files
-MAX_OPEN_SEGMENTS: Final = 256  # files of the store open at a time; at most half of what the process may open
 RESERVED_FILES: Final = 32  # neither connections nor segments: listening sockets, state files, name servers
 MIN_OPEN_FILES: Final = 64
 LISTEN_BACKLOG: Final = 1024
+VIP_DISTANCE: Final = 2  # ports below the broker's, as Apache's clients count
 IDLE_LIMIT_S: Final = 120.0
-HEARTBEAT_LIMIT_S: Final = 120.0
-SWEEP_INTERVAL_S: Final = 10.0
+SWEEP_INTERVAL_S: Final = 10.0  # between two looks for idle connections, silent members and silent brokers
+WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than this is not read from
+LARGE_REPLY_BYTES: Final = 4096  # written before the next request is looked at, so that its reader's pace is felt
+CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
+DRAIN_TIMEOUT_S: Final = 5.0  # how long a broker that stops waits for connections to close
+METRICS_ANSWER_S: Final = 5.0  # how long a scrape waits for the event loop
+
+# The store
+
+MAX_OPEN_SEGMENTS: Final = 256  # files of the store open at a time; at most half of what the process may open
 PERSIST_INTERVAL_S: Final = 5.0
-REGISTER_INTERVAL_S: Final = 30.0
-REGISTER_TIMEOUT_S: Final = 6.0
-REGISTER_LOOK_S: Final = 1.0  # between two looks whether a name server has hung up
-MAX_PENDING_TOPICS: Final = (
-    10_000  # changed topics that name servers are not told of yet; beyond, with the next interval
+RETENTION_SWEEP_S: Final = 30.0
+DELETE_LIMIT: Final = 10  # segments that one sweep of retention removes
+INDEX_SEGMENT_ENTRIES: Final = 300_000  # as Apache's
+INDEX_TAIL_BYTES: Final = 65_536  # of a queue's newest entries in memory; more are written before the next checkpoint
+RECOVERY_READ_BYTES: Final = 8 * 1024 * 1024
+DAMAGE_ASIDE_BYTES: Final = 64 * 1024 * 1024  # of damage in the log, kept for people to look at
+MAX_NOTED_DAMAGE: Final = 10_000  # damaged messages that are said one by one; beyond they are only left out
+DAMAGE_NEIGHBOURS: Final = 64  # how far the time of a message that cannot be read is looked for
+
+# Topics and messages
+
+MAX_TOPICS: Final = 50_000
+MAX_QUEUES_PER_TOPIC: Final = 4096
+MAX_RETAIN_HOURS: Final = 876_000.0  # a hundred years
+PULL_BYTES: Final = 262_144  # of messages in one answer, as Apache's maxTransferBytesOnMessageInMemory
+PULL_MESSAGES: Final = 1024
+SCAN_ENTRIES: Final = 800  # of an index that one filtered pull looks at: 16,000 bytes, as Apache's
+READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around
+MAX_HOLD_S: Final = 60.0
+MAX_HELD_PULLS: Final = 100_000
+OTHERS_QUEUE_WAIT_S: Final = 0.2  # before a foreign member is told again that there is nothing new in another's queue
+DRAINING_WAIT_S: Final = 0.01  # the same for a queue that is being drained
+SUBSCRIPTION_LOOKS: Final = 10  # how often a pull that is older than its member's subscription is looked at again
+SUBSCRIPTION_LOOK_S: Final = 0.01
+MAX_FILTER_CHARS: Final = 10_000
+MAX_FILTER_TOKENS: Final = 1000  # which sqlglot parses within 20 ms
+MAX_FILTER_DEPTH: Final = 100
+MAX_QUERY_ENTRIES: Final = 1024  # of a queue's index in one answer
+MAX_QUERY_MESSAGES: Final = 64
+UNIQUE_KEY_MESSAGES: Final = 32  # found by a unique key, whatever is asked for: Apache's defaultQueryMaxNum
+SEARCH_CHUNK_BYTES: Final = 1024 * 1024  # of the log, looked through in one turn of the event loop
+DELAY_LEVELS_MS: Final = tuple(
+    1000 * seconds
+    for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 )
+DELAY_DELIVERIES_AT_ONCE: Final = 500
+DELAY_RETRY_S: Final = 1.0  # before a level whose messages could not be stored is tried again
+TRANSACTION_CHECK_MAX: Final = 15
+TRANSACTION_SWEEP_S: Final = 60.0
+TRANSACTION_TIMEOUT_S: Final = 6.0
+MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0
+SAMPLE_INTERVAL_S: Final = 10.0  # of the counters behind the rates
+
+# Groups
+
+MAX_GROUPS: Final = 10_000
+MAX_MEMBERS: Final = 10_000
+MAX_RETRY_QUEUES: Final = 64  # of a group's retry topic
+MAX_RETRY_TIMES: Final = 1_000_000
+HEARTBEAT_LIMIT_S: Final = 120.0
 NOTIFY_DELAY_S: Final = 0.005  # changes of a group within this time make one notification
 LOCK_LEASE_S: Final = 60.0  # Apache's, for orderly consumption
 HANDOVER_LEASE_S: Final = 20.0  # Rocketlet members, who renew every 5 s
 LEASE_SWEEP_S: Final = 1.0
 STANDSTILL_S: Final = 1.0  # a broker that is this much later than its timers stood still: leases are prolonged by it
 SAVE_LOCKS_DELAY_S: Final = 0.05
-MAX_HOLD_S: Final = 60.0
-MAX_HELD_PULLS: Final = 100_000
-WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than this is not read from
-MAX_TOPICS: Final = 50_000
-MAX_QUEUES_PER_TOPIC: Final = 4096
-MAX_RETRY_QUEUES: Final = 64  # of a group's retry topic
-MAX_RETRY_TIMES: Final = 1_000_000
-MAX_QUERY_ENTRIES: Final = 1024  # of a queue's index in one answer
-MAX_RETAIN_HOURS: Final = 876_000.0  # a hundred years
-MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0
-MAX_KV_NAMESPACES: Final = 100
-MAX_KV_KEYS: Final = 10_000
-MAX_GROUPS: Final = 10_000
-MAX_MEMBERS: Final = 10_000
-VIP_DISTANCE: Final = 2
 DRAIN_LIMIT_S: Final = 2.0  # how long a change of a group is kept from foreign members whose handlers run
+DRAINED_WAIT_S: Final = 5.0  # how long a foreign member that was told of a change gets nothing of the queues it loses
 ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named
-CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
-MAX_QUERY_MESSAGES: Final = 64
-SAMPLE_INTERVAL_S: Final = 10.0  # of the counters behind the rates
-TRANSACTION_CHECK_MAX: Final = 15
-TRANSACTION_SWEEP_S: Final = 60.0
-TRANSACTION_TIMEOUT_S: Final = 6.0
 HISTORY_EVENTS: Final = 10_000
 HISTORY_GROUPS: Final = 1000
-DRAIN_TIMEOUT_S: Final = 5.0
-RETENTION_SWEEP_S: Final = 30.0
 
-DELAY_LEVELS_MS: Final = tuple(
-    1000 * seconds
-    for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-)
-DELAY_DELIVERIES_AT_ONCE: Final = 500
+# Name servers
+
+REGISTER_INTERVAL_S: Final = 30.0
+REGISTER_TIMEOUT_S: Final = 6.0
+REGISTER_LOOK_S: Final = 1.0  # between two looks whether a name server has hung up
+MAX_PENDING_TOPICS: Final = 10_000  # changed ones that name servers do not know yet; others wait for the interval
+MAX_KV_NAMESPACES: Final = 100
+MAX_KV_KEYS: Final = 10_000
 
 
 class LimitExceeded(Exception):
@@ -92,7 +130,7 @@ class BrokerConfig:
     default_queues: int = 8
     auto_create_topics: bool = True
     auto_create_groups: bool = True
-    permission: int = 6
+    permission: int = PERM_READ_WRITE
     retain_hours: float = 72.0
     retain_bytes: int | None = None
     segment_bytes: int = 256 * 1024 * 1024

@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from .broker import Broker
-
-ANSWER_S = 5.0
+from .config import METRICS_ANSWER_S
 
 
 class Collector:
@@ -27,7 +26,7 @@ class Collector:
         self._loop = loop
 
     def collect(self) -> Iterable[Metric]:
-        return asyncio.run_coroutine_threadsafe(self._snapshot(), self._loop).result(ANSWER_S)
+        return asyncio.run_coroutine_threadsafe(self._snapshot(), self._loop).result(METRICS_ANSWER_S)
 
     async def _snapshot(self) -> list[Metric]:
         broker = self._broker

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import structlog
 
 from ..protocol.bodies import TopicConfig
-from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode
+from ..protocol.codes import PERM_READ_WRITE, RequestCode
 from ..protocol.frame import Frame
 from ..protocol.headers import BrokerName, RegisterBroker, write
 from ..protocol.registration_body import encode_registration
@@ -131,6 +131,6 @@ class Registration:
     def _as_permitted(self, topic: TopicConfig) -> TopicConfig:
         """A broker that may not be read or written says so of all its topics."""
         permission = self._settings.now.permission
-        if permission & (PERM_READ | PERM_WRITE) == PERM_READ | PERM_WRITE:
+        if permission & PERM_READ_WRITE == PERM_READ_WRITE:
             return topic
         return TopicConfig(topic.name, topic.read_queues, topic.write_queues, permission)

@@ -14,6 +14,7 @@ import orjson
 from msgspec import Meta
 from msgspec import field as wire
 
+from .codes import PERM_READ_WRITE
 from .limits import MAX_GROUPS, MAX_SUBSCRIPTIONS
 from .schema import (
     Enum,
@@ -220,7 +221,7 @@ class TopicConfig:
     name: str
     read_queues: int = 8
     write_queues: int = 8
-    perm: int = 6
+    perm: int = PERM_READ_WRITE
     filter_type: str = "SINGLE_TAG"
     sys_flag: int = 0
     order: bool = False
@@ -248,7 +249,7 @@ class TopicShape(Shape):
     topic_name: Text
     read_queue_nums: QueueCount = 16
     write_queue_nums: QueueCount = 16
-    perm: Int = 6
+    perm: Int = PERM_READ_WRITE
     topic_filter_type: Enum | None = None
     topic_sys_flag: Int = 0
     order: bool | None = None

@@ -151,7 +151,8 @@ ONEWAY_FLAG: Final = 2
 
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
-PERM_INHERIT: Final = 1
+PERM_INHERIT: Final = 1  # topics that a send makes are made like this one
+PERM_READ_WRITE: Final = PERM_READ | PERM_WRITE
 MAX_PERM: Final = PERM_READ | PERM_WRITE | PERM_INHERIT
 
 SYS_COMPRESSED: Final = 0x1

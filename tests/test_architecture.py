@@ -31,7 +31,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.config": "",
         "broker.permissions": "",
         "broker.tasks": "",
-        "broker.store": "",
+        "broker.store": "broker.config",
         "broker.open_files": "broker.config broker.store",
         "broker.net": "broker.config",
         "broker.nameserver": "broker.config broker.net",
@@ -42,7 +42,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.registration broker.store broker.tasks",
         "broker.requests": "broker.broker broker.config broker.groups broker.messages broker.nameserver broker.net "
         "broker.permissions broker.store",
-        "broker.metrics": "broker.broker",
+        "broker.metrics": "broker.broker broker.config",
         "broker.server": "broker.broker broker.config broker.metrics broker.nameserver broker.net broker.open_files "
         "broker.requests",
     }.items()

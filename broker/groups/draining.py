@@ -18,7 +18,7 @@ from ...protocol import names
 from ...protocol.allocation import AVG, subscribe_queues
 from ...protocol.bodies import Route
 from ...protocol.headers import PullMessage
-from ..config import DRAIN_LIMIT_S
+from ..config import DRAIN_LIMIT_S, DRAINED_WAIT_S
 from ..messages.held_pulls import HeldPulls
 from ..net.connection import Connection
 from ..tasks import Tasks
@@ -29,7 +29,6 @@ log = structlog.get_logger("rocketlet.groups")
 
 _Place = tuple[str, int]  # topic, queue id
 Tell = Callable[[ConsumerGroup], None]
-DROP_S = 5.0
 _NOT_KNOWN_YET: _Place = ("", -1)
 
 
@@ -175,7 +174,7 @@ class Draining:
                 log.warning("queues move with messages in handlers", group=name, queues=sorted(drain.left))
             drain.left.clear()
             # its reader drops a queue at once; one that does not, because it allocates in another way, reads on after this
-            asyncio.get_running_loop().call_later(DROP_S, drain.moving.clear)
+            asyncio.get_running_loop().call_later(DRAINED_WAIT_S, drain.moving.clear)
         if group is not None:
             self._told[name] = group.client_ids()
             if drain is not None and drain.was_kept_back:

@@ -16,15 +16,13 @@ from ...protocol import properties as props
 from ...protocol.message import Record
 from ...protocol.names import SCHEDULE_TOPIC
 from ...protocol.subscription import tag_code
-from ..config import DELAY_DELIVERIES_AT_ONCE
+from ..config import DELAY_DELIVERIES_AT_ONCE, DELAY_RETRY_S
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreFull, Unreadable, read_state, write_state
 from .appender import Appender
 from .topics import Topics
 
 log = structlog.get_logger("rocketlet.delays")
-
-RETRY_S = 1.0
 
 
 def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
@@ -91,7 +89,7 @@ class Delays:
             wait_s = self._wait_s(level)
         except Exception as error:
             log.exception("a delay level stands; will try again", level=level, reason=str(error))
-            wait_s = RETRY_S
+            wait_s = DELAY_RETRY_S
         if wait_s is not None:
             loop = asyncio.get_running_loop()
             self._timers[level] = loop.call_later(max(wait_s, at_least_s), self._deliver, level)
@@ -108,10 +106,10 @@ class Delays:
             self._deliver_due(level)
         except StoreFull as error:
             log.error("cannot deliver delayed messages; will try again", reason=str(error), level=level)
-            self._set_timer(level, RETRY_S)
+            self._set_timer(level, DELAY_RETRY_S)
         except Exception as error:
             log.exception("cannot deliver delayed messages; will try again", reason=str(error), level=level)
-            self._set_timer(level, RETRY_S)
+            self._set_timer(level, DELAY_RETRY_S)
         else:
             self._set_timer(level)
 

@@ -18,14 +18,12 @@ from typing import Any, Final
 from sqlglot import TokenType, errors, exp, parse_one, tokenize
 
 from ...protocol.properties import decode
+from ..config import MAX_FILTER_CHARS, MAX_FILTER_DEPTH, MAX_FILTER_TOKENS
 
 Value = str | int | float | bool | None
 Term = Callable[[Mapping[str, str]], Value]
 Filter = Callable[[str], bool]
 
-MAX_EXPRESSION_CHARS: Final = 10_000
-MAX_TOKENS: Final = 1000  # which sqlglot parses within 20 ms
-MAX_DEPTH: Final = 100
 MAX_LONG: Final = 2**63 - 1
 
 
@@ -40,8 +38,8 @@ class _Incomparable(Exception):
 @lru_cache(maxsize=1024)
 def parse_filter(expression: str) -> Filter:
     """A function of a record's properties text. Raises FilterError."""
-    if len(expression) > MAX_EXPRESSION_CHARS:
-        raise FilterError(f"the filter has {len(expression)} characters; {MAX_EXPRESSION_CHARS} are allowed")
+    if len(expression) > MAX_FILTER_CHARS:
+        raise FilterError(f"the filter has {len(expression)} characters; {MAX_FILTER_CHARS} are allowed")
     try:
         fault = _unportable(expression)
         if fault:
@@ -65,8 +63,8 @@ def _unportable(expression: str) -> str | None:
     """What sqlglot would read as SQL does and RocketMQ would not; None if there is nothing of it."""
     before = None
     tokens = tokenize(expression)
-    if len(tokens) > MAX_TOKENS:
-        raise FilterError(f"the filter has {len(tokens)} words and signs; {MAX_TOKENS} are allowed")
+    if len(tokens) > MAX_FILTER_TOKENS:
+        raise FilterError(f"the filter has {len(tokens)} words and signs; {MAX_FILTER_TOKENS} are allowed")
     for index, token in enumerate(tokens):
         if token.text in ("==", "!="):
             return f"{token.text}; write = or <>"
@@ -91,8 +89,8 @@ class _Compiler:
 
     def logic(self, tree: Any, depth: int) -> Term:
         """A term that gives True, False or None."""
-        if depth > MAX_DEPTH:
-            raise FilterError(f"the filter is nested deeper than {MAX_DEPTH}")
+        if depth > MAX_FILTER_DEPTH:
+            raise FilterError(f"the filter is nested deeper than {MAX_FILTER_DEPTH}")
         match tree:
             case exp.Paren():
                 return self.logic(tree.this, depth + 1)

@@ -11,9 +11,11 @@ import structlog
 
 from ...protocol import names
 from ...protocol.bodies import DataVersion, TopicConfig, read_topic, topic_json
-from ...protocol.codes import MAX_PERM, PERM_INHERIT
+from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE
 from ..config import MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
 from ..store.files import StoreError, StoreFull, find_state, write_state
+
+PERM_TEMPLATE = PERM_READ_WRITE | PERM_INHERIT  # a send to a new topic may make it like this one
 
 log = structlog.get_logger("rocketlet.topics")
 
@@ -50,16 +52,17 @@ class Topics:
         self._load()
 
     def _built_in(self) -> Iterator[TopicConfig]:
-        config = self._config
+        """As Apache's TopicConfigManager makes them at the start, with as many queues."""
+        config, levels = self._config, len(self._config.delay_levels_ms)
         yield TopicConfig(names.SELF_TEST_TOPIC, 1, 1)
         if config.auto_create_topics:
             queues = min(config.default_queues, MAX_QUEUES_PER_TOPIC)
-            yield TopicConfig(names.DEFAULT_TOPIC, queues, queues, 7)
+            yield TopicConfig(names.DEFAULT_TOPIC, queues, queues, PERM_TEMPLATE)
         yield TopicConfig(names.BENCHMARK_TOPIC, 1024, 1024)
-        yield TopicConfig(config.cluster, 16, 16, 7)
-        yield TopicConfig(config.name, 1, 1, 7)
+        yield TopicConfig(config.cluster, 16, 16, PERM_TEMPLATE)
+        yield TopicConfig(config.name, 1, 1, PERM_TEMPLATE)
         yield TopicConfig(names.OFFSET_MOVED_TOPIC, 1, 1)
-        yield TopicConfig(names.SCHEDULE_TOPIC, 18, 18)
+        yield TopicConfig(names.SCHEDULE_TOPIC, levels, levels)
         yield TopicConfig(names.HALF_TOPIC, 1, 1)
         yield TopicConfig(names.OP_HALF_TOPIC, 1, 1)
         yield TopicConfig(names.CHECK_MAX_TIME_TOPIC, 1, 1)
@@ -155,7 +158,9 @@ class Topics:
         if pattern is None or not pattern.perm & PERM_INHERIT:
             return None
         count = max(min(queues, pattern.write_queues), 1)
-        return self.put(replace(pattern, name=name, read_queues=count, write_queues=count, perm=6), position)
+        return self.put(
+            replace(pattern, name=name, read_queues=count, write_queues=count, perm=PERM_READ_WRITE), position
+        )
 
     def _touch(self) -> None:
         """Name servers take over what has another version than they know."""

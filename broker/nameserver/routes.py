@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from ...protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
-from ...protocol.codes import PERM_READ, PERM_WRITE
+from ...protocol.codes import PERM_READ_WRITE, PERM_WRITE
 from ..config import HEARTBEAT_LIMIT_S, MAX_KV_KEYS, MAX_KV_NAMESPACES, LimitExceeded
 from ..net.connection import Connection
 
@@ -140,7 +140,7 @@ class Routes:
         if broker is None:
             return 0
         for topic, queues in broker.topics.items():
-            perm = PERM_READ | PERM_WRITE if allowed else queues.perm & ~PERM_WRITE
+            perm = PERM_READ_WRITE if allowed else queues.perm & ~PERM_WRITE
             broker.topics[topic] = replace(queues, perm=perm)
         return len(broker.topics)
 

@@ -19,7 +19,7 @@ from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
 from ...protocol.schema import BodyError
 from ..broker import Broker
-from ..config import LimitExceeded
+from ..config import LARGE_REPLY_BYTES, LimitExceeded
 from ..nameserver.routes import Routes
 from ..net.answers import Buffers, Refused, answer
 from ..net.connection import Connection
@@ -35,7 +35,6 @@ Handler = Callable[[Connection, Frame], Buffers | None]
 Authorize = Callable[[Connection, Frame, Permission], None]
 """Raises `Refused` for a request that its sender has no permission for."""
 
-LARGE_REPLY_BYTES = 4096
 
 # what a client's request may cause; struct.error is a number too large for its field
 _CLIENT_FAULTS = (

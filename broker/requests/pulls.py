@@ -18,7 +18,7 @@ from ...protocol.message import MessageError
 from ...protocol.names import OFFSET_MOVED_TOPIC, RETRY_PREFIX
 from ...protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
 from ..broker import Broker
-from ..config import MAX_HOLD_S
+from ..config import DRAINING_WAIT_S, MAX_HOLD_S, OTHERS_QUEUE_WAIT_S, SUBSCRIPTION_LOOK_S, SUBSCRIPTION_LOOKS
 from ..messages.held_pulls import HeldPull
 from ..net.answers import Buffers, Refused, answer, answer_pieces
 from ..net.connection import Connection
@@ -28,11 +28,6 @@ from .offsets import is_foreign_member, offset_fault, stale_fault
 
 log = structlog.get_logger("rocketlet.pulls")
 
-ANOTHERS_S = 0.2
-HEARTBEAT_LOOKS = 10
-HEARTBEAT_LOOK_S = 0.01
-DRAINING_S = 0.01
-
 
 def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: int = 1) -> Buffers | None:
     header = read(PullMessage, frame.ext)
@@ -40,17 +35,19 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
         _check_group_and_topic(broker, header)
         subscription = _subscription(broker, connection, header)
     except Refused as refusal:
-        if refusal.code == ResponseCode.SUBSCRIPTION_NOT_LATEST and attempt < HEARTBEAT_LOOKS:
-            asyncio.get_running_loop().call_later(HEARTBEAT_LOOK_S, _look_again, broker, connection, frame, attempt + 1)
+        if refusal.code == ResponseCode.SUBSCRIPTION_NOT_LATEST and attempt < SUBSCRIPTION_LOOKS:
+            asyncio.get_running_loop().call_later(
+                SUBSCRIPTION_LOOK_S, _look_again, broker, connection, frame, attempt + 1
+            )
             return None
         raise
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
     if header.sys_flag & codes.PULL_SUSPEND and broker.draining.holds_back(connection, header):
-        asyncio.get_running_loop().call_later(DRAINING_S, _answer_anothers, connection, frame, header)
+        asyncio.get_running_loop().call_later(DRAINING_WAIT_S, _answer_anothers, connection, frame, header)
         return None
     if header.sys_flag & codes.PULL_SUSPEND and _is_anothers(broker, connection, header):
-        asyncio.get_running_loop().call_later(ANOTHERS_S, _answer_anothers, connection, frame, header)
+        asyncio.get_running_loop().call_later(OTHERS_QUEUE_WAIT_S, _answer_anothers, connection, frame, header)
         return None
     committed = _overtaken_by(broker, connection, header)
     if committed is not None:

@@ -15,14 +15,12 @@ from ...protocol.frame import Frame
 from ...protocol.headers import LogOffset, QueryMessage, read
 from ...protocol.message import MAGIC, MessageError, Record, decode_record, record_size
 from ..broker import Broker
-from ..config import MAX_QUERY_MESSAGES
+from ..config import MAX_QUERY_MESSAGES, SEARCH_CHUNK_BYTES, UNIQUE_KEY_MESSAGES
 from ..net.answers import Buffers, answer, answer_pieces
 from ..net.connection import Connection
 from ..store.files import StoreError
 from ..store.store import Store
 
-CHUNK_BYTES = 1024 * 1024
-UNIQUE_KEY_MESSAGES = 32
 _MAGIC = MAGIC.to_bytes(4, "big")
 
 
@@ -61,7 +59,7 @@ async def _search(store: Store, header: QueryMessage, limit: int) -> list[bytes]
     key = header.key.encode()
     begin, end = store.log_range(header.topic, header.begin_timestamp, header.end_timestamp)
     found: list[tuple[int, bytes]] = []
-    size = CHUNK_BYTES
+    size = SEARCH_CHUNK_BYTES
     while end > begin and len(found) < limit and key:
         start = max(end - size, begin)
         data = store.read_log(start, end - start)
@@ -74,7 +72,7 @@ async def _search(store: Store, header: QueryMessage, limit: int) -> list[bytes]
             for at, record in _records_with(data, start, first, key)
             if _is_wanted(record, header)
         ]
-        end, size = start + first, CHUNK_BYTES
+        end, size = start + first, SEARCH_CHUNK_BYTES
         await asyncio.sleep(0)
     return [record for _, record in sorted(found)[-limit:]]
 

@@ -12,14 +12,13 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
+from ..config import INDEX_SEGMENT_ENTRIES, INDEX_TAIL_BYTES
 from .files import OpenFiles
 from .segments import SegmentedFile
 
 ENTRY: Final = Struct(">QIq")
 ENTRY_BYTES: Final = ENTRY.size
-SEGMENT_ENTRIES: Final = 300_000
-TAIL_LIMIT_BYTES: Final = 65_536
-TAIL_LIMIT_ENTRIES: Final = TAIL_LIMIT_BYTES // ENTRY_BYTES
+TAIL_ENTRIES: Final = INDEX_TAIL_BYTES // ENTRY_BYTES
 
 _pack = ENTRY.pack
 
@@ -45,7 +44,7 @@ class ConsumeQueue:
         self.queue_id = queue_id
         name = topic.encode()
         self.topic_record = bytes((len(name),)) + name
-        self._file = SegmentedFile(directory, SEGMENT_ENTRIES * ENTRY_BYTES, open_files, sums=True)
+        self._file = SegmentedFile(directory, INDEX_SEGMENT_ENTRIES * ENTRY_BYTES, open_files, sums=True)
         self.begin = -(-self._file.begin // ENTRY_BYTES)
         self.next = self._tail_at = max(self._file.end // ENTRY_BYTES, self.begin)
         self._tail = bytearray()
@@ -82,7 +81,7 @@ class ConsumeQueue:
 
     @property
     def tail_is_long(self) -> bool:
-        return len(self._tail) >= TAIL_LIMIT_BYTES
+        return len(self._tail) >= INDEX_TAIL_BYTES
 
     def flush(self) -> None:
         """Moves the tail into the file. Raises StoreFull; the tail is then still in memory."""
@@ -125,8 +124,8 @@ class ConsumeQueue:
         """Whether the entries can be those of messages, one behind the other in the log."""
         if self._file.gaps():
             return False
-        for offset in range(self.begin, self.next, SEGMENT_ENTRIES):
-            entries = list(ENTRY.iter_unpack(self.entries(offset, SEGMENT_ENTRIES + 1)))
+        for offset in range(self.begin, self.next, INDEX_SEGMENT_ENTRIES):
+            entries = list(ENTRY.iter_unpack(self.entries(offset, INDEX_SEGMENT_ENTRIES + 1)))
             if any(not size for _, size, _ in entries) or any(a[0] + a[1] > b[0] for a, b in pairwise(entries)):
                 return False
         return True

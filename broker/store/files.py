@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 import orjson
 import structlog
 
+from ..config import MAX_OPEN_SEGMENTS
 from . import disk
 
 log = structlog.get_logger("rocketlet.store")
 
-OPEN_FILES: Final = 256
 _OLD: Final = ".old"
 _SUM_MARK: Final = b"\n#crc32 "
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
@@ -50,7 +50,7 @@ class OpenFiles:
     `limit` is never exceeded. When the process has no descriptor left, those held here make room.
     """
 
-    def __init__(self, limit: int = OPEN_FILES) -> None:
+    def __init__(self, limit: int = MAX_OPEN_SEGMENTS) -> None:
         self._limit = limit
         self._open: OrderedDict[str, int] = OrderedDict()
 

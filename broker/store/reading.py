@@ -10,13 +10,14 @@ import itertools
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from ...protocol.codes import SYS_BORNHOST_V6
 from ...protocol.message import MAX_RECORD_BYTES, Record, without_checksum
 from ...protocol.subscription import Subscription
+from ..config import DAMAGE_NEIGHBOURS, MAX_NOTED_DAMAGE, PULL_BYTES, PULL_MESSAGES, READ_GAP_BYTES, SCAN_ENTRIES
 from .consume_queue import ENTRY_BYTES, ConsumeQueue
 from .files import Damaged
 from .recovery import record_at, whole_record
@@ -24,12 +25,6 @@ from .segments import SegmentedFile
 
 log = structlog.get_logger("rocketlet.store")
 
-PULL_BYTES: Final = 262_144
-PULL_MESSAGES: Final = 1024
-SCAN_ENTRIES: Final = 800
-READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around
-NEIGHBOURS: Final = 64  # how far the time of a message that cannot be read is looked for
-NOTED_DAMAGE: Final = 10_000  # damaged messages that are said one by one; beyond they are only left out
 
 Buffer = bytes | memoryview
 Entry = tuple[int, int, int]  # queue offset, commit log position, size
@@ -180,7 +175,7 @@ class Reader:
 
     def _note(self, queue: ConsumeQueue, offset: int, position: int) -> None:
         key = (queue.topic, queue.queue_id, offset)
-        if key not in self._damaged and len(self._damaged) < NOTED_DAMAGE:
+        if key not in self._damaged and len(self._damaged) < MAX_NOTED_DAMAGE:
             self._damaged.add(key)
             log.error("damaged message left out", topic=key[0], queue=key[1], offset=offset, position=position)
 
@@ -218,8 +213,8 @@ class Reader:
         time_ms = self._time_ms(queue, offset)
         if time_ms is not None:
             return time_ms
-        behind = range(offset + 1, min(offset + NEIGHBOURS, queue.next))
-        before = range(offset - 1, max(offset - NEIGHBOURS, queue.begin - 1), -1)
+        behind = range(offset + 1, min(offset + DAMAGE_NEIGHBOURS, queue.next))
+        before = range(offset - 1, max(offset - DAMAGE_NEIGHBOURS, queue.begin - 1), -1)
         for near in itertools.chain(behind, before):
             time_ms = self._time_ms(queue, near)
             if time_ms is not None:

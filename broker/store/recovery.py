@@ -19,11 +19,11 @@ from typing import Any, Final, NamedTuple
 
 from ...protocol.message import MAGIC, MAX_RECORD_BYTES, MessageError, Record, decode_record, is_intact, record_size
 from ...protocol.names import topic_fault
+from ..config import RECOVERY_READ_BYTES
 from .consume_queue import ConsumeQueue, QueueState
 from .files import StoreError, StoreFull
 from .segments import SegmentedFile
 
-READ_BYTES: Final = 8 * 1024 * 1024
 _MAGIC: Final = MAGIC.to_bytes(4, "big")
 
 
@@ -98,7 +98,7 @@ def replay(log: SegmentedFile, position: int, take: Callable[[Record], None]) ->
     records = 0
     damage: list[Damage] = []
     while position < log.end:
-        data = log.read_up_to_damage(position, READ_BYTES)
+        data = log.read_up_to_damage(position, RECOVERY_READ_BYTES)
         at = 0
         while (record := whole_record(data, at, position + at)) is not None:
             take(record)
@@ -117,7 +117,7 @@ def replay(log: SegmentedFile, position: int, take: Callable[[Record], None]) ->
 def next_record(log: SegmentedFile, position: int) -> int | None:
     """Where the first whole record at or behind a position begins; None if there is none."""
     while position < log.end:
-        data = log.read_up_to_damage(position, READ_BYTES)
+        data = log.read_up_to_damage(position, RECOVERY_READ_BYTES)
         if len(data) < 8:
             position = log.next_start(position)
             continue

@@ -18,17 +18,16 @@ import structlog
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.message import Record, encode_record, host_flags
 from ...protocol.names import topic_fault
+from ..config import DAMAGE_ASIDE_BYTES, DELETE_LIMIT, MAX_OPEN_SEGMENTS
 from . import disk
-from .consume_queue import TAIL_LIMIT_ENTRIES, ConsumeQueue
-from .files import OPEN_FILES, Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, write_state
+from .consume_queue import TAIL_ENTRIES, ConsumeQueue
+from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, write_state
 from .reading import Fetched, Reader
 from .recovery import Checkpoint, Damage, Recovered, Recovery, checkpoint_json, read_checkpoint
 from .segments import SegmentedFile
 
 log = structlog.get_logger("rocketlet.store")
 
-ASIDE_BYTES: Final = 64 * 1024 * 1024  # of damage in the log, kept for people to look at
-DELETE_LIMIT: Final = 10  # segments that one call of `expire` removes
 
 _NO_HOST: Final = socket.inet_aton("0.0.0.0") + b"\0\0\0\0"
 
@@ -43,7 +42,7 @@ class Store:
         segment_bytes: int,
         store_host: bytes = _NO_HOST,
         tag_code_of: Callable[[Record], int],
-        open_files: int = OPEN_FILES,
+        open_files: int = MAX_OPEN_SEGMENTS,
         syncs: bool = False,
     ) -> None:
         self.folder = Folder(folder)
@@ -96,7 +95,11 @@ class Store:
     def _put_aside(self, found: Recovered) -> None:
         """Keeps what the log holds beside records, and cuts off what is torn."""
         for position, size in (*found.damage, Damage(self._log.end - found.torn_bytes, found.torn_bytes)):
-            data = self._log.read_up_to_damage(position, min(size, ASIDE_BYTES)) if position >= self._log.begin else b""
+            data = (
+                self._log.read_up_to_damage(position, min(size, DAMAGE_ASIDE_BYTES))
+                if position >= self._log.begin
+                else b""
+            )
             if data:
                 self.folder.put_aside(f"commitlog-{position:020d}", data)
         if found.torn_bytes:
@@ -278,7 +281,7 @@ class Store:
             raise
         queues, self._staged, self._staged_queues = self._staged_queues, [], []
         self._unflushed += len(queues)
-        if self._unflushed >= TAIL_LIMIT_ENTRIES:
+        if self._unflushed >= TAIL_ENTRIES:
             self._flush_long_tails()
         return queues
 

@@ -202,7 +202,7 @@ async def test_one_delayed_message_that_cannot_be_delivered_does_not_stop_its_le
 async def test_a_delay_level_goes_on_after_any_failure(
     nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.messages.delays.RETRY_S", 0.01)
+    monkeypatch.setattr("rocketlet.broker.messages.delays.DELAY_RETRY_S", 0.01)
     node = await nodes.start(delay_levels_ms=(5, 200))
     wire = await connect(node.address)
     await create_topic(wire, "t")

@@ -39,7 +39,7 @@ async def test_a_message_is_found_by_its_place(wire: Wire) -> None:
 
 @pytest.mark.parametrize("chunk", [1024 * 1024, 300])
 async def test_messages_are_found_by_any_of_their_keys(wire: Wire, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(searches, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(searches, "SEARCH_CHUNK_BYTES", chunk)
     for topic in ("t", "u"):
         await create_topic(wire, topic)
         for number in range(30):

@@ -87,9 +87,9 @@ def test_a_damaged_index_is_made_anew_and_said(tmp_path: Path, change: str, seed
 
 
 def test_an_index_of_several_files_is_checked_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.store.consume_queue.SEGMENT_ENTRIES", 20)
-    monkeypatch.setattr("rocketlet.broker.store.consume_queue.TAIL_LIMIT_BYTES", 100)
-    monkeypatch.setattr("rocketlet.broker.store.store.TAIL_LIMIT_ENTRIES", 1)
+    monkeypatch.setattr("rocketlet.broker.store.consume_queue.INDEX_SEGMENT_ENTRIES", 20)
+    monkeypatch.setattr("rocketlet.broker.store.consume_queue.INDEX_TAIL_BYTES", 100)
+    monkeypatch.setattr("rocketlet.broker.store.store.TAIL_ENTRIES", 1)
     expected = filled(tmp_path)
     files = sorted((tmp_path / "consumequeue" / "t" / "0").iterdir())
     assert len(files) > 3
@@ -273,7 +273,7 @@ def test_a_message_that_looks_like_messages_hides_no_damage(tmp_path: Path) -> N
 
 
 def test_damage_longer_than_one_read_is_searched_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "READ_BYTES", 5000)
+    monkeypatch.setattr(recovery, "RECOVERY_READ_BYTES", 5000)
     filled(tmp_path)
     (tmp_path / "checkpoint.json").unlink()
     (tmp_path / "checkpoint.old").unlink()
