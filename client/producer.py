@@ -18,8 +18,8 @@ from ..protocol.frame import ExtValue, Frame
 from ..protocol.headers import UnregisterClient, write
 from ..protocol.message import MAX_BODY_BYTES, BatchEntry, encode_batch
 from .access import Access
-from .arguments import check_callable, check_count, check_group, check_seconds
 from .accumulator import Accumulator, Batch, Pending
+from .arguments import check_callable, check_count, check_group, check_seconds
 from .cluster import Cluster
 from .config import BATCH_BYTES, HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
 from .connection import Connection

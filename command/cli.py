@@ -65,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     _external_port_option(nameserver)
     nameserver.set_defaults(run=_nameserver)
     _add_groups_command(commands)
+    fsck = commands.add_parser("fsck", help="check a data folder that no broker uses: what is whole, what is not")
+    fsck.add_argument("folder", type=Path, metavar="DIR", help="the data folder")
+    fsck.add_argument("--repair", action="store_true", help="also repair what can be repaired")
+    fsck.add_argument("--json", action="store_true", help="print one JSON object")
+    fsck.add_argument("--log-level", choices=logs.LEVELS, default="error")
+    fsck.set_defaults(run=_fsck, host="", port=0)
     return parser
 
 
@@ -233,6 +239,12 @@ async def _nameserver(options: argparse.Namespace) -> int:
         print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
         await _until_terminated(server)
     return 0
+
+
+async def _fsck(options: argparse.Namespace) -> int:
+    from .fsck import fsck
+
+    return fsck(options.folder, repairs=options.repair, is_json=options.json)
 
 
 async def _groups(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 store          opens the folder; append and expire
 reading        messages out of the log: by queue and offset, by position, by time
 recovery       what happens after a crash
+inspection     what of a folder is whole, for `rocketlet fsck`
 consume_queue  one queue's index into the commit log
 segments       a row of append-only files
 files          what they share: errors, descriptors, state files, the folder's lock

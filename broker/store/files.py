@@ -130,6 +130,17 @@ def find_state(path: Path, *, is_derivable: bool = False) -> State:
     return State(None, is_current=False)
 
 
+def state_fault(path: Path) -> str | None:
+    """What is wrong with a state file, in words; None if it is whole."""
+    try:
+        _state_of(path.read_bytes())
+    except FileNotFoundError:
+        return "it is gone"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
+
+
 def _state_of(data: bytes) -> Any:
     """The value behind a state file's bytes. Raises ValueError; files of earlier releases have no checksum."""
     value, mark, found = data.rpartition(_SUM_MARK)
@@ -177,7 +188,9 @@ def _keep_old(path: Path) -> None:
 class Folder:
     """The data folder, locked for this process. Raises StoreError if another broker has it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, creates: bool = True) -> None:
+        if not creates and not (path / "lock").exists():
+            raise StoreError(f"{path} is no data folder: it has no file `lock`")
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock_file(path / "lock")
@@ -195,6 +208,19 @@ class Folder:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path / name) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
         return []
+
+    def queues(self) -> list[tuple[str, int]]:
+        """Topic and number of the queues that have an index here."""
+        return [
+            (topic, int(number))
+            for topic in self.subfolders("consumequeue")
+            for number in self.subfolders(f"consumequeue/{topic}")
+            if number.isdigit()
+        ]
+
+    def state_files(self) -> list[Path]:
+        """The state files, also one of which only the copy before it is left."""
+        return sorted({path.with_suffix(".json") for end in ("*.json", f"*{_OLD}") for path in self.path.glob(end)})
 
     def put_aside(self, name: str, data: bytes) -> None:
         """Keeps bytes that are not understood, for people to look at; not twice, and not at any price."""

@@ -173,16 +173,21 @@ class Recovery:
         self._is_complete = False  # whether it is known from which offset on a queue's messages must be there
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unknown: dict[str, int] = {}
+        self.strange: dict[tuple[str, int], QueueState] = {}  # of topics that nobody knows
         self._rebuilt: list[str] = []
         self._lost: list[Lost] = []
         self._damage: list[Damage] = []
 
-    def run(self, checkpoint: Checkpoint | None, on_disk: Iterable[tuple[str, int]]) -> tuple[Recovered, int]:
+    def run(
+        self, checkpoint: Checkpoint | None, on_disk: Iterable[tuple[str, int]], *, rebuilds: bool = False
+    ) -> tuple[Recovered, int]:
         """What was found, and the position from which on the log's records were looked at."""
         states = checkpoint.queues if checkpoint else {}
         for key, state in states.items():
             if self._is_wanted(*key):
-                self._restore(key, state)
+                self._restore(key, state, rebuilds)
+            else:
+                self.strange[key] = state
         for key in on_disk:
             if key not in states and key[0] in self._since:
                 self._queue(*key).restart(0)
@@ -211,10 +216,10 @@ class Recovery:
         queue = self._queues[topic, queue_id] = self._open_queue(topic, queue_id)
         return queue
 
-    def _restore(self, key: tuple[str, int], state: QueueState) -> None:
+    def _restore(self, key: tuple[str, int], state: QueueState, rebuilds: bool) -> None:
         queue = self._queue(*key)
         try:
-            is_whole = queue.restore(state)
+            is_whole = not rebuilds and queue.restore(state)
         except StoreFull:
             raise
         except StoreError:
@@ -245,6 +250,7 @@ class Recovery:
             if not self._is_wanted(*key):
                 return
             queue = self._queue(*key)
+            queue.restart(0)  # whatever files it has, no checkpoint speaks for them
         if record.queue_offset < queue.next or record.physical_offset < self._since[record.topic]:
             return
         if record.queue_offset > queue.next:

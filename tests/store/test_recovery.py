@@ -235,6 +235,7 @@ def test_topics_that_only_the_log_knows_are_taken_in(tmp_path: Path, with_checkp
     assert found.unknown_topics == {"t": 8 if with_checkpoint else 3}
     assert [bodies(store, queue=queue) for queue in range(3)] == expected
     store.close()
+    assert reopened_and_closed(tmp_path) == Recovered()
 
 
 def test_the_copy_before_it_stands_in_for_a_lost_or_damaged_state_file(tmp_path: Path) -> None:

@@ -1,0 +1,146 @@
+"""What of a data folder is whole and what is not: reads all of it, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ...protocol.message import Record
+from .consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
+from .files import Folder, OpenFiles, StoreError, read_state, state_fault
+from .recovery import Checkpoint, read_checkpoint, replay
+from .segments import SegmentedFile
+
+_BLOCK_ENTRIES: Final = 1000
+
+
+class Finding(NamedTuple):
+    """A part of the folder, what is wrong with it (None: nothing), and what repair, or the next start, does about it."""
+
+    part: str
+    fault: str | None
+    repair: str = ""
+
+
+class _Index:
+    """One queue's index, compared with the records in the order of the log."""
+
+    def __init__(self, queue: ConsumeQueue, known: int) -> None:
+        self.queue = queue
+        self.known = known  # the next offset by the checkpoint; what is behind it is read from the log anyway
+        self.right = self.wrong = 0
+        self._block_at = 0
+        self._block = b""
+
+    def compare(self, record: Record) -> None:
+        if not self.queue.begin <= record.queue_offset < self.known:
+            return
+        entry = self._entry(record.queue_offset)
+        if entry is not None and entry[:2] == (record.physical_offset, record.size):
+            self.right += 1
+        else:
+            self.wrong += 1
+
+    def _entry(self, offset: int) -> tuple[int, int, int] | None:
+        at = (offset - self._block_at) * ENTRY_BYTES
+        if not 0 <= at < len(self._block):
+            try:
+                is_there = self.queue.begin <= offset < self.queue.next
+                self._block = self.queue.entries(offset, _BLOCK_ENTRIES) if is_there else b""
+            except StoreError:
+                self._block = b""
+            self._block_at, at = offset, 0
+        if len(self._block) < at + ENTRY_BYTES:
+            return None
+        position, size, code = ENTRY.unpack_from(self._block, at)
+        return position, size, code
+
+
+def inspect(path: Path) -> Iterator[Finding]:
+    """The parts of a data folder one after the other. Raises StoreError if it is none, or a broker uses it."""
+    folder = Folder(path, creates=False)
+    files = OpenFiles()
+    try:
+        yield from _state_files(folder)
+        yield from _log_and_indexes(folder, files)
+    finally:
+        files.close()
+        folder.unlock()
+
+
+def _state_files(folder: Folder) -> Iterator[Finding]:
+    for path in folder.state_files():
+        fault = state_fault(path)
+        if fault is None:
+            yield Finding(path.name, None)
+        elif state_fault(path.with_suffix(".old")) is None:
+            yield Finding(path.name, fault, "take the copy before it")
+        elif path.stem in ("checkpoint", "topics", "locks", "transactions"):
+            yield Finding(path.name, fault, "make it anew from the commit log")
+        else:
+            yield Finding(path.name, fault, "nothing: restore it from a backup, or remove it to lose that state")
+
+
+def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:
+    log = SegmentedFile(folder.path / "commitlog", 1, files)
+    checkpoint = _checkpoint_of(folder)
+    indexes = _indexes_of(folder, files, checkpoint)
+
+    def take(record: Record) -> None:
+        index = indexes.get((record.topic, record.queue_id))
+        if index is not None:
+            index.compare(record)
+
+    records, damage, torn = replay(log, log.begin, take)
+    yield Finding(f"commit log, {records:,} messages in {log.end - log.begin:,} bytes", None)
+    for position, size in damage:
+        yield Finding(
+            f"commit log at {position}",
+            f"{size:,} bytes hold no whole message",
+            "put them aside in damaged/; skip them",
+        )
+    if torn.size:
+        yield Finding(
+            f"commit log at {torn.position}", f"ends in {torn.size:,} bytes of a torn message", "put aside and cut off"
+        )
+    if checkpoint is not None and checkpoint.position > log.end:
+        missing = checkpoint.position - log.end
+        yield Finding("commit log", f"{missing:,} bytes at its end are gone", "name the messages that are lost")
+    if checkpoint is not None and checkpoint.begin is not None and checkpoint.begin < log.begin:
+        yield Finding("commit log", f"{log.begin - checkpoint.begin:,} bytes at its beginning are gone", "name them")
+    for (topic, number), index in sorted(indexes.items()):
+        yield _finding(f"queue {topic}:{number}", index)
+
+
+def _checkpoint_of(folder: Folder) -> Checkpoint | None:
+    for name in ("checkpoint.json", "checkpoint.old"):
+        path = folder.path / name
+        if state_fault(path) is None:
+            return read_checkpoint(read_state(path))
+    return None
+
+
+def _indexes_of(folder: Folder, files: OpenFiles, checkpoint: Checkpoint | None) -> dict[tuple[str, int], _Index]:
+    states = checkpoint.queues if checkpoint else {}
+    found: dict[tuple[str, int], _Index] = {}
+    for topic, number in sorted({*folder.queues(), *states}):
+        queue = ConsumeQueue(topic, number, folder.path / "consumequeue" / topic / str(number), files)
+        state = states.get((topic, number))
+        if state is not None and not queue.next:
+            queue.begin = queue.next = state.begin
+        found[topic, number] = _Index(queue, state.next if state else queue.next)
+    return found
+
+
+def _finding(part: str, index: _Index) -> Finding:
+    queue = index.queue
+    lost = index.known - queue.begin - index.right - index.wrong
+    faults = []
+    if index.wrong:
+        faults.append(f"{index.wrong:,} messages are not where the index says")
+    if lost > 0:
+        faults.append(f"{lost:,} messages are not in the commit log")
+    if not faults:
+        return Finding(f"{part}, {index.right:,} messages", None)
+    return Finding(part, "; ".join(faults), "make the index anew" if index.wrong else "leave them out")
