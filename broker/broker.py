@@ -184,7 +184,7 @@ class Broker:
             try:
                 save(is_synced)
             except StoreFull as error:
-                log.error("cannot save; will try again", reason=str(error))
+                log.error("save_failed", reason=str(error))
 
     def expire_segments(self) -> None:
         config = self.config
@@ -192,7 +192,7 @@ class Broker:
             older_than_s=time.time() - config.retain_hours * 3600, total_bytes=config.retain_bytes
         )
         if dropped:
-            log.info("segments expired", segments=dropped, begin=self.store.begin)
+            log.info("segments_expired", segments=dropped, begin=self.store.begin)
 
     def _expire_members(self) -> None:
         for connection in self.groups.expired():
@@ -210,7 +210,7 @@ class Broker:
         try:
             self.locks.save()
         except StoreFull as error:
-            log.error("cannot save; will try again", reason=str(error))
+            log.error("save_failed", reason=str(error))
 
 
 def _store_host(address: str) -> bytes:

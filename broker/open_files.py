@@ -34,13 +34,14 @@ def raise_limit() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError) as error:  # macOS has a limit of its own behind an infinite hard one
-            log.warning("the limit of open files stays as it is", allowed=soft, reason=str(error))
+            log.warning("open_files_limit_unchanged", allowed=soft, reason=str(error))
     found = shares()
     if found.connections < MAX_CONNECTIONS:
         log.warning(
-            f"few open files: clients beyond {found.connections} connections will be refused; "
-            f"`ulimit -n {_WANTED}` before the start (LimitNOFILE= of systemd) allows {MAX_CONNECTIONS}",
+            "few_open_files",
             **found._asdict(),
+            hint=f"clients beyond {found.connections} connections will be refused; `ulimit -n {_WANTED}` before the start "
+            f"(LimitNOFILE= of systemd) allows {MAX_CONNECTIONS}",
         )
 
 

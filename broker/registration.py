@@ -83,7 +83,7 @@ class Registration:
             try:
                 await self._register_due()
             except Exception:
-                log.exception("timer failed", action="register")
+                log.exception("timer_failed", action="register")
 
     async def _register_due(self) -> None:
         self._wake.clear()

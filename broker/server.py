@@ -119,7 +119,7 @@ class Server:
                 lambda: Connection(self, is_vip=True), self._host, port, backlog=LISTEN_BACKLOG
             )
         except (OSError, OverflowError) as error:
-            log.info("no VIP channel", port=port, reason=str(error))
+            log.info("vip_channel_off", port=port, reason=str(error))
 
     @property
     def metrics_port(self) -> int | None:
@@ -134,9 +134,10 @@ class Server:
     def opened(self, connection: Connection) -> None:
         if len(self._connections) >= self.max_connections:
             log.warning(
-                "connection refused: too many; raise `ulimit -n`, or close idle clients",
+                "connection_refused_too_many",
                 peer=connection.peer,
                 limit=self.max_connections,
+                hint="raise `ulimit -n`, or close idle clients",
             )
             connection.abort()
         self._connections[connection] = None
@@ -152,7 +153,7 @@ class Server:
             try:
                 self._close_idle()
             except Exception:
-                log.exception("timer failed", action="sweep")
+                log.exception("timer_failed", action="sweep")
 
     def _close_idle(self) -> None:
         limit = self.now_s() - IDLE_LIMIT_S

@@ -25,7 +25,7 @@ class Tasks:
             try:
                 action()
             except Exception:
-                log.exception("timer failed", action=name)
+                log.exception("timer_failed", action=name)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -36,7 +36,7 @@ class Tasks:
         self._running.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("task failed", exc_info=error)
+            log.error("task_failed", exc_info=error)
 
     async def stop(self) -> None:
         """Cancels all, and returns when they have ended."""

@@ -103,7 +103,7 @@ class Broadcast:
                 connection = await self._cluster.connection(address)
                 await connection.request(RequestCode.HEART_BEAT, {}, body)
             except RocketletError as error:
-                log.warning("heartbeat failed; trying again", broker=address, reason=str(error))
+                log.warning("heartbeat_failed", broker=address, reason=str(error))
 
     async def _keep_up(self) -> None:
         """Heartbeats, and takes the queues that routes show."""
@@ -133,7 +133,7 @@ class Broadcast:
                         self.owned[queue] = Lease(0)
                         self._user.take_queue(queue, offset, self.owned[queue])
             except (RocketletError, BodyError) as error:
-                log.info("queues not taken; trying again", topic=topic, reason=str(error))
+                log.info("queues_not_taken", topic=topic, reason=str(error))
                 missing = True
         if not missing:
             self._settled.set()

@@ -127,7 +127,9 @@ class Cluster:
         if not kept or before is None:
             return route
         names_kept = {broker.name for broker in kept}
-        log.warning("brokers missing in the route; keeping them", topic=topic, brokers=sorted(names_kept))
+        log.warning(
+            "brokers_missing_in_route", topic=topic, brokers=sorted(names_kept), hint="they are kept for a while"
+        )
         queues = tuple(data for data in before.queues if data.broker_name in names_kept)
         return replace(route, queues=route.queues + queues, brokers=route.brokers + tuple(kept))
 
@@ -138,7 +140,7 @@ class Cluster:
                 try:
                     await self.find_route(topic)
                 except (ConnectionFailed, BrokerRefused, BodyError) as error:
-                    log.warning("route not refreshed", topic=topic, reason=str(error))
+                    log.warning("route_not_refreshed", topic=topic, reason=str(error))
 
     async def route_to_publish(self, topic: str, default_queues: int) -> list[Queue]:
         """The queues that may be sent to; those that the broker would make if the topic is new. Raises TopicNotFound."""

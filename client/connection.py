@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
         try:
             frames = self._reader.feed(data)
         except FrameError as error:
-            log.error("connection closed: no frame", peer=self.address, reason=str(error))
+            log.error("connection_closed_not_a_frame", peer=self.address, reason=str(error))
             self.close()
             return
         pending = self._pending

@@ -255,7 +255,7 @@ class Consumer:
             try:
                 await self.commit()
             except Exception:
-                log.exception("commit failed; trying again", group=self.group)
+                log.exception("commit_failed", group=self.group)
 
     # What brokers ask (Asked)
 
@@ -306,7 +306,7 @@ class Consumer:
             async with asyncio.timeout(self._drain_s):
                 await item.idle()
         except TimeoutError:
-            log.warning("handlers still run; their messages will be delivered again", queue=str(queue))
+            log.warning("handlers_still_running", queue=str(queue), hint="their messages will be delivered again")
         self._tell(self._on_revoked, queue)
         return None if item.dropped else item.commit_offset
 
@@ -350,7 +350,7 @@ class Consumer:
         except KeyboardInterrupt:
             raise
         except BaseException:
-            log.exception("listener failed", queue=str(queue))
+            log.exception("listener_failed", queue=str(queue))
             return
         if inspect.isawaitable(answer):
             self._spawn(_awaited(answer, queue))
@@ -379,7 +379,7 @@ class Consumer:
 
     def _correct_offset(self, item: ProcessQueue, offset: int) -> None:
         """The broker does not have the offset: go on from the one that it names, and let the group know."""
-        log.warning("offset moved", queue=str(item.queue), asked=item.next_offset, corrected=offset)
+        log.warning("offset_moved", queue=str(item.queue), asked=item.next_offset, corrected=offset)
         item.seek(offset)
         self._spawn(self._commit_and_pull(item, offset))
 
@@ -390,7 +390,7 @@ class Consumer:
     async def _send_back(self, message: Message, delay_level: int) -> None:
         """To the broker, which delivers it again or keeps it as a dead letter. Raises RocketletError."""
         if self._broadcasting:
-            log.warning("dropped: broadcasting has no retries", message=message.message_id)
+            log.warning("message_dropped", message=message.message_id, hint="broadcasting has no retries")
             return
         connection = await self._cluster.broker(message.queue.broker_name)
         header = SendBack(
@@ -452,7 +452,7 @@ async def _awaited(answer: Awaitable[None], queue: Queue) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException:
-        log.exception("listener failed", queue=str(queue))
+        log.exception("listener_failed", queue=str(queue))
 
 
 __all__ = ["Consumer", "Reject", "RetryLater"]

@@ -116,9 +116,7 @@ class Workers:
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not self._is_stopping:
-            log.warning(
-                "a worker was cancelled, by its handler or from outside; another takes its place", worker=number
-            )
+            log.warning("worker_cancelled", worker=number, hint="another one takes its place")
             self._loop.call_later(RESTART_S, self._hire, number)
 
     def put(self, runs: Sequence[Run]) -> None:
@@ -192,7 +190,7 @@ class Workers:
                     if run is not None:
                         await self._concurrently(run)
             except Exception:
-                log.exception("handling failed; its messages stay unacknowledged")
+                log.exception("handling_failed", hint="its messages stay unacknowledged")
 
     async def _concurrently(self, run: Run) -> None:
         item = run.process_queue
@@ -252,7 +250,7 @@ class Workers:
             try:
                 await self._send_back(run.messages[index], level)
             except RocketletError as error:
-                log.warning("send-back failed; the handler will be called again", reason=str(error))
+                log.warning("send_back_failed", reason=str(error), hint="the handler will be called again")
                 return False
             item.acknowledge(run, index + 1)
         return True
@@ -300,12 +298,13 @@ class Workers:
 def _log_failure(run: Run, error: BaseException) -> None:
     first = run.messages[0]
     log.error(
-        "handler failed; its messages will be retried",
+        "handler_failed",
         queue=str(first.queue),
         offset=first.queue_offset,
         messages=len(run.messages),
         error=repr(error),
         exc_info=error,
+        hint="its messages will be retried",
     )
 
 

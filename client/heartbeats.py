@@ -62,13 +62,13 @@ class Heartbeats:
             self._registered.discard(address)
             self.refusal = error if isinstance(error, BrokerRefused) else None
             if address not in self._failing:
-                log.warning("heartbeat failed; trying again", broker=address, reason=str(error))
+                log.warning("heartbeat_failed", broker=address, reason=str(error))
             self._failing.add(address)
         else:
             self._registered.add(address)
             if address in self._failing:
                 self._failing.discard(address)
-                log.info("broker is back", broker=address)
+                log.info("broker_back", broker=address)
 
     async def beat_forever(self) -> None:
         while True:

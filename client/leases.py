@@ -136,7 +136,7 @@ class Leases:
             connection = await self._cluster.broker(broker_name)
             leases = await self._lock(connection, queues)
         except RocketletError as error:
-            log.info("lock failed; trying again", broker=broker_name, reason=str(error))
+            log.info("lock_failed", broker=broker_name, reason=str(error))
             if not isinstance(error, RequestTimeout):
                 self._doubtful.difference_update(queues)
             return
@@ -162,7 +162,7 @@ class Leases:
         try:
             offset = await self._offsets.begin(connection, queue)
         except RocketletError as error:
-            log.warning("no start offset; trying again", queue=str(queue), reason=str(error))
+            log.warning("start_offset_unknown", queue=str(queue), reason=str(error))
             await self._unlock(queue)
             return
         finally:
@@ -171,7 +171,7 @@ class Leases:
             return  # and the lock went with it
         self.owned[queue] = lease
         self._user.take_queue(queue, offset, lease)
-        log.info("queue assigned", queue=str(queue), offset=offset, epoch=lease.epoch)
+        log.info("queue_assigned", queue=str(queue), offset=offset, epoch=lease.epoch)
 
     # Giving
 
@@ -189,9 +189,9 @@ class Leases:
                 await self._commit_at_last(queue, offset, lease)
             if self._releasing.pop(queue, None) is not None:
                 await self._unlock(queue, lease.epoch)
-                log.info("queue handed over", queue=str(queue), offset=offset)
+                log.info("queue_handed_over", queue=str(queue), offset=offset)
         except RocketletError as error:
-            log.warning("hand-over failed; the broker will end the lease", queue=str(queue), reason=str(error))
+            log.warning("hand_over_failed", queue=str(queue), reason=str(error), hint="the broker will end the lease")
         finally:
             self._releasing.pop(queue, None)
             self._handing_over.pop(queue, None)
@@ -237,19 +237,19 @@ class Leases:
             body = group_bodies.encode_lock_request(request)
             await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
         except RocketletError as error:
-            log.info("not unlocked; the broker will end the lease", queue=str(queue), reason=str(error))
+            log.info("unlock_failed", queue=str(queue), reason=str(error), hint="the broker will end the lease")
 
     def _lose(self, queue: Queue, reason: str) -> None:
         """The broker says that a queue is not ours, or another's under a later epoch."""
         self._suspended.discard(queue)
         lease = self.owned.pop(queue, None)
         if lease is not None:
-            log.warning("queue lost", queue=str(queue), reason=reason)
+            log.warning("queue_lost", queue=str(queue), reason=reason)
             self._settled.clear()
             self._end(queue, lease)
             self._wake.set()
         elif (lease := self._releasing.pop(queue, None)) is not None:
-            log.warning("queue lost while it was handed over", queue=str(queue), reason=reason)
+            log.warning("queue_lost_in_hand_over", queue=str(queue), reason=reason)
             lease.end()
             self._user.lose_queue(queue)
 
@@ -276,7 +276,7 @@ class Leases:
             await asyncio.sleep(LEASE_TICK_S)
             over = [queue for queue, lease in self.owned.items() if lease.is_over and queue not in self._suspended]
             for queue in over:
-                log.warning("lease over; waiting for the broker", queue=str(queue))
+                log.warning("lease_over", queue=str(queue), hint="waiting for the broker")
                 self._suspend(queue)
             due_s = clock_s() - LOCK_INTERVAL_S
             held = self.owned.keys() | self._releasing.keys()
@@ -305,7 +305,7 @@ class Leases:
             began_s = clock_s()
             fresh = await self._lock(connection, held, epochs)
         except RocketletError as error:
-            log.warning("locks not renewed; trying again", broker=broker_name, reason=str(error))
+            log.warning("locks_not_renewed", broker=broker_name, reason=str(error))
             return
         if not connection.is_open:
             return  # what it said is not true any more
@@ -344,11 +344,11 @@ class Leases:
         try:
             await self._offsets.store(queue, offset, lease.epoch)
         except BrokerRefused as error:
-            log.warning("commit refused", queue=str(queue), offset=offset, reason=str(error))
+            log.warning("commit_refused", queue=str(queue), offset=offset, reason=str(error))
             if error.code == ResponseCode.NO_PERMISSION and self.owned.get(queue) is lease:
                 self._lose(queue, "another member owns it")
             return False
         except _UNREACHED as error:
-            log.warning("commit failed; the next one says it again", queue=str(queue), reason=str(error))
+            log.warning("commit_failed", queue=str(queue), reason=str(error), hint="the next commit includes it")
             return False
         return True

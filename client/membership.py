@@ -129,7 +129,7 @@ class Membership:
             ext = write(UnregisterClient(self.client_id, consumer_group=self.group))
             await connection.request(RequestCode.UNREGISTER_CLIENT, ext)
         except RocketletError as error:
-            log.info("not unregistered", broker=address, reason=str(error))
+            log.info("unregister_failed", broker=address, reason=str(error))
 
     async def subscribe(self, subscriptions: Mapping[str, Subscription]) -> None:
         """Adds topics that have come into being while this member was here: they are read from their start."""

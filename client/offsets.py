@@ -98,7 +98,7 @@ class GroupOffsets:
                 found = await asyncio.gather(*(self.load(connection, queue, "last") for queue in queues))
                 self._latest |= zip(queues, found, strict=True)
         except RocketletError as error:
-            log.warning("where to begin is not known yet", broker=broker_name, topic=queues[0].topic, reason=str(error))
+            log.warning("start_offset_unknown", broker=broker_name, topic=queues[0].topic, reason=str(error))
 
     async def begin(self, connection: Connection, queue: Queue) -> int:
         """The group's committed offset, or where a new group begins; all of a queue that is new or for retries. Raises

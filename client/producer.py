@@ -134,7 +134,7 @@ class Producer:
             try:
                 await connection.request(RequestCode.UNREGISTER_CLIENT, ext)
             except RocketletError as error:
-                log.info("not unregistered", broker=connection.address, reason=str(error))
+                log.info("unregister_failed", broker=connection.address, reason=str(error))
         await self._cluster.close()
 
     def _brokers(self) -> list[Connection]:
@@ -152,7 +152,7 @@ class Producer:
                 try:
                     await connection.request(RequestCode.HEART_BEAT, {}, body)
                 except RocketletError as error:
-                    log.warning("heartbeat failed", broker=connection.address, reason=str(error))
+                    log.warning("heartbeat_failed", broker=connection.address, reason=str(error))
 
     # Sending
 
@@ -219,7 +219,7 @@ class Producer:
             if not tries or timeout_s <= 0 or not (is_anothers or _may_help(error)):
                 raise error
             if not is_anothers:
-                log.info("send failed; trying again", queue=str(batch.queue), reason=str(error))
+                log.info("send_failed", queue=str(batch.queue), reason=str(error), hint="trying again")
                 await self._look_again(topic)
             ext = self._header(topic, text, int(time.time() * 1000))
             code, failed = RequestCode.SEND_MESSAGE_V2, None if is_anothers else batch.queue
@@ -409,7 +409,7 @@ class Producer:
                 timeout_s = end_s - time.monotonic()
                 if attempt == tries - 1 or timeout_s <= 0 or not _may_help(error):
                     raise
-                log.info("send failed; trying again", queue=str(target), reason=str(error))
+                log.info("send_failed", queue=str(target), reason=str(error), hint="trying again")
                 failed = target
                 await self._look_again(topic)
                 continue
@@ -430,7 +430,7 @@ class Producer:
         try:
             await self._cluster.find_route(topic)
         except RocketletError as error:
-            log.info("route not refreshed", topic=topic, reason=str(error))
+            log.info("route_not_refreshed", topic=topic, reason=str(error))
 
     async def _connect(self, queue: Queue) -> Connection:
         """The connection to a queue's broker, which the broker knows by a heartbeat as this producer's."""

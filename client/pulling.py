@@ -125,13 +125,13 @@ class Puller:
         if item.stopped or item.suspended:
             return
         if isinstance(answer, Exception):
-            log.info("pull failed; trying again", queue=str(item.queue), reason=str(answer))
+            log.info("pull_failed", queue=str(item.queue), reason=str(answer))
             self._later(item, PULL_ERROR_DELAY_S)
             return
         try:
             self._take(item, answer)
         except (MessageError, HeaderError) as error:
-            log.error("pull answer cannot be read; trying again", queue=str(item.queue), reason=str(error))
+            log.error("pull_answer_unreadable", queue=str(item.queue), reason=str(error))
             self._later(item, PULL_ERROR_DELAY_S)
 
     def _take(self, item: ProcessQueue, answer: Frame) -> None:
@@ -149,7 +149,7 @@ class Puller:
             self._on_moved(item, read(PullMessageResult, answer.ext).next_begin_offset)
         else:
             busy = code == ResponseCode.FLOW_CONTROL
-            log.warning("pull refused; trying again", queue=str(item.queue), code=code_name(code), remark=answer.remark)
+            log.warning("pull_refused", queue=str(item.queue), code=code_name(code), remark=answer.remark)
             self._later(item, PULL_BUSY_DELAY_S if busy else PULL_ERROR_DELAY_S)
 
     def _decoded(self, item: ProcessQueue, body: bytes) -> list[Message]:

@@ -72,7 +72,7 @@ class Questions:
         except (BodyError, MessageError) as error:
             fault = str(error)
         if fault is not None:
-            log.warning("request of the broker refused", reason=fault)
+            log.warning("request_of_broker_refused", reason=fault)
             if not frame.is_oneway:
                 connection.respond(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
 
@@ -80,7 +80,7 @@ class Questions:
         """A queue of ours goes on from the offset that is given; the others are their owners' business."""
         offsets = admin_bodies.decode_offsets(frame.body)
         mine = {queue: offset for queue, offset in offsets.items() if queue in self._asked.queues}
-        log.info("offsets reset", group=self._asked.group, queues=len(mine))
+        log.info("offsets_reset", group=self._asked.group, queues=len(mine))
         self._asked.reset(mine)
 
     def _offsets(self, connection: Connection, frame: Frame) -> None:

@@ -73,7 +73,7 @@ class Rebalance:
             try:
                 await step()
             except Exception:
-                log.exception("rebalance failed; trying again")
+                log.exception("rebalance_failed")
                 self._retry_s = LOCK_RETRY_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_s):
@@ -135,7 +135,7 @@ class Rebalance:
             queues = subscribe_queues(topic, route)
             share = await self._shares.of(topic, queues)
         except (RocketletError, BodyError) as error:
-            log.info("lookup failed; the assignment stays", topic=topic, reason=str(error))
+            log.info("lookup_failed", topic=topic, reason=str(error), hint="the assignment stays")
             return None
         if share is None:
             self._heartbeats.forget()  # the broker forgot us: register again

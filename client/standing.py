@@ -36,9 +36,10 @@ class Standing:
         now_s = time.monotonic()
         if late_s > BLOCKED_S:
             log.warning(
-                "the event loop stood still; a handler that blocks must be a plain function, which runs in a thread",
+                "event_loop_blocked",
                 group=self._group,
                 seconds=round(late_s, 1),
+                hint="make a handler that blocks a plain function; it then runs in a thread",
             )
         fronts = {
             item.queue: self._front(item, now_s)
@@ -57,7 +58,7 @@ class Standing:
         if now_s >= front.next_naming_s:
             standing_s = now_s - front.since_s
             log.warning(
-                "queue stands: its oldest message is not acknowledged",
+                "queue_stuck",
                 group=self._group,
                 queue=str(item.queue),
                 offset=offset,
@@ -65,6 +66,7 @@ class Standing:
                 seconds=round(standing_s, 1),
                 handlers=item.running,
                 cached=item.messages,
+                hint="its oldest message is not acknowledged",
             )
             front.was_named, front.next_naming_s = True, now_s + standing_s
         return front
@@ -73,4 +75,4 @@ class Standing:
         front = self._fronts.get(queue)
         if front is not None and front.was_named:
             seconds = round(now_s - front.since_s, 1)
-            log.info("queue goes on", group=self._group, queue=str(queue), offset=front.offset, seconds=seconds)
+            log.info("queue_unstuck", group=self._group, queue=str(queue), offset=front.offset, seconds=seconds)

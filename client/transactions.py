@@ -51,14 +51,20 @@ class Transactions:
             connection = await self._cluster.broker(queue.broker_name)
             await connection.request(RequestCode.END_TRANSACTION, write(header), timeout_s=OFFSET_TIMEOUT_S)
         except RocketletError as error:
-            log.warning("outcome not told; the broker will ask for it", message=key, commits=commits, reason=str(error))
+            log.warning(
+                "transaction_outcome_not_sent",
+                message=key,
+                commits=commits,
+                reason=str(error),
+                hint="the broker will ask for it",
+            )
 
     def _asked(self, connection: Connection, frame: Frame) -> None:
         try:
             header = read(CheckTransaction, frame.ext)
             record = decode_record(frame.body)
         except (HeaderError, MessageError) as error:
-            log.error("transaction check cannot be read", broker=connection.address, reason=str(error))
+            log.error("transaction_check_unreadable", broker=connection.address, reason=str(error))
             return
         message = Message(record, Queue(record.topic, "", record.queue_id), record.topic)
         task = asyncio.create_task(self._answer(connection, header, message))
@@ -74,7 +80,7 @@ class Transactions:
         except KeyboardInterrupt:
             raise
         except BaseException:
-            log.exception("check failed; the broker will ask again", message=message.message_id)
+            log.exception("transaction_check_failed", message=message.message_id, hint="the broker will ask again")
             outcome = None
         code = _UNKNOWN if outcome is None else SYS_TRANSACTION_COMMIT if outcome else SYS_TRANSACTION_ROLLBACK
         answer = EndTransaction(
@@ -89,7 +95,7 @@ class Transactions:
         try:
             connection.oneway(RequestCode.END_TRANSACTION, write(answer))
         except RocketletError as error:
-            log.info("check not answered; the broker will ask again", reason=str(error))
+            log.info("transaction_check_not_answered", reason=str(error), hint="the broker will ask again")
 
     async def close(self) -> None:
         """Waits for the checks that run."""

@@ -298,13 +298,13 @@ def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, 
 def _announce(broker: Broker) -> None:
     found = broker.recovered
     if found.torn_bytes:
-        log.warning("the commit log ended in a torn message, which was cut off", bytes=found.torn_bytes)
+        log.warning("torn_message_cut_off", bytes=found.torn_bytes, hint="the commit log ended in it")
     for position, size in found.damage:
-        log.error("the commit log is damaged; what is readable of it is in damaged/", position=position, bytes=size)
+        log.error("commit_log_damaged", position=position, bytes=size, hint="what is readable is in damaged/")
     for topic, queue_id, begin, end in found.lost:
-        log.error("messages are lost", topic=topic, queue=queue_id, first=begin, last=end - 1)
+        log.error("messages_lost", topic=topic, queue=queue_id, first=begin, last=end - 1)
     if found.rebuilt:
-        log.warning("indexes were damaged and made anew", queues=len(found.rebuilt), some=found.rebuilt[:10])
+        log.warning("indexes_rebuilt", queues=len(found.rebuilt), some=found.rebuilt[:10])
     if found.records:
         log.info("recovered", messages=found.records)
 

@@ -48,7 +48,7 @@ def configure(level: str = "info") -> None:
 def report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What escapes from a timer or a callback of the loop is an event of the log like any other."""
     error = context.get("exception")
-    log.error("unhandled", reason=context.get("message"), action=str(context.get("handle", "")), exc_info=error)
+    log.error("unhandled_error", reason=context.get("message"), action=str(context.get("handle", "")), exc_info=error)
 
 
 def _with_fields(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

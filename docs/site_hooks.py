@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = re.sub(r"<!-- help:(.*?) -->", lambda found: _fenced("text", _help(found[1].split())), markdown)
+    markdown = re.sub(r"<!-- log events: (.*?) -->", lambda found: _events(ROOT / found[1]), markdown)
     return re.sub(r"<!-- source: (.*?) -->", lambda found: _fenced("python", (ROOT / found[1]).read_text()), markdown)
 
 
@@ -31,3 +33,20 @@ def _help(command: list[str]) -> str:
 
 def _fenced(language: str, text: str) -> str:
     return f"```{language}\n{text.rstrip()}\n```"
+
+
+def _events(folder: Path) -> str:
+    rows: dict[str, tuple[set[str], list[str]]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            match call:
+                case ast.Call(ast.Attribute(ast.Name("log"), level), [ast.Constant(str(event)), *_], fields):
+                    levels, known = rows.setdefault(event, (set(), []))
+                    levels.add("error" if level == "exception" else level)
+                    known += [
+                        field.arg for field in fields if field.arg and field.arg not in (*known, "hint", "exc_info")
+                    ]
+    lines = [
+        f"| `{event}` | {', '.join(sorted(rows[event][0]))} | {', '.join(rows[event][1])} |" for event in sorted(rows)
+    ]
+    return "\n".join(("| Event | Level | Fields |", "|---|---|---|", *lines))

@@ -64,7 +64,9 @@ class Member(Planner):
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
                 await self._membership.settled()
         except TimeoutError:
-            log.warning("not all queues are ours yet; going on", group=options.group, owned=len(self._readings))
+            log.warning(
+                "queues_missing", group=options.group, owned=len(self._readings), hint="the query goes on without them"
+            )
 
     def _subscriptions(self, topics: Iterable[str]) -> dict[str, Subscription]:
         return {topic: self._options.subscription(topic) for topic in topics}
@@ -144,7 +146,7 @@ class Member(Planner):
                 async with asyncio.timeout(self._release_timeout_s):
                     await reading.finished.wait()
             except TimeoutError:
-                log.warning("batch still runs; its rows will be delivered again", queue=str(queue))
+                log.warning("batch_still_running", queue=str(queue), hint="its rows will be delivered again")
         return reading.done
 
     def lose_queue(self, queue: Queue) -> None:

@@ -180,7 +180,7 @@ class Planner(ABC):
         try:
             return sorted(set(await self._matching()) - set(known))
         except RocketletError as error:
-            log.warning("topics not looked for; trying again", reason=str(error))
+            log.warning("topic_lookup_failed", reason=str(error))
             return []
 
     async def _addresses(self, queues: Iterable[Queue]) -> dict[Queue, str]:
@@ -228,7 +228,9 @@ class Planner(ABC):
             answer = await connection.request(RequestCode.GET_MAX_OFFSET, ext, timeout_s=OFFSET_TIMEOUT_S)
         except (ConnectionFailed, RequestTimeout) as error:
             if name not in self._away:
-                log.warning("broker away; its queues are skipped until it is back", broker=name, reason=str(error))
+                log.warning(
+                    "broker_away", broker=name, reason=str(error), hint="its queues are skipped until it is back"
+                )
             self._away.add(name)
             return queue, None
         self._away.discard(name)

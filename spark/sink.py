@@ -83,11 +83,11 @@ class RocketletWriter(DataSourceArrowWriter):
         return send_all(self._options, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        log.info("written", **total(messages))
+        log.info("rows_written", **total(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """What tasks have sent cannot be taken back."""
-        log.warning("write failed; what was sent stays, and is sent again with the next try", **total(messages))
+        log.warning("write_failed", **total(messages), hint="what was sent stays, and is sent again with the next try")
 
 
 def total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:

@@ -25,9 +25,11 @@ class RocketletStreamWriter(DataSourceStreamArrowWriter):
         return send_all(self._options, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        log.info("batch written", batch=batchId, **total(messages))
+        log.info("batch_written", batch=batchId, **total(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What tasks have sent cannot be taken back."""
         found = total(messages)
-        log.warning("batch failed; what was sent stays, and is sent again with the next try", batch=batchId, **found)
+        log.warning(
+            "batch_failed", batch=batchId, **found, hint="what was sent stays, and is sent again with the next try"
+        )

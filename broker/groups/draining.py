@@ -171,7 +171,12 @@ class Draining:
             if drain.timer is not None:
                 drain.timer.cancel()
             if drain.left - {_NOT_KNOWN_YET}:
-                log.warning("queues move with messages in handlers", group=name, queues=sorted(drain.left))
+                log.warning(
+                    "queues_moved_undrained",
+                    group=name,
+                    queues=sorted(drain.left),
+                    hint="their handlers were still running",
+                )
             drain.left.clear()
             # its reader drops a queue at once; one that does not, because it allocates in another way, reads on after this
             asyncio.get_running_loop().call_later(DRAINED_WAIT_S, drain.moving.clear)

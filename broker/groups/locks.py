@@ -158,7 +158,7 @@ class Locks:
         now_s = time.monotonic()
         stood_s = now_s - self._awake_s - LEASE_SWEEP_S
         if stood_s > STANDSTILL_S:
-            log.warning("broker stood still; leases are prolonged", seconds=round(stood_s, 1))
+            log.warning("broker_stood_still", seconds=round(stood_s, 1), hint="leases are prolonged")
             for lock in self._locks.values():
                 lock.renewed_s += stood_s
         self._awake_s = now_s

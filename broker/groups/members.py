@@ -238,7 +238,7 @@ class ConsumerGroups:
 
     def _changed(self, group: ConsumerGroup, event: str, member: Member) -> None:
         self._history.add(group.name, event, member.client_id, members=len(group.members))
-        log.info("member " + event, group=group.name, client=member.client_id, members=len(group.members))
+        log.info("member_changed", change=event, group=group.name, client=member.client_id, members=len(group.members))
         group.changed()
         self.check(group, member.client_id)
         self._on_change(group)
@@ -247,6 +247,6 @@ class ConsumerGroups:
         """Names what members disagree in, each thing once."""
         faults = group.faults(self._broker_name, self._queues_of)
         for fault in sorted(faults - group.reported):
-            log.warning("members disagree", group=group.name, fault=fault)
+            log.warning("members_disagree", group=group.name, fault=fault)
             self._history.add(group.name, "disagreement", client_id, fault=fault)
         group.reported = faults

@@ -47,7 +47,7 @@ class Notifications:
                 if group is not None:
                     self._tell(group)
             except Exception:
-                log.exception("timer failed", action="notify", group=name)
+                log.exception("timer_failed", action="notify", group=name)
 
     def _tell(self, group: ConsumerGroup) -> None:
         settings = self._settings.find(group.name)

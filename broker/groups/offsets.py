@@ -31,8 +31,8 @@ class Offsets:
                 end = queue.next if queue else 0
                 if offset > end:
                     log.warning(
-                        "a group's offset was behind the end of its queue and is set back",
-                        group=group, topic=topic, queue=number, offset=offset, end=end,
+                        "offset_set_back", group=group, topic=topic, queue=number, offset=offset, end=end,
+                        hint="it was beyond the end of the queue",
                     )  # fmt: skip
                     offsets[number] = end
                     self._dirty = True

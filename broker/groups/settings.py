@@ -39,7 +39,7 @@ class GroupConfigs:
             try:
                 _checked(group)
             except (IllegalName, LimitExceeded) as fault:
-                log.warning("group settings left out", group=group.name, reason=str(fault))
+                log.warning("group_settings_skipped", group=group.name, reason=str(fault))
                 continue
             self._groups[group.name] = group
 
@@ -53,7 +53,7 @@ class GroupConfigs:
             try:
                 self.put(group)
             except StoreFull as error:  # a group that only reads can do so on a full disk; the next change saves it
-                log.error("cannot save a new group; it is kept in memory", group=name, reason=str(error))
+                log.error("group_save_failed", group=name, reason=str(error), hint="it is kept in memory")
                 self._groups[name] = group
         return group
 

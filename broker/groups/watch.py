@@ -86,5 +86,5 @@ class Watch:
         self.orphans = len(orphans)
 
     def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
-        log.warning(event, group=group, fault=fault)
+        log.warning("queue_misread", kind=event, group=group, fault=fault)
         self._history.add(group, event, client_id, fault=fault)

@@ -58,7 +58,7 @@ class Delays:
             queue = self._store.queues.get((SCHEDULE_TOPIC, level - 1))
             end = queue.next if queue else 0
             if offset > end:
-                log.warning("progress was behind the end of a delay level and is set back", level=level, end=end)
+                log.warning("delay_progress_set_back", level=level, end=end)
                 self.progress[level] = end
                 self._dirty = True
 
@@ -88,7 +88,7 @@ class Delays:
         try:
             wait_s = self._wait_s(level)
         except Exception as error:
-            log.exception("a delay level stands; will try again", level=level, reason=str(error))
+            log.exception("delay_level_stuck", level=level, reason=str(error))
             wait_s = DELAY_RETRY_S
         if wait_s is not None:
             loop = asyncio.get_running_loop()
@@ -105,10 +105,10 @@ class Delays:
         try:
             self._deliver_due(level)
         except StoreFull as error:
-            log.error("cannot deliver delayed messages; will try again", reason=str(error), level=level)
+            log.error("delayed_delivery_failed", reason=str(error), level=level)
             self._set_timer(level, DELAY_RETRY_S)
         except Exception as error:
-            log.exception("cannot deliver delayed messages; will try again", reason=str(error), level=level)
+            log.exception("delayed_delivery_failed", reason=str(error), level=level)
             self._set_timer(level, DELAY_RETRY_S)
         else:
             self._set_timer(level)
@@ -125,7 +125,7 @@ class Delays:
                     raise
                 except Exception as error:  # one that cannot be read or placed must not stop those behind it
                     self.set_aside += 1
-                    log.error("delayed message set aside", level=level, offset=offset, reason=str(error))
+                    log.error("delayed_message_set_aside", level=level, offset=offset, reason=str(error))
                 offset += 1
         self.progress[level] = offset
         self._dirty = True
@@ -133,7 +133,7 @@ class Delays:
     def _stage(self, record: Record) -> None:
         topic = props.find(record.properties, props.REAL_TOPIC)
         if topic is None or self._topics.get(topic) is None:
-            log.warning("delayed message without a topic dropped", topic=topic, id=record.offset_id)
+            log.warning("delayed_message_dropped", topic=topic, id=record.offset_id, hint="it has no topic")
             return
         queue = self._store.queue(topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0))
         self._appender.stage_again(record, queue, record.properties.encode(), tag_code(record.properties))

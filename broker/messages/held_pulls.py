@@ -85,7 +85,7 @@ class HeldPulls:
         try:
             pull.answer()
         except Exception:  # whose message woke it must not suffer
-            log.exception("connection closed: its held pull failed", topic=pull.queue.topic, queue=pull.queue.queue_id)
+            log.exception("connection_closed_held_pull_failed", topic=pull.queue.topic, queue=pull.queue.queue_id)
             pull.connection.abort()
 
     def _release(self, pull: HeldPull) -> None:

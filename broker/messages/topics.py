@@ -77,7 +77,7 @@ class Topics:
             try:
                 _checked(topic)
             except (names.IllegalName, LimitExceeded) as fault:
-                log.warning("topic left out", topic=topic.name, reason=str(fault))
+                log.warning("topic_skipped", topic=topic.name, reason=str(fault))
                 continue
             self._topics[topic.name] = topic
             self._since[topic.name] = int(item.get("since", 0))
@@ -97,14 +97,16 @@ class Topics:
     def adopt(self, topics: Mapping[str, int]) -> None:
         """Takes in topics that the log knows and the file, which is lost or old, does not: how many queues each has."""
         for name, queues in topics.items():
-            log.error("a topic was found in the commit log only; its settings are lost", topic=name, queues=queues)
+            log.error(
+                "topic_settings_lost", topic=name, queues=queues, hint="the topic was found in the commit log only"
+            )
             self._topics[name] = TopicConfig(name, queues, queues)
             self._since[name] = 0
         if topics:
             try:
                 self._save()
             except StoreFull as error:
-                log.error("cannot save the topics; will try again with the next change", reason=str(error))
+                log.error("topics_save_failed", reason=str(error), hint="the next change tries again")
 
     def is_built_in(self, name: str) -> bool:
         return names.is_system_topic(name) or any(topic.name == name for topic in self._built_in())

@@ -88,7 +88,7 @@ class Transactions:
             try:
                 yield int(self._store.message(self._op_queue, offset).body)
             except (Damaged, ValueError) as error:
-                log.error("the note of a transaction's outcome cannot be read", offset=offset, reason=str(error))
+                log.error("transaction_outcome_unreadable", offset=offset, reason=str(error))
 
     def save(self, sync: bool = True) -> None:
         """Raises StoreFull; the state is then saved the next time."""
@@ -167,7 +167,7 @@ class Transactions:
             except StoreFull:
                 raise
             except Exception:  # the others are asked about all the same
-                log.exception("transaction cannot be checked", offset=offset, position=half.position)
+                log.exception("transaction_check_impossible", offset=offset, position=half.position)
 
     def _check_one(self, offset: int, half: Half, now_ms: float, keep_ms: float) -> None:
         record = self._store.record_at(half.position)
@@ -177,7 +177,9 @@ class Transactions:
         if now_ms - half.stored_ms < self._patience_ms(record):
             return
         if half.checks >= self._settings.now.transaction_check_max or now_ms - record.born_ms > keep_ms:
-            log.warning("transaction without an outcome put aside", topic=real_queue(record)[0], checks=half.checks)
+            log.warning(
+                "transaction_set_aside", topic=real_queue(record)[0], checks=half.checks, hint="it has no outcome"
+            )
             self._resolve(offset, record, commits=True, target=(names.CHECK_MAX_TIME_TOPIC, 0))
         else:
             self._ask(half, record)

@@ -99,13 +99,13 @@ class NameServers:
     async def _tell(self, link: Link, frame: Frame) -> None:
         answer = await self._ask(link, frame)
         if answer is not None and answer.code != ResponseCode.SUCCESS:
-            log.warning("name server refused", address=link.address, code=answer.code, remark=answer.remark)
+            log.warning("name_server_refused", address=link.address, code=answer.code, remark=answer.remark)
 
     async def _ask(self, link: Link, frame: Frame) -> Frame | None:
         try:
             return await link.request(frame)
         except (OSError, FrameError) as error:  # TimeoutError is an OSError
-            log.warning("name server not reached", address=link.address, reason=str(error) or "timeout")
+            log.warning("name_server_unreachable", address=link.address, reason=str(error) or "timeout")
             return None
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ class Routes:
         broker = self._brokers.get(name)
         if broker is None:
             broker = self._brokers[name] = _Broker(cluster)
-            log.info("broker registered", broker=name, cluster=cluster, address=address)
+            log.info("broker_registered", broker=name, cluster=cluster, address=address)
         for other in [number for number, at in broker.addresses.items() if at == address]:
             del broker.addresses[other]
         broker.addresses[broker_id] = address
@@ -75,7 +75,7 @@ class Routes:
         broker.addresses = {number: at for number, at in broker.addresses.items() if at != address}
         if not broker.addresses:
             del self._brokers[name]
-            log.info("broker gone", broker=name, address=address)
+            log.info("broker_gone", broker=name, address=address)
 
     def drop(self, connection: Connection | None) -> None:
         """A broker's connection is closed."""

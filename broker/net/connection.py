@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
         try:
             frames = self._reader.feed(data)
         except FrameError as error:
-            log.warning("connection closed: no frame", peer=self.peer, reason=str(error))
+            log.warning("connection_closed_not_a_frame", peer=self.peer, reason=str(error))
             self.close()
             return
         if frames and self.is_paused:
@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
         try:
             self._host.serve(self, frames)
         except Exception:  # a defect of ours: whoever met it connects again, nobody else notices
-            log.exception("connection closed: its requests failed", peer=self.peer)
+            log.exception("connection_closed_requests_failed", peer=self.peer)
             self.abort()
 
     def write(self, buffers: Buffers) -> None:

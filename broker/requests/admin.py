@@ -82,7 +82,7 @@ def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -
         except (ValueError, OverflowError):
             raise BodyError(f"{name}: {text[:40]!r} is not a number") from None
     broker.change_config(replace(broker.config, **changes))
-    log.info("settings changed", **wanted)
+    log.info("settings_changed", **wanted)
     return answer(frame)
 
 

@@ -180,5 +180,5 @@ class Dispatch:
             return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=FULL_REMARK + str(error))
         if isinstance(error, _CLIENT_FAULTS):
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
-        log.exception("request failed", request=request_name(frame.code), peer=connection.peer)
+        log.exception("request_failed", request=request_name(frame.code), peer=connection.peer)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")

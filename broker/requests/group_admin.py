@@ -64,7 +64,7 @@ def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     broker.group_configs.delete(header.group_name)
     if header.remove_offset:
         broker.offsets.forget_group(header.group_name)
-    log.info("group deleted", group=header.group_name, offsets=header.remove_offset)
+    log.info("group_deleted", group=header.group_name, offsets=header.remove_offset)
     return answer(frame)
 
 
@@ -192,7 +192,7 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     }
     for member in group.members:
         broker.clients.tell(member, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
-    log.info("offsets reset", group=header.group, topic=header.topic, members=len(group.members))
+    log.info("offsets_reset", group=header.group, topic=header.topic, members=len(group.members))
     return answer(frame, body=admin_bodies.encode_offsets(offsets))
 
 
@@ -226,7 +226,7 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
             try:
                 found[client_id] = admin_bodies.decode_client_status(reply.body)
             except BodyError as error:
-                log.warning("consumer status cannot be read", client=client_id, reason=str(error))
+                log.warning("consumer_status_unreadable", client=client_id, reason=str(error))
         if not waiting:
             connection.write(answer(frame, body=admin_bodies.encode_consumer_status(found)))
 
@@ -286,7 +286,7 @@ def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     broker.group_configs.put(group)
-    log.info("group settings", group=group.name)
+    log.info("group_settings_changed", group=group.name)
     return answer(frame)
 
 

@@ -36,7 +36,7 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
             try:
                 broker.topics.ensure(TopicConfig(names.retry_topic(consumer.group), queues, queues), broker.store.end)
             except StoreFull as error:  # who only reads can do so on a full disk
-                log.error("cannot save a retry topic; will try again", group=consumer.group, reason=str(error))
+                log.error("retry_topic_save_failed", group=consumer.group, reason=str(error))
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
     broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     return answer(frame)

@@ -63,11 +63,11 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
     fault = broker.locks.commit_fault(group, queue, connection, header.epoch)
     fault = fault or stale_fault(broker, connection, group, queue, header.commit_offset)
     if fault:
-        log.warning("commit refused", group=group, peer=connection.peer, reason=fault)
+        log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.NO_PERMISSION, remark=f"the offset is not stored: {fault}")
     fault = offset_fault(broker, queue, header.commit_offset)
     if fault:
-        log.warning("commit refused", group=group, peer=connection.peer, reason=fault)
+        log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
     broker.offsets.put(group, *queue, header.commit_offset, by_owner=header.epoch is not None)
     broker.locks.note_commit(group, *queue, header.commit_offset)

@@ -200,7 +200,7 @@ def _read_held(
     try:
         return _read(broker, frame, header, queue, subscription)
     except (StoreError, MessageError) as error:
-        log.error("pull failed", topic=header.topic, queue=header.queue_id, reason=str(error))
+        log.error("pull_failed", topic=header.topic, queue=header.queue_id, reason=str(error))
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
 
 
@@ -242,7 +242,7 @@ def _note_moved(broker: Broker, header: PullMessage, offset: int) -> None:
         with broker.appender.batch() as now_ms:
             broker.appender.stage(queue, body, text.encode(), tag_code(text), 0, 0, now_ms, store.store_host)
     except StoreFull as error:
-        log.warning("offset moved; no room to note it", group=header.consumer_group, reason=str(error))
+        log.warning("offset_moved_not_noted", group=header.consumer_group, reason=str(error))
 
 
 def _nothing(frame: Frame, code: int, remark: str, next_offset: int, begin: int, end: int) -> Buffers:

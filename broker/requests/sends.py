@@ -83,7 +83,7 @@ class Sends:
             self._appender.commit()
         except Exception as error:
             if not isinstance(error, StoreFull):
-                log.exception("sends refused: the store failed")
+                log.exception("sends_refused_store_failed")
             remark = FULL_REMARK + (str(error) or type(error).__name__)
             return [
                 part

@@ -41,7 +41,7 @@ def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         ),
         broker.store.end,
     )
-    log.info("topic created", topic=header.topic, queues=header.write_queue_nums)
+    log.info("topic_created", topic=header.topic, queues=header.write_queue_nums)
     return answer(frame)
 
 
@@ -55,7 +55,7 @@ def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     broker.topics.delete(name)
     broker.store.delete_topic(name)
     broker.offsets.forget_topic(name)
-    log.info("topic deleted", topic=name)
+    log.info("topic_deleted", topic=name)
     return answer(frame)
 
 

@@ -23,6 +23,6 @@ def end_transaction(broker: Broker, connection: Connection, frame: Frame) -> Buf
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     fault = broker.transactions.end(header)
     if fault:
-        log.warning("transaction not ended", peer=connection.peer, reason=fault)
+        log.warning("transaction_not_ended", peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     return answer(frame)

@@ -119,12 +119,17 @@ def find_state(path: Path, *, is_derivable: bool = False) -> State:
             faults.append(f"{source} is damaged ({error})")
             continue
         if source != path:
-            log.error("a state file is lost or damaged; the copy before it is used", file=str(path), faults=faults)
+            log.error(
+                "state_file_restored",
+                file=str(path),
+                faults=faults,
+                hint="it was lost or damaged; the copy before it is used",
+            )
         return State(value, source == path)
     if faults and not is_derivable:
         raise StoreError(f"{faults[0]}; restore it, or remove it to lose that state")
     if faults:
-        log.error("a state file is damaged; its content is made anew from the log", faults=faults)
+        log.error("state_file_rebuilt", faults=faults, hint="it was damaged; its content comes from the log")
         with contextlib.suppress(OSError):
             disk.replace(path, path.with_suffix(".damaged"))
     return State(None, is_current=False)
@@ -230,7 +235,7 @@ class Folder:
             if not path.exists():
                 path.write_bytes(data)
         except OSError as error:
-            log.warning("cannot put damaged bytes aside", file=str(path), reason=error.strerror)
+            log.warning("damaged_bytes_not_kept", file=str(path), reason=error.strerror)
 
     def unlock(self) -> None:
         os.close(self._lock)

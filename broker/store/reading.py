@@ -177,7 +177,7 @@ class Reader:
         key = (queue.topic, queue.queue_id, offset)
         if key not in self._damaged and len(self._damaged) < MAX_NOTED_DAMAGE:
             self._damaged.add(key)
-            log.error("damaged message left out", topic=key[0], queue=key[1], offset=offset, position=position)
+            log.error("damaged_message_skipped", topic=key[0], queue=key[1], offset=offset, position=position)
 
     def message(self, queue: ConsumeQueue, offset: int) -> Record:
         """Raises Damaged if it cannot be read."""

@@ -117,7 +117,7 @@ class Store:
         try:
             self.checkpoint()
         except StoreFull as error:
-            log.error("cannot save what was recovered; the store can be read", reason=str(error))
+            log.error("recovered_state_not_saved", reason=str(error), hint="the store can be read only")
 
     def sync_log(self, sync: bool = True) -> None:
         """With `sync`: returns when everything committed is on the device. Raises StoreFailed."""
@@ -153,7 +153,7 @@ class Store:
         """Nothing is written from now on, because what the device holds is not known; `fault` says why."""
         if self.fault is None:
             self.fault = f"the broker writes no more: {reason}; check the disk, then start it again"
-            log.critical("the broker writes no more; check the disk, then start it again", reason=reason)
+            log.critical("store_stopped_writing", reason=reason, hint="check the disk, then start the broker again")
 
     def close(self) -> None:
         self._log.close()

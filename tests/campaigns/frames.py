@@ -546,14 +546,13 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 def _faults_of(outcome: Outcome) -> Callable[[Any, str, Any], str]:
     """A processor of log events: what a request may not cause is a fault."""
     unexpected = (
-        "request failed",
-        "requests failed",
-        "timer failed",
-        "pull failed",
-        "held pull failed",
-        "unhandled",
-        "stands",
-        "cannot",
+        "request_failed",
+        "requests_failed",
+        "timer_failed",
+        "pull_failed",
+        "unhandled_error",
+        "stuck",
+        "unreadable",
     )
 
     def look(logger: Any, method: str, event: Any) -> str:

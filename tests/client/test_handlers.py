@@ -157,10 +157,10 @@ async def test_a_queue_that_stands_is_named(
         return [record.getMessage() for record in caplog.records if text in record.getMessage()]
 
     async with Consumer(node.address, "g", "t", hold, start="first", commit_interval_s=0.01):
-        await eventually(lambda: bool(named("queue stands")))
-        assert "t@broker-a:0" in named("queue stands")[0]
+        await eventually(lambda: bool(named("queue_stuck")))
+        assert "t@broker-a:0" in named("queue_stuck")[0]
         release.set()
-        await eventually(lambda: bool(named("queue goes on")))
+        await eventually(lambda: bool(named("queue_unstuck")))
 
 
 async def test_a_handler_that_blocks_the_loop_is_named_and_its_queue_goes_on(
@@ -178,7 +178,7 @@ async def test_a_handler_that_blocks_the_loop_is_named_and_its_queue_goes_on(
 
     async with Consumer(node.address, "g", "t", handle, start="first", commit_interval_s=0.01):
         await eventually(lambda: len(handled) == 3)
-        await eventually(lambda: any("event loop stood still" in record.getMessage() for record in caplog.records))
+        await eventually(lambda: any("event_loop_blocked" in record.getMessage() for record in caplog.records))
 
 
 async def test_a_listener_may_raise_anything(nodes: Nodes, caplog: pytest.LogCaptureFixture, connect: Connect) -> None:
@@ -198,7 +198,7 @@ async def test_a_listener_may_raise_anything(nodes: Nodes, caplog: pytest.LogCap
 
     async with Consumer(node.address, "g", "t", handle, start="first", on_assigned=later, on_revoked=at_once):
         await eventually(lambda: len(handled) == 4)
-    failures = [record for record in caplog.records if "listener failed" in record.getMessage()]
+    failures = [record for record in caplog.records if "listener_failed" in record.getMessage()]
     assert {type(record.exc_info[1]) for record in failures if record.exc_info} == {RuntimeError, SystemExit}
 
 
