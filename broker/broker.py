@@ -32,6 +32,7 @@ from .nameserver.link import NameServers
 from .nameserver.routes import Routes
 from .net.clients import Clients
 from .net.connection import Connection
+from .net.tls import Tls
 from .open_files import shares
 from .registration import Registration
 from .store.flusher import Flusher
@@ -48,13 +49,13 @@ class Broker:
     needs, and knows nothing else.
     """
 
-    def __init__(self, config: BrokerConfig, routes: Routes | None = None) -> None:
+    def __init__(self, config: BrokerConfig, routes: Routes | None = None, *, tls: Tls | None = None) -> None:
         folder = config.data_dir
         self.settings = LiveConfig(config)
         self.tasks = Tasks()
         self.history = History()
         self.clients = Clients()
-        self.name_servers = NameServers(config.name_servers, routes)
+        self.name_servers = NameServers(config.name_servers, routes, tls or Tls())
 
         self.store = Store(
             folder,

@@ -91,6 +91,14 @@ ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named
 HISTORY_EVENTS: Final = 10_000
 HISTORY_GROUPS: Final = 1000
 
+# TLS and accounts
+
+TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
+TLS_SHUTDOWN_TIMEOUT_S: Final = 2.0  # how long a client may take to say good-bye, too
+MAX_HANDSHAKES: Final = 500  # at once; beyond, the oldest is ended
+MAX_REPORTED_PEERS: Final = 1000  # addresses whose refusal is in the log
+RELOAD_INTERVAL_S: Final = 1.0  # how often certificates and accounts are looked at
+
 # Name servers
 
 REGISTER_INTERVAL_S: Final = 30.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -13,11 +14,13 @@ from .config import (
     DRAIN_TIMEOUT_S,
     IDLE_LIMIT_S,
     LISTEN_BACKLOG,
+    RELOAD_INTERVAL_S,
     SWEEP_INTERVAL_S,
     VIP_DISTANCE,
 )
 from .nameserver.routes import Routes
 from .net.connection import Connection
+from .net.tls import Entrance, Tls
 from .open_files import shares
 from .requests.dispatch import Dispatch
 
@@ -31,7 +34,7 @@ class Server:
     """`async with Server(...)`: listens until the block ends, then drains and closes.
 
     external_port: a second port, for clients outside the brokers' network; routes asked for there hold the brokers'
-    external addresses.
+    external addresses. tls: of all its ports; without it they speak plain text.
     """
 
     def __init__(
@@ -42,10 +45,12 @@ class Server:
         broker: Broker | None,
         routes: Routes | None,
         external_port: int | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._external_port = external_port
+        self._tls = tls or Tls()
         self._external: asyncio.Server | None = None
         self._vip: asyncio.Server | None = None
         self._metrics: Metrics | None = None
@@ -56,6 +61,7 @@ class Server:
         self._connections: dict[Connection, None] = {}
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._reloader: asyncio.Task[None] | None = None
         self.serve = Dispatch(broker, routes).serve
         self.max_connections = shares().connections
         self.now_s = asyncio.get_running_loop().time
@@ -69,12 +75,10 @@ class Server:
 
     async def __aenter__(self) -> Server:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self), self._host, self._port, backlog=LISTEN_BACKLOG
-        )
+        self._server = await loop.create_server(self._entrance, self._host, self._port, backlog=LISTEN_BACKLOG)
         if self._external_port is not None:
             self._external = await loop.create_server(
-                lambda: Connection(self, is_external=True), self._host, self._external_port, backlog=LISTEN_BACKLOG
+                partial(self._entrance, is_external=True), self._host, self._external_port, backlog=LISTEN_BACKLOG
             )
         if self._broker is not None and self._broker.config.vip_channel:
             await self._listen_for_vip()
@@ -83,13 +87,14 @@ class Server:
 
             self._metrics = Metrics(self._broker, self._host, self._broker.config.metrics_port)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
+        self._reloader = asyncio.create_task(self._reload(), name="reload")
         if self._broker is not None:
             self._broker.start()
             await self._broker.registration.start()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        assert self._server is not None and self._sweeper is not None
+        assert self._server is not None and self._sweeper is not None and self._reloader is not None
         self._server.close()
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.close)
@@ -97,6 +102,7 @@ class Server:
             if other is not None:
                 other.close()
         self._sweeper.cancel()
+        self._reloader.cancel()
         if self._broker is not None:
             await self._broker.registration.stop()
         if self._broker is not None:
@@ -110,13 +116,16 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
 
+    def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance:
+        return Entrance(self._tls, Connection(self, is_external=is_external, is_vip=is_vip))
+
     async def _listen_for_vip(self) -> None:
         """The port below by two, where clients with a VIP channel send to: as Apache's broker, but it may be taken."""
         loop = asyncio.get_running_loop()
         port = int(self._broker.config.address.rpartition(":")[2]) - VIP_DISTANCE if self._broker else 0
         try:
             self._vip = await loop.create_server(
-                lambda: Connection(self, is_vip=True), self._host, port, backlog=LISTEN_BACKLOG
+                partial(self._entrance, is_vip=True), self._host, port, backlog=LISTEN_BACKLOG
             )
         except (OSError, OverflowError) as error:
             log.info("vip_channel_off", port=port, reason=str(error))
@@ -146,6 +155,11 @@ class Server:
         self._connections.pop(connection, None)
         if self._broker is not None:
             self._broker.dropped(connection)
+
+    async def _reload(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_INTERVAL_S)
+            self._tls.look()
 
     async def _sweep(self) -> None:
         while True:

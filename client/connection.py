@@ -8,6 +8,7 @@ and switches when the peer has answered in it: an Apache peer never does.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -209,6 +210,12 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
+def _is_no_tls(error: Exception) -> bool:
+    """Whether a handshake ended as it does with a peer that speaks plain text only: by an alert, or by a hang-up."""
+    refused = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLCertVerificationError)
+    return refused or isinstance(error, ConnectionResetError | ConnectionAbortedError)
+
+
 def _settle(future: asyncio.Future[Frame], answer: Frame | Exception) -> None:
     if future.done():  # its caller was cancelled
         return
@@ -268,7 +275,8 @@ class Connections:
         except TimeoutError:
             raise ConnectionFailed(f"{address} did not accept a connection in {CONNECT_TIMEOUT_S} s") from None
         except (OSError, ValueError) as error:
-            raise ConnectionFailed(f"cannot connect to {address}: {error}") from None
+            hint = "; does it take TLS?" if self._ssl and _is_no_tls(error) else ""
+            raise ConnectionFailed(f"cannot connect to {address}: {error}{hint}") from None
         if not connection.is_open:  # kept, it would never be replaced: its end was told before it was known here
             raise ConnectionFailed(f"{address} closed the connection at once")
         self._open[address] = connection

@@ -17,10 +17,13 @@ from .. import __version__
 from ..broker.broker import Broker
 from ..broker.config import BrokerConfig
 from ..broker.nameserver.routes import Routes
+from ..broker.net.tls import TlsError
 from ..broker.open_files import raise_limit
 from ..broker.server import Server
 from ..broker.store.files import StoreError
+from ..client.errors import ConfigError
 from . import logs
+from .access import access_of, add_client_options, add_registration_options, add_server_options, tls_of
 
 log = structlog.get_logger("rocketlet")
 
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.configure(options.log_level)
     try:
         return int(uvloop.run(options.run(options)))
-    except StoreError as error:
+    except (StoreError, TlsError, ConfigError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
     except BrokenPipeError:  # whoever read our output has enough
         sys.stderr.close()
@@ -50,11 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     start = commands.add_parser("start", help="run a name server and a broker on one port")
     _listen_options(start, DEFAULT_PORT)
+    add_server_options(start)
     _external_port_option(start)
     _broker_options(start)
     start.set_defaults(run=_start)
     broker = commands.add_parser("broker", help="run a broker that registers with one or more name servers")
     _listen_options(broker, BROKER_PORT)
+    add_server_options(broker)
+    add_registration_options(broker)
     _broker_options(broker)
     broker.add_argument(
         "--nameserver", required=True, metavar="HOST:PORT[;HOST:PORT]", help="the name servers to register with"
@@ -62,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     broker.set_defaults(run=_broker)
     nameserver = commands.add_parser("nameserver", help="run a name server")
     _listen_options(nameserver, DEFAULT_PORT)
+    add_server_options(nameserver)
     _external_port_option(nameserver)
     nameserver.set_defaults(run=_nameserver)
     _add_groups_command(commands)
@@ -100,6 +107,7 @@ def _add_groups_command(commands: argparse._SubParsersAction[argparse.ArgumentPa
     groups.add_argument(
         "--log-level", choices=logs.LEVELS, default="warning", help="what to log at least (default: warning)"
     )
+    add_client_options(groups)
     groups.set_defaults(run=_groups, host="", port=0)
 
 
@@ -197,11 +205,17 @@ def _size(text: str) -> int:
 
 async def _start(options: argparse.Namespace) -> int:
     raise_limit()
+    tls = tls_of(options)
     address = _bind(options)
     routes = Routes()
-    broker = Broker(_config(options, address, ()), routes)
+    broker = Broker(_config(options, address, ()), routes, tls=tls)
     async with Server(
-        options.host, options.port, broker=broker, routes=routes, external_port=options.external_port
+        options.host,
+        options.port,
+        broker=broker,
+        routes=routes,
+        external_port=options.external_port,
+        tls=tls,
     ) as server:
         _announce(broker)
         print(
@@ -221,10 +235,11 @@ def _quoted(text: str) -> str:
 
 async def _broker(options: argparse.Namespace) -> int:
     raise_limit()
+    tls = tls_of(options)
     address = _bind(options)
     name_servers = tuple(part for part in options.nameserver.replace(",", ";").split(";") if part)
-    broker = Broker(_config(options, address, name_servers))
-    async with Server(options.host, options.port, broker=broker, routes=None) as server:
+    broker = Broker(_config(options, address, name_servers), tls=tls)
+    async with Server(options.host, options.port, broker=broker, routes=None, tls=tls) as server:
         _announce(broker)
         print(f"rocketlet broker {broker.config.name} is ready on {address}", flush=True)
         await _until_terminated(server)
@@ -234,7 +249,12 @@ async def _broker(options: argparse.Namespace) -> int:
 async def _nameserver(options: argparse.Namespace) -> int:
     raise_limit()
     async with Server(
-        options.host, options.port, broker=None, routes=Routes(), external_port=options.external_port
+        options.host,
+        options.port,
+        broker=None,
+        routes=Routes(),
+        external_port=options.external_port,
+        tls=tls_of(options),
     ) as server:
         print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
         await _until_terminated(server)
@@ -251,8 +271,15 @@ async def _groups(options: argparse.Namespace) -> int:
     from .group_report import report, set_strict
 
     if options.strict:
-        return await set_strict(options.group, options.nameserver, options.strict == "on")
-    return await report(options.group, options.nameserver, options.timeline, options.json, follow=options.follow)
+        return await set_strict(options.group, options.nameserver, options.strict == "on", access_of(options))
+    return await report(
+        options.group,
+        options.nameserver,
+        options.timeline,
+        options.json,
+        follow=options.follow,
+        access=access_of(options),
+    )
 
 
 def _bind(options: argparse.Namespace) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from ..client.access import Access
 from ..client.cluster import Cluster
 from ..client.errors import RocketletError
 from ..protocol import fastjson_text
@@ -20,9 +21,9 @@ from ..protocol.headers import ConsumerGroup, write
 FOLLOW_S = 0.5
 
 
-async def histories(name_server: str, group: str) -> list[dict[str, Any]]:
+async def histories(name_server: str, group: str, access: Access | None = None) -> list[dict[str, Any]]:
     """What each broker of the cluster answers of the group. Raises RocketletError."""
-    cluster = Cluster(name_server)
+    cluster = Cluster(name_server, access)
     try:
         answer = await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         reports: list[dict[str, Any]] = []
@@ -35,9 +36,9 @@ async def histories(name_server: str, group: str) -> list[dict[str, Any]]:
         await cluster.close()
 
 
-async def set_strict(group: str, name_server: str, strict: bool) -> int:
+async def set_strict(group: str, name_server: str, strict: bool, access: Access | None = None) -> int:
     """Sets at every broker whether a group is strict; the exit status."""
-    cluster = Cluster(name_server)
+    cluster = Cluster(name_server, access)
     try:
         answer = await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         for broker in decode_cluster(answer.body):
@@ -55,15 +56,23 @@ async def set_strict(group: str, name_server: str, strict: bool) -> int:
     return 0
 
 
-async def report(group: str, name_server: str, timeline: bool, as_json: bool, *, follow: bool = False) -> int:
+async def report(
+    group: str,
+    name_server: str,
+    timeline: bool,
+    as_json: bool,
+    *,
+    follow: bool = False,
+    access: Access | None = None,
+) -> int:
     """Prints the report; the exit status. `follow`: and then events as they come, until interrupted."""
     try:
-        reports = await histories(name_server, group)
+        reports = await histories(name_server, group, access)
         status = _print(group, reports, timeline, as_json)
         while follow and timeline:
             seen = {orjson.dumps(event) for event in _events(reports)}
             await asyncio.sleep(FOLLOW_S)
-            reports = await histories(name_server, group)
+            reports = await histories(name_server, group, access)
             fresh = [event for event in _events(reports) if orjson.dumps(event) not in seen]
             if as_json:
                 for event in fresh:

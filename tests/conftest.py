@@ -74,11 +74,12 @@ class Nodes:
         port = free_port()
         address = f"127.0.0.1:{port}"
         name = settings.pop("name", "broker-a")
+        of_server = {key: settings.pop(key) for key in ("tls",) if key in settings}
         settings.setdefault("data_dir", self.folder / name)
         config = replace(BrokerConfig(data_dir=Path(), address=address, name=name), **settings)
         routes = None if config.name_servers else Routes()
-        broker = Broker(config, routes)
-        server = Server("127.0.0.1", port, broker=broker, routes=routes)
+        broker = Broker(config, routes, **of_server)
+        server = Server("127.0.0.1", port, broker=broker, routes=routes, **of_server)
         node = Node(address, broker, await server.__aenter__(), config)
         self.stack.push_async_callback(node.stop)
         return node

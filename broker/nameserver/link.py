@@ -13,6 +13,7 @@ from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.frame import Frame, FrameError, FrameReader, encode
 from ...protocol.headers import TopicName, write
 from ..config import REGISTER_TIMEOUT_S
+from ..net.tls import Tls
 from .routes import Routes
 
 log = structlog.get_logger("rocketlet.registration")
@@ -21,8 +22,9 @@ log = structlog.get_logger("rocketlet.registration")
 class Link:
     """A connection to one name server, opened when it is needed."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: Tls) -> None:
         self.address = address
+        self._tls = tls
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._frames = FrameReader()
         self._numbers = itertools.count(1)
@@ -41,7 +43,9 @@ class Link:
         if self._streams is None or self.is_fresh:
             self.close()
             host, _, port = self.address.rpartition(":")
-            self._streams = await asyncio.open_connection(host.strip("[]"), int(port))
+            self._streams = await asyncio.open_connection(
+                host.strip("[]"), int(port), ssl=self._tls.name_server_context
+            )
             self._frames = FrameReader()
         reader, writer = self._streams
         writer.write(encode(frame))
@@ -65,11 +69,11 @@ class Link:
 
 
 class NameServers:
-    """`local`: the table of the name server in this process, if there is one."""
+    """`local`: the table of the name server in this process, if there is one. tls: whether and how to encrypt links."""
 
-    def __init__(self, addresses: Iterable[str], local: Routes | None) -> None:
+    def __init__(self, addresses: Iterable[str], local: Routes | None, tls: Tls) -> None:
         self.local = local
-        self._links = [Link(address) for address in addresses]
+        self._links = [Link(address, tls) for address in addresses]
 
     @property
     def are_elsewhere(self) -> bool:

@@ -40,6 +40,7 @@ class Connection(asyncio.Protocol):
         "_transport",
         "active_s",
         "born_host",
+        "is_encrypted",
         "is_external",
         "is_paused",
         "is_vip",
@@ -51,6 +52,7 @@ class Connection(asyncio.Protocol):
         self._host = host
         self.is_vip = is_vip
         self.is_external = is_external
+        self.is_encrypted = False
         self.is_paused = False
         self.kept: list[Frame] = []
         self._reader = FrameReader()
@@ -69,6 +71,12 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self.active_s = self._host.now_s()
         self._host.opened(self)
+
+    def encrypted(self, transport: asyncio.Transport) -> None:
+        """The client has set up TLS; from now on everything goes through there."""
+        self.is_encrypted = True
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
 
     def data_received(self, data: bytes) -> None:
         self.active_s = self._host.now_s()

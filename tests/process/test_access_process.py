@@ -1,0 +1,74 @@
+"""TLS and accounts from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rocketlet.client import Access, Producer
+from rocketlet.command.cli import main
+
+from ..broker.certificates import Certificates
+from ..conftest import PATIENCE_S, free_port
+from .test_broker_process import Start, start
+
+__all__ = ["start"]
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates.make(tmp_path)
+
+
+async def run(*arguments: str, **environment: str) -> tuple[int | None, str, str]:
+    """Status, output and errors of a command."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rocketlet.command.cli", *arguments,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},
+    )  # fmt: skip
+    async with asyncio.timeout(PATIENCE_S):
+        out, err = await child.communicate()
+    return child.returncode, out.decode(), err.decode()
+
+
+async def test_tls_is_set_up_by_options(start: Start, certificates: Certificates) -> None:
+    folder = certificates.folder
+    options = (
+        "--tls-cert",
+        f"{folder}/server.pem",
+        "--tls-key",
+        f"{folder}/server.key",
+        "--tls-ca",
+        f"{folder}/ca.pem",
+    )
+    broker = await start("--tls", "enforcing", *options)
+    secured = Access(tls=True, ca_file=f"{folder}/ca.pem", cert_file=f"{folder}/client.pem")
+    async with Producer(broker.address, access=secured) as producer:
+        await producer.send("t", b"x")
+    shown = ("--tls", "--tls-ca", f"{folder}/ca.pem", "--tls-cert", f"{folder}/client.pem")
+    _, out, err = await run("groups", "g", "--nameserver", broker.address, *shown)
+    assert ("no broker knows the group g" in out, err) == (True, "")
+    status, _, err = await run("groups", "g", "--nameserver", broker.address)
+    assert status == 1
+    assert "turn TLS on" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--tls", "enforcing"], "give --tls-cert"),
+        (["--tls-key", "x.key"], "--tls-cert is not"),
+        (["--tls-cert", "/no/such.pem"], "cannot be used"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["start", "--host", "127.0.0.1", "--port", str(free_port()), "--data", str(tmp_path / "data"), *options]
+    assert main(arguments) == 1
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
