@@ -7,6 +7,7 @@ metrics       Prometheus metrics
 tasks         what runs at intervals, and what answers a request later
 open_files    how many files the process may open, and what they are shared out to
 permissions   what a request needs
+settings_files  certificates and accounts, which an operator changes
 config        every setting and limit
 requests/     the table from request code to handler, and the handlers
 messages/, groups/  the state that they read and change

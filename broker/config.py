@@ -97,6 +97,8 @@ TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
 TLS_SHUTDOWN_TIMEOUT_S: Final = 2.0  # how long a client may take to say good-bye, too
 MAX_HANDSHAKES: Final = 500  # at once; beyond, the oldest is ended
 MAX_REPORTED_PEERS: Final = 1000  # addresses whose refusal is in the log
+REPORT_AGAIN_S: Final = 600.0
+MAX_ACL_FILE_BYTES: Final = 1024 * 1024
 RELOAD_INTERVAL_S: Final = 1.0  # how often certificates and accounts are looked at
 
 # Name servers

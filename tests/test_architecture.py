@@ -31,9 +31,10 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.config": "",
         "broker.permissions": "",
         "broker.tasks": "",
+        "broker.settings_files": "",
         "broker.store": "broker.config",
         "broker.open_files": "broker.config broker.store",
-        "broker.net": "broker.config",
+        "broker.net": "broker.config broker.settings_files",
         "broker.nameserver": "broker.config broker.net",
         "broker.messages": "broker.config broker.net broker.store",
         "broker.groups": "broker.config broker.net broker.store broker.tasks broker.messages",
@@ -50,8 +51,10 @@ ARROWS: Mapping[str, frozenset[str]] = {
 IMPURE = frozenset(
     "asyncio logging os pathlib random select selectors shutil ssl structlog subprocess tempfile threading time".split()
 )
-# The store's calls to the operating system, and nothing else of the broker.
-TOUCH_THE_DISK = frozenset(("broker.store.disk", "broker.store.files", "broker.store.segments"))
+# The store's calls to the operating system, and those for what an operator writes; nothing else of the broker.
+TOUCH_THE_DISK = frozenset(
+    ("broker.store.disk", "broker.store.files", "broker.store.segments", "broker.settings_files")
+)
 DISK_MODULES = frozenset(("os", "shutil", "fcntl", "io", "tempfile", "mmap"))
 DISK_CALLS = frozenset(
     "open read_bytes read_text write_bytes write_text mkdir unlink rename touch iterdir glob rglob is_dir is_file exists "

@@ -4,5 +4,5 @@ connection  one client's socket
 clients     producers by group, and what the broker asks of clients
 answers     how an answer is encoded
 tls         what a client speaks, told by its first byte, and the handshake
-watched     files that change while the broker runs
+reports     what clients do wrong, in the log but not without end
 """

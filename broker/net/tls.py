@@ -25,13 +25,13 @@ from ...protocol.codes import ResponseCode
 from ...protocol.frame import FrameError, FrameReader
 from ..config import (
     MAX_HANDSHAKES,
-    MAX_REPORTED_PEERS,
     TLS_HANDSHAKE_TIMEOUT_S,
     TLS_SHUTDOWN_TIMEOUT_S,
 )
+from ..settings_files import Watched
 from .answers import answer
 from .connection import Connection
-from .watched import Watched
+from .reports import Reports
 
 log = structlog.get_logger("rocketlet.tls")
 
@@ -40,6 +40,9 @@ TLS_MODES: Final[tuple[TlsMode, ...]] = ("permissive", "enforcing", "disabled")
 
 _HANDSHAKE: Final = 22
 _NO_TLS_HERE: Final = bytes((21, 3, 1, 0, 2, 2, 40))  # a fatal alert, handshake_failure (RFC 5246, 7.2)
+_NO_TLS_REASON: Final = (
+    "a TLS client came to a port without TLS; give --tls-cert and --tls-key, or turn TLS off in the client"
+)
 _NO_PLAIN_REMARK: Final = "this port takes TLS connections only; turn TLS on in the client (Java: -Dtls.enable=true)"
 
 
@@ -119,7 +122,7 @@ class Tls:
         self._watched = Watched((*paths, name_server_authority) if name_server_authority else paths)
         self.context, self.name_server_context = self._contexts()
         self._handshaking: dict[Entrance, asyncio.Task[None]] = {}
-        self._reported: set[tuple[str, str]] = set()
+        self.reports = Reports()
 
     def look(self) -> None:
         """Takes the files anew if they have changed; connections that are open keep what they have. Files that do not
@@ -150,18 +153,12 @@ class Tls:
         except OSError as error:  # ssl.SSLError and TimeoutError are
             self.failed_handshakes += 1
             reason = str(error) or "the client did not finish in time"
-            self.report("tls_handshake_failed", entrance.connection.peer, reason)
+            if self.reports.is_due(entrance.connection.peer, reason):
+                log.warning("tls_handshake_failed", peer=entrance.connection.peer, reason=reason)
             entrance.abort()
             entrance.connection_lost(error)
         finally:
             del self._handshaking[entrance]
-
-    def report(self, event: str, peer: str, reason: str) -> None:
-        """Once for each address and kind, so that a client that tries for ever does not fill the log."""
-        host = peer.rpartition(":")[0]
-        if (host, event) not in self._reported and len(self._reported) < MAX_REPORTED_PEERS:
-            self._reported.add((host, event))
-            log.warning(event, peer=peer, reason=reason, note="reported once for each address")
 
 
 class Entrance(asyncio.Protocol):
@@ -200,15 +197,16 @@ class Entrance(asyncio.Protocol):
             self.connection.data_received(data)
             return
         self._tls.refused += 1
-        self._tls.report("plain_client_refused", self.connection.peer, _NO_PLAIN_REMARK)
+        if self._tls.reports.is_due(self.connection.peer, _NO_PLAIN_REMARK):
+            log.warning("plain_client_refused", peer=self.connection.peer, reason=_NO_PLAIN_REMARK)
         self._transport.write(_plain_refusal(data))
         self._transport.close()
 
     def _refuse_tls(self) -> None:
         assert self._transport is not None
         self._tls.refused += 1
-        reason = "a TLS client came to a port without TLS; give --tls-cert and --tls-key, or turn TLS off in the client"
-        self._tls.report("tls_client_refused", self.connection.peer, reason)
+        if self._tls.reports.is_due(self.connection.peer, _NO_TLS_REASON):
+            log.warning("tls_client_refused", peer=self.connection.peer, reason=_NO_TLS_REASON)
         self._transport.write(_NO_TLS_HERE)
         self._transport.close()
 

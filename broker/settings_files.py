@@ -1,7 +1,8 @@
-"""Files that an operator changes while the broker runs, and whether they have changed."""
+"""Files that an operator writes, certificates and accounts: whether they have changed, and how one is replaced."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,3 +33,17 @@ def _state(path: Path) -> State:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces a file whole and synced; it keeps who may read it. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, path.stat().st_mode & 0o777)
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)
