@@ -19,10 +19,14 @@ ENCODINGS: Final[Mapping[str, int]] = {"auto": JSON, "json": JSON, "rocketmq": R
 
 @dataclass(frozen=True)
 class Access:
-    """access_key, secret_key: every request is signed with them (AccessKey, Signature: AclClientRPCHook of Apache's client).
-    tls: sockets are encrypted; ca_file: who signed the servers' certificates, the system's list by default;
-    verify_tls: False takes any certificate; cert_file, key_file: the client's own, if servers ask for one.
-    encoding: of headers; auto is JSON, and MessagePack with a Rocketlet peer.
+    """How a client proves who it is and whether it encrypts. The same value serves Producer, Consumer and AdminClient.
+
+    - `access_key`, `secret_key`, `security_token`: sign every request with them (as AclClientRPCHook of Apache's client).
+    - `tls`: encrypt connections.
+    - `ca_file`: the certificate authorities to trust, a PEM file. Default: the system's.
+    - `verify_tls`: False accepts any certificate.
+    - `cert_file`, `key_file`: this client's own certificate, for servers that ask for one.
+    - `encoding`: of headers. `auto` is JSON, and MessagePack with Rocketlet's brokers.
 
     Raises ConfigError for values that contradict each other, and for files that cannot be read.
     """

@@ -116,7 +116,7 @@ class AdminClient:
     # Brokers
 
     async def brokers(self) -> list[BrokerData]:
-        """The brokers that the name server knows, by name."""
+        """The brokers that the name server knows, sorted by name."""
         answer = await self._cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         return sorted(bodies.decode_cluster(answer.body), key=lambda broker: broker.name)
 
@@ -129,13 +129,13 @@ class AdminClient:
         return admin_bodies.decode_properties(answer.body)
 
     async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
-        """Changes settings until the broker ends. BrokerRefused names those that cannot be changed."""
+        """Changes settings until the broker stops. BrokerRefused names those that cannot be changed."""
         await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=admin_bodies.encode_properties(settings))
 
     # Topics
 
     async def topics(self, *, system: bool = False) -> list[str]:
-        """All topics, without those that RocketMQ makes for itself unless `system` is set."""
+        """All topics. Those that RocketMQ makes for itself only if `system` is set."""
         answer = await self._cluster.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         found = sorted(bodies.decode_topic_list(answer.body))
         if system:
@@ -148,7 +148,7 @@ class AdminClient:
         return [name for name in found if name not in made and not names.is_made_by_brokers(name)]
 
     async def topic(self, name: str) -> Topic:
-        """Settings and ranges at each of the topic's brokers. Raises TopicNotFound."""
+        """A topic's settings and offsets on each of its brokers. Raises TopicNotFound."""
         route = await self._cluster.find_route(name)
         if route is None:
             raise TopicNotFound(f"no name server knows the topic {name}; `topics` lists those that exist")
@@ -165,7 +165,7 @@ class AdminClient:
     async def create_topic(
         self, name: str, *, queues: int = 8, perm: int = PERM_READ | PERM_WRITE, brokers: Iterable[str] | None = None
     ) -> None:
-        """Makes a topic at all brokers or those named, or changes its settings where it exists. Raises ConfigError."""
+        """Creates a topic on all brokers or on those named. Changes its settings if it exists. Raises ConfigError."""
         fault = names.topic_fault(name)
         if fault:
             raise ConfigError(f"topic: {fault}")
@@ -175,7 +175,7 @@ class AdminClient:
         await self._each(await self._masters(brokers), RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     async def delete_topic(self, name: str) -> None:
-        """Removes a topic, its messages and its offsets from every broker, and from the name servers."""
+        """Deletes a topic with its messages and offsets from every broker and from the name servers."""
         await self._each(await self._masters(), RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
         await self._cluster.ask_name_server(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
 
@@ -187,7 +187,7 @@ class AdminClient:
         return sorted({name for answer in answers.values() for name in admin_answers.decode_group_list(answer.body)})
 
     async def producers(self) -> dict[str, tuple[MemberConnection, ...]]:
-        """Connected producers by group, as far as brokers list them."""
+        """Connected producers by group, if their brokers list them."""
         answers = await self._each(await self._masters(), RequestCode.GET_ALL_PRODUCER_INFO)
         found: dict[str, set[MemberConnection]] = {}
         for answer in answers.values():
@@ -198,7 +198,7 @@ class AdminClient:
     # Groups
 
     async def groups(self, *, system: bool = False) -> list[str]:
-        """All groups that a broker has settings of."""
+        """All groups that a broker has settings for."""
         answers = await self._each(await self._masters(), RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         found = {name for answer in answers.values() for name in admin_answers.decode_groups(answer.body)}
         return sorted(name for name in found if system or not names.is_system_group(name))
@@ -271,7 +271,7 @@ class AdminClient:
         return [orjson.loads(answer.body) for answer in answers.values()]
 
     async def create_group(self, config: GroupConfig) -> None:
-        """Makes a group at all brokers, or replaces its settings."""
+        """Creates a group on all brokers, or replaces its settings."""
         fault = names.group_fault(config.name)
         if fault:
             raise ConfigError(f"group: {fault}")
@@ -279,7 +279,7 @@ class AdminClient:
         await self._each(await self._masters(), RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
 
     async def set_strict(self, group: str, strict: bool) -> list[str]:
-        """Whether members that subscribe to something else than the others are refused; the brokers that were told."""
+        """Says whether members whose subscriptions differ from the others' are refused. Returns the names of the brokers."""
         masters = await self._masters()
         known = await self._group_configs(group, masters)
         if not known:
@@ -290,14 +290,14 @@ class AdminClient:
         return sorted(known)
 
     async def delete_group(self, name: str, *, offsets: bool = True) -> None:
-        """Removes a group's settings, and with `offsets` how far it has come."""
+        """Deletes a group's settings, and with `offsets` also its offsets."""
         header = write(GroupName(name, offsets))
         await self._each(await self._masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
     # Offsets
 
     async def progress(self, group: str, topic: str = "") -> dict[Queue, Progress]:
-        """How far a group is in each queue of a topic, or of all in which it has committed."""
+        """How far a group is in each queue of a topic. Default: of all topics in which it has committed."""
         return await self._progress(group, await self._masters(), topic)
 
     async def preview_reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
@@ -308,9 +308,9 @@ class AdminClient:
         return {queue: OffsetChange(before.get(queue), offset) for queue, offset in sorted(wanted.items())}
 
     async def reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
-        """Sets a group's offsets. Connected members are told and go on from there; without members they are stored.
+        """Sets a group's offsets. Connected members are told and continue from there; without members the offsets are stored.
 
-        Raises ConfigError for single offsets while members are connected: the wire can name only a time to them.
+        Raises ConfigError for single offsets while members are connected, because the protocol can tell them only a time.
         """
         changes = await self.preview_reset(group, topic, to)
         masters = await self._masters()
@@ -356,7 +356,7 @@ class AdminClient:
     # Messages
 
     async def message(self, message_id: str, topic: str = "") -> Message | None:
-        """A message by its offset id, or with `topic` by the id that its sender gave it; None if there is none."""
+        """Finds a message by its offset id, or with `topic` by the id that its sender gave it. None if there is none."""
         if not topic:
             return await message_search.by_offset_id(self._cluster, message_id)
         found = await message_search.by_key(
@@ -367,7 +367,7 @@ class AdminClient:
     async def messages_with_key(
         self, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = message_search.FOREVER_MS, limit: int = 64
     ) -> list[Message]:
-        """Up to `limit` messages a broker that have a key, oldest first."""
+        """Finds messages with a key, oldest first: up to `limit` from each broker."""
         return await message_search.by_key(
             self._cluster, topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit, unique=False
         )

@@ -64,7 +64,12 @@ MAX_NAME_SERVERS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """Flow control of one queue: pulling waits while more than this is cached."""
+    """How far a consumer reads ahead in each queue. It stops pulling while more than this is in memory.
+
+    - `batch_size`: the most messages of one pull.
+    - `messages`, `size_bytes`: the most messages and bytes of one queue in memory.
+    - `span`: the most offsets between the first and the last message in memory.
+    """
 
     batch_size: int = 256
     messages: int = 1000

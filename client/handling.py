@@ -4,10 +4,10 @@ A worker is a task that lives as long as the consumer; there is none per message
 orderly handling takes a queue's runs one after the other, by one worker at a time. A handler that is a plain function
 runs in a thread, so that it cannot stop the heartbeats.
 
-A handler may do anything. What it returns or raises is a success only where it says so; all else is a failed handling,
-which is logged and retried. Only KeyboardInterrupt goes on to whoever runs the loop. A worker that is cancelled ends,
-because a loop that is closed cancels its tasks and waits for them; if the consumer has not been stopped, a new worker takes
-its place.
+A handler may do anything. Only the outcomes that are documented count as success; everything else is a failure, which is
+logged and retried. Only KeyboardInterrupt is passed on to whoever runs the loop. A worker that is cancelled ends, because a
+loop that is being closed cancels its tasks and waits for them. If the consumer has not been stopped, a new worker takes its
+place.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ log = get_logger("rocketlet.handler")
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """A handler's outcome: deliver again. `delay_level` 0 waits longer each time, 1 to 18 as the broker's levels say.
-    Raises ConfigError for anything else."""
+    """Returned by a handler: deliver the message again. `delay_level` 0 waits longer each time; 1 to 18 wait as long as the
+    broker's levels say. Raises ConfigError for other levels."""
 
     delay_level: int = 0
 
@@ -44,7 +44,7 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A handler's outcome: do not deliver again, keep the message in the group's dead-letter topic."""
+    """Returned by a handler: do not deliver the message again, and store it in the group's dead-letter topic."""
 
 
 Outcome = RetryLater | Reject | None

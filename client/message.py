@@ -20,8 +20,8 @@ from .lease import NO_LEASE, Lease
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to be sent. `delay_level` 1 to 18 (1 s to 2 h on a default broker); 0 is at once. `message_id`: the key by
-    which consumers know it again; made anew for each message if not given."""
+    """A message to send. `delay_level`: 0 delivers at once, 1 to 18 after 1 s to 2 h (with the broker's default levels).
+    `message_id`: how consumers recognize the message if it is sent twice. Default: a new one."""
 
     body: bytes
     tag: str | None = None
@@ -33,7 +33,8 @@ class Outgoing:
 
 
 class SendResult(NamedTuple):
-    """Where a message is. `message_id` is the sender's key, `offset_id` the broker's; a batch has several of both."""
+    """Where a message was stored. `message_id` is the sender's id, `offset_id` the broker's. A batch has several of both,
+    separated by commas."""
 
     message_id: str
     offset_id: str
@@ -43,7 +44,7 @@ class SendResult(NamedTuple):
 
 
 class Message:
-    """A received message. Cheap to make; what is not asked for is not parsed."""
+    """A received message. Its parts are parsed when you ask for them."""
 
     __slots__ = ("__dict__", "lease", "queue", "record", "topic")
 
@@ -55,7 +56,7 @@ class Message:
 
     @property
     def epoch(self) -> int:
-        """A fencing token: it grows with every owner of the queue. 0 on an Apache broker, which has none."""
+        """A fencing token: it grows with each owner of the queue. 0 on an Apache broker, which has no epochs."""
         return self.lease.epoch
 
     @property
@@ -112,7 +113,7 @@ class Message:
 
     @property
     def reconsume_times(self) -> int:
-        """How often the group has tried this message before."""
+        """How often the group has tried this message before; 0 the first time."""
         return self.record.reconsume_times
 
     def __repr__(self) -> str:

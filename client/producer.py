@@ -64,12 +64,14 @@ _OF_ONE_MESSAGE: Final = frozenset((ResponseCode.MESSAGE_ILLEGAL, ResponseCode.R
 class Producer:
     """`async with Producer(name_server="host:port") as producer: await producer.send("topic", b"body")`
 
-    timeout_s: for a send with all its retries. retries: further attempts, each on another queue.
-    compress_over_bytes: bodies from this size on are compressed. default_queues: of a topic that a send creates.
-    batching: messages that are sent in the same turn of the event loop to the same queue travel in one request. Nothing waits
-    for it, and each message has its own result; messages that are delayed, compressed or transactional travel alone.
-    check: for transactions; called with a `Message` whose outcome a broker misses: True commits, False rolls back, None
-    is not known yet. The broker may ask any producer of the group, also after a restart.
+    - `timeout_s`: how long a send may take, with all its retries.
+    - `retries`: how often a failed send is tried again, each time on another queue if there is one.
+    - `compress_over_bytes`: compress bodies of this size and more.
+    - `default_queues`: how many queues a topic gets that a send creates.
+    - `batching`: send messages of one turn of the event loop to one queue in one request. Nothing waits for it, and each
+      message has its own result. Delayed, compressed and transactional messages travel alone.
+    - `check`: for transactions. Called with a `Message` whose outcome the broker has not heard. Return True to commit, False
+      to roll back, None if it is not known yet. The broker may ask any producer of the group, also after a restart.
     """
 
     def __init__(
@@ -171,8 +173,10 @@ class Producer:
     ) -> SendResult:
         """Sends one message and returns when the broker has it.
 
-        queue_key: messages with the same key go to the same queue, in order. queue: this queue and no other. message_id:
-        by which consumers know the message again, if it is sent more than once; made anew if not given.
+        - `queue_key`: messages with the same key go to the same queue, in order.
+        - `queue`: send to this queue and no other.
+        - `message_id`: how consumers recognize the message if it is sent twice. Default: a new one.
+
         Raises MessageIllegal, TopicNotFound, ConnectionFailed, RequestTimeout, BrokerRefused.
         """
         accumulator, queues = self._accumulator, self._queues.get(topic)
@@ -256,13 +260,13 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         queue_key: str | None = None,
     ) -> AsyncIterator[SendResult]:
-        """Sends a message that consumers see when the block has ended, and never if it raises.
+        """Sends a message that consumers see once the block has ended, and never if the block raises.
 
             async with producer.transaction("orders", body, keys=order_id):
                 await database.commit_order(order_id)
 
-        If this process ends in between, the broker asks a producer of the group: its `check` must know. Raises as `send`
-        does before the block runs, and ConfigError for a producer without `check`.
+        If the process dies inside the block, the broker asks a producer of the group, whose `check` must know the outcome.
+        Before the block runs it raises what `send` raises, and ConfigError for a producer without `check`.
         """
         if self._transactions is None:
             raise ConfigError("check: a producer of transactions needs one, to answer what became of a message")
@@ -286,9 +290,9 @@ class Producer:
         queue_key: str | None = None,
         queue: Queue | None = None,
     ) -> SendResult:
-        """Sends messages to one queue in one request: all are stored, next to each other, or none is.
+        """Sends messages to one queue in one request. Either all are stored, next to each other, or none is.
 
-        Raises as `send` does; MessageIllegal for delayed messages and for more than 4 MiB together.
+        Raises what `send` raises, and MessageIllegal for delayed messages and for more than 4 MiB in all.
         """
         fault = _topic_fault(topic)
         if fault:
@@ -313,7 +317,7 @@ class Producer:
         return _result(answer, ",".join(ids), target)
 
     async def queue_for(self, topic: str, queue_key: str) -> Queue:
-        """The queue that messages with this key are sent to, as long as the topic's queues stay. Raises TopicNotFound."""
+        """The queue for messages with this key, until the topic gets other queues. Raises TopicNotFound."""
         return self._choose(await self._find_queues(topic), queue_key, None)
 
     async def send_oneway(
@@ -326,7 +330,7 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         queue_key: str | None = None,
     ) -> None:
-        """Sends without an answer: fast, and possibly lost. Raises MessageIllegal, TopicNotFound, ConnectionFailed."""
+        """Sends without an answer: fast, but perhaps lost. Raises MessageIllegal, TopicNotFound, ConnectionFailed."""
         ext, wire_body, _ = self._prepared(topic, body, tag, keys, properties, 0)
         target = self._choose(await self._find_queues(topic), queue_key, None)
         connection = await self._connect(target)

@@ -1,4 +1,4 @@
-"""`settled`: waits until a group has come to rest, for tests and deployments."""
+"""`settled` waits until a group has come to rest. For tests and deployments."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LOOK_S = 0.05
 async def settled(
     name_server: str, group: str, *, members: int | None = None, timeout_s: float = 30.0, access: Access | None = None
 ) -> dict[str, int]:
-    """Returns when every queue that the group reads has one owner, no member is leaving, and the members' shares of each
-    topic differ by one queue at most; how many queues each member owns, by client id.
+    """Waits until each queue of the group has one owner, no member is leaving, and the members' shares of each topic differ
+    by one queue at most. Returns how many queues each member owns, by client id.
 
-    members: and when the group has so many. Raises TimeoutError, whose text says what is missing, and RocketletError, also
-    for a broker that is not Rocketlet's: Apache's does not know who owns what.
+    `members`: wait until the group has this many, too. Raises TimeoutError, which says what is missing, and RocketletError.
+    Apache's brokers do not know who owns what, so it needs Rocketlet's.
     """
     cluster = Cluster(name_server, access)
     missing = "nothing was heard"

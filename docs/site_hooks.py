@@ -18,12 +18,17 @@ ROOT = Path(__file__).parents[1]
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    markdown = re.sub(r"<!-- help:(.*?) -->", lambda found: _fenced("text", _help(found[1].split())), markdown)
+    markdown = re.sub(r"<!-- help -->", lambda _: _commands(), markdown)
     markdown = re.sub(r"<!-- log events: (.*?) -->", lambda found: _events(ROOT / found[1]), markdown)
     return re.sub(r"<!-- source: (.*?) -->", lambda found: _fenced("python", (ROOT / found[1]).read_text()), markdown)
 
 
-def _help(command: list[str]) -> str:
+def _commands() -> str:
+    names = re.findall(r"^    (\w[\w-]*)(?: |$)", _help(), re.MULTILINE)
+    return "\n\n".join(f"## `rocketlet {name}`\n\n{_fenced('text', _help(name))}" for name in names)
+
+
+def _help(*command: str) -> str:
     rocketlet = Path(sys.executable).with_name("rocketlet")
     environment = {**os.environ, "COLUMNS": "100"}
     return subprocess.run(

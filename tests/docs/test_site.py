@@ -47,7 +47,9 @@ def test_the_site_builds_and_its_reference_has_every_public_name(tmp_path: Path)
         if not re.search(rf'id="rocketlet\.client\.(\w+\.)?{name}"', reference)
     }
     assert not missing
-    assert "--advertise-external" in (tmp_path / "reference" / "command" / "index.html").read_text()
+    commands = (tmp_path / "reference" / "command" / "index.html").read_text()
+    assert all(f"<code>rocketlet {name}</code>" in commands for name in ("start", "broker", "nameserver", "groups"))
+    assert "--advertise-external" in commands
 
 
 @needs_mkdocs
