@@ -77,7 +77,9 @@ class Broker:
 
         self.offsets = Offsets(folder / "offsets.json")
         self.offsets.clamp(self.store.queues)
-        self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
+        self.group_configs = GroupConfigs(
+            folder / "groups.json", auto_create=config.auto_create_groups, syncs=config.flush == "sync"
+        )
         self.groups = ConsumerGroups(self.history, config.name, self.topics.queues_of, on_change=self._group_changed)
         self.locks = Locks(
             self.history,

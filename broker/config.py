@@ -19,6 +19,7 @@ LISTEN_BACKLOG: Final = 1024
 VIP_DISTANCE: Final = 2  # ports below the broker's, as Apache's clients count
 IDLE_LIMIT_S: Final = 120.0
 SWEEP_INTERVAL_S: Final = 10.0  # between two looks for idle connections, silent members and silent brokers
+TURN_S: Final = 0.005  # how long one connection's requests are served before the others' turn comes
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than this is not read from
 LARGE_REPLY_BYTES: Final = 4096  # written before the next request is looked at, so that its reader's pace is felt
 CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
@@ -28,6 +29,7 @@ METRICS_ANSWER_S: Final = 5.0  # how long a scrape waits for the event loop
 # The store
 
 MAX_OPEN_SEGMENTS: Final = 256  # files of the store open at a time; at most half of what the process may open
+JOURNAL_LINES: Final = 1000  # of changes of topics or groups, before the state file is written anew
 PERSIST_INTERVAL_S: Final = 5.0
 RETENTION_SWEEP_S: Final = 30.0
 DELETE_LIMIT: Final = 10  # segments that one sweep of retention removes

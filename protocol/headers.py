@@ -354,6 +354,14 @@ def _boolean(value: ExtValue) -> bool:
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
+def _long(value: ExtValue) -> int:
+    """No field of any header is wider."""
+    number = int(value)
+    if not -0x8000_0000_0000_0000 <= number <= 0x7FFF_FFFF_FFFF_FFFF:
+        raise ValueError("more than 64 bits")
+    return number
+
+
 _REQUIRED: Final = object()
 _Field = tuple[str, Callable[[Any], Any], Any]
 
@@ -374,4 +382,4 @@ def _camel(name: str) -> str:
 def _converter(hint: Any) -> Callable[[Any], Any]:
     if hint is bool:
         return _boolean
-    return int if hint in (int, int | None) else str
+    return _long if hint in (int, int | None) else str

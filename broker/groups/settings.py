@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from ...protocol.bodies import GroupConfig, group_json, read_group
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
-from ..config import MAX_GROUPS, MAX_RETRY_QUEUES, MAX_RETRY_TIMES, LimitExceeded, within
+from ...protocol.schema import BodyError
+from ..config import JOURNAL_LINES, MAX_GROUPS, MAX_RETRY_QUEUES, MAX_RETRY_TIMES, LimitExceeded, within
 from ..store.files import StoreFull, read_state, write_state
+from ..store.journal import Journal
 
 MAX_LONG = 2**63 - 1
 
@@ -30,16 +33,20 @@ def _checked(group: GroupConfig) -> GroupConfig:
 
 
 class GroupConfigs:
-    def __init__(self, path: Path, *, auto_create: bool) -> None:
+    def __init__(self, path: Path, *, auto_create: bool, syncs: bool = False) -> None:
         self._path = path
+        self._journal = Journal(path, syncs=syncs)
+        self._is_behind = False  # whether neither file nor journal has all groups
         self.auto_create = auto_create
         self._groups: dict[str, GroupConfig] = {}
-        for item in read_state(path) or ():
-            group = read_group(item)
+        for item in (*(read_state(path) or ()), *self._journal.read()):
+            if "deleted" in item:
+                self._groups.pop(item["deleted"], None)
+                continue
             try:
-                _checked(group)
-            except (IllegalName, LimitExceeded) as fault:
-                log.warning("group_settings_skipped", group=group.name, reason=str(fault))
+                group = _checked(read_group(item))
+            except (IllegalName, BodyError, LimitExceeded) as fault:
+                log.warning("group_settings_skipped", group=item.get("groupName"), reason=str(fault))
                 continue
             self._groups[group.name] = group
 
@@ -55,6 +62,7 @@ class GroupConfigs:
             except StoreFull as error:  # a group that only reads can do so on a full disk; the next change saves it
                 log.error("group_save_failed", group=name, reason=str(error), hint="it is kept in memory")
                 self._groups[name] = group
+                self._is_behind = True
         return group
 
     def __iter__(self) -> Iterator[GroupConfig]:
@@ -62,14 +70,21 @@ class GroupConfigs:
 
     def delete(self, name: str) -> None:
         """Forgets a group's settings. Raises StoreFull."""
-        kept = {key: group for key, group in self._groups.items() if key != name}
-        write_state(self._path, [group_json(group) for group in kept.values()])
-        self._groups = kept
+        self._keep({"deleted": name})
+        self._groups.pop(name, None)
 
     def put(self, group: GroupConfig) -> None:
         """Creates or alters a group. Raises IllegalName, LimitExceeded, StoreFull."""
         _checked(group)
         if group.name not in self._groups and len(self._groups) >= MAX_GROUPS:
             raise LimitExceeded(f"this broker takes {MAX_GROUPS} groups; delete some")
-        write_state(self._path, [group_json(item) for item in {**self._groups, group.name: group}.values()])
+        self._keep(group_json(group))
         self._groups[group.name] = group
+
+    def _keep(self, change: dict[str, Any]) -> None:
+        """A change costs a line, and now and then the whole file, which has the change only in the journal's next line."""
+        if self._is_behind or self._journal.lines > JOURNAL_LINES + len(self._groups):
+            write_state(self._path, [group_json(item) for item in self._groups.values()])
+            self._journal.clear()
+            self._is_behind = False
+        self._journal.append(change)

@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from ...protocol import names
 from ...protocol.bodies import DataVersion, TopicConfig, read_topic, topic_json
 from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE
-from ..config import MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
+from ...protocol.schema import BodyError
+from ..config import JOURNAL_LINES, MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
 from ..store.files import StoreError, StoreFull, find_state, write_state
+from ..store.journal import Journal
 
 PERM_TEMPLATE = PERM_READ_WRITE | PERM_INHERIT  # a send to a new topic may make it like this one
 
@@ -40,6 +43,8 @@ class Topics:
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
         self._since: dict[str, int] = {}
+        self._journal = Journal(self._path, syncs=config.flush == "sync")
+        self._is_behind = False  # whether neither file nor journal has all topics
         self.is_current = False  # whether there can be no other topics than those in the file
         self.version = DataVersion(int(time.time() * 1000))
         self._on_change = on_change
@@ -72,12 +77,14 @@ class Topics:
     def _load(self) -> None:
         state = find_state(self._path, is_derivable=True)
         self.is_current = state.is_current
-        for item in (state.value or {"topics": []})["topics"]:
-            topic = read_topic(item)
+        for item in (*(state.value or {"topics": []})["topics"], *self._journal.read()):
+            if "deleted" in item:
+                self._forget(item["deleted"])
+                continue
             try:
-                _checked(topic)
-            except (names.IllegalName, LimitExceeded) as fault:
-                log.warning("topic_skipped", topic=topic.name, reason=str(fault))
+                topic = _checked(read_topic(item))
+            except (names.IllegalName, BodyError, LimitExceeded) as fault:
+                log.warning("topic_skipped", topic=item.get("topicName"), reason=str(fault))
                 continue
             self._topics[topic.name] = topic
             self._since[topic.name] = int(item.get("since", 0))
@@ -107,6 +114,7 @@ class Topics:
                 self._save()
             except StoreFull as error:
                 log.error("topics_save_failed", reason=str(error), hint="the next change tries again")
+                self._is_behind = True
 
     def is_built_in(self, name: str) -> bool:
         return names.is_system_topic(name) or any(topic.name == name for topic in self._built_in())
@@ -122,7 +130,7 @@ class Topics:
         self._topics[topic.name] = topic
         self._since.setdefault(topic.name, position)
         try:
-            self._save()
+            self._keep(self._json(topic))
         except Exception:
             self._restore(topic.name, before)
             raise
@@ -150,9 +158,13 @@ class Topics:
                 self._topics[topic.name] = topic
 
     def delete(self, name: str) -> None:
+        """Raises StoreFull; the topic is still there then."""
+        self._keep({"deleted": name})
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
         self._topics.pop(name, None)
         self._since.pop(name, None)
-        self._save()
 
     def auto_create(self, name: str, template: str, queues: int, position: int) -> TopicConfig | None:
         """The topic that a send to an unknown name makes, by the template's INHERIT permission; None if it may not."""
@@ -168,11 +180,19 @@ class Topics:
         """Name servers take over what has another version than they know."""
         self.version = DataVersion(int(time.time() * 1000), self.version.counter + 1)
 
+    def _keep(self, change: dict[str, Any]) -> None:
+        """A change costs a line, and now and then the whole file."""
+        if self._is_behind or self._journal.lines > JOURNAL_LINES + len(self._topics):
+            self._save()
+        self._touch()
+        self._journal.append(change)
+
     def _save(self) -> None:
         self._touch()
-        kept = [
-            topic_json(topic) | {"since": self._since.get(topic.name, 0)}
-            for topic in self._topics.values()
-            if topic.name in self._since
-        ]
+        kept = [self._json(topic) for topic in self._topics.values() if topic.name in self._since]
         write_state(self._path, {"topics": kept})
+        self._journal.clear()
+        self._is_behind = False
+
+    def _json(self, topic: TopicConfig) -> dict[str, Any]:
+        return topic_json(topic) | {"since": self._since.get(topic.name, 0)}

@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
             log.warning("connection_closed_not_a_frame", peer=self.peer, reason=str(error))
             self.close()
             return
-        if frames and self.is_paused:
+        if frames and (self.is_paused or self.kept):
             self.keep(frames)
         elif frames:
             self._serve(frames)
@@ -115,6 +115,13 @@ class Connection(asyncio.Protocol):
         """Requests that wait until the client has read what is written."""
         self.kept += frames
 
+    def put_off(self, frames: list[Frame]) -> None:
+        """Requests that wait until the other connections had their turn. No more are read meanwhile."""
+        self.kept = [*frames, *self.kept]
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._go_on)
+
     def pause_writing(self) -> None:
         """The client reads slower than it asks: its requests wait, and no more are read."""
         self.is_paused = True
@@ -123,10 +130,16 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_paused = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Serves what waits, unless the client does not read again, or is gone."""
+        if self.is_paused or self._transport is None or self._transport.is_closing():
+            return
         kept, self.kept = self.kept, []
         if kept:
             self._serve(kept)
-        if self._transport is not None and not self.is_paused and not self._transport.is_closing():
+        if not self.is_paused and not self.kept and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def on_lost(self, action: Callable[[Connection], None]) -> None:
@@ -135,6 +148,7 @@ class Connection(asyncio.Protocol):
             self._lost.append(action)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.kept = []
         for action in self._lost:
             action(self)
         self._host.closed(self)

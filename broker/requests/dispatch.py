@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter as now_s
 
 import structlog
 
@@ -19,7 +20,7 @@ from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
 from ...protocol.schema import BodyError
 from ..broker import Broker
-from ..config import LARGE_REPLY_BYTES, LimitExceeded
+from ..config import LARGE_REPLY_BYTES, TURN_S, LimitExceeded
 from ..nameserver.routes import Routes
 from ..net.answers import Buffers, Refused, answer
 from ..net.connection import Connection
@@ -72,14 +73,22 @@ class Dispatch:
         self._sends = Sends(broker) if broker is not None else None
 
     def serve(self, connection: Connection, frames: list[Frame]) -> None:
-        """Answers the requests of one socket read. What a client asks while it does not read waits in its connection."""
+        """Answers the requests of one socket read. What a client asks while it does not read waits in its connection, and
+        what takes longer than a turn waits until the others had theirs."""
         out: Buffers = []
         sends = self._sends
+        end_s = now_s() + TURN_S
         try:
             for index, frame in enumerate(frames):
                 if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
+                    if index & 15 == 15 and now_s() > end_s:
+                        connection.put_off(frames[index:])
+                        break
                     self._stage(sends, connection, frame, out)
                     continue
+                if index and now_s() > end_s:
+                    connection.put_off(frames[index:])
+                    break
                 if sends is not None and sends.staged:
                     self._settle(sends, connection, out)
                     out = []

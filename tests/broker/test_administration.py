@@ -7,14 +7,16 @@ from typing import Any
 
 import orjson
 import pytest
+from rocketlet.broker.groups.settings import GroupConfigs
+from rocketlet.broker.messages.topics import Topics
 from rocketlet.protocol import admin_bodies, bodies, fastjson_text, names
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, Queue, TopicConfig
 from rocketlet.protocol.codes import Language, RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.subscription import parse_subscription
 
-from ..conftest import Connect, Node, Wire, create_topic
+from ..conftest import Connect, Node, Nodes, Wire, create_topic
 from .test_pulls import pull, send
 
 
@@ -248,3 +250,25 @@ async def test_a_compressed_registration_is_read(wire: Wire) -> None:
     answer = await wire.call(RequestCode.REGISTER_BROKER, {**ext, "bodyCrc32": 0}, b"no zlib")
     assert answer.code == 1
     assert "compressed" in (answer.remark or "")
+
+
+async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("messages.topics", "groups.settings"):
+        monkeypatch.setattr(f"rocketlet.broker.{module}.JOURNAL_LINES", 3)
+    node = await nodes.start()
+    topics, groups = node.broker.topics, node.broker.group_configs
+    for number in range(40):
+        topics.put(TopicConfig(f"t{number}", number, number), 0)
+        groups.put(GroupConfig(f"g{number}", retry_max_times=number))
+        if number % 3 == 0:
+            topics.delete(f"t{number}")
+            groups.delete(f"g{number}")
+        config = node.config
+        kept = {topic.name: topic.read_queues for topic in Topics(config, on_change=print) if topic.name[1:].isdigit()}
+        assert kept == {f"t{item}": item for item in range(number + 1) if item % 3}
+        again = GroupConfigs(config.data_dir / "groups.json", auto_create=True)
+        assert {group.name: group.retry_max_times for group in again} == {
+            f"g{item}": item for item in range(number + 1) if item % 3
+        }

@@ -462,3 +462,31 @@ async def test_an_odd_heartbeat_hurts_no_honest_member(
         assert (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat))).code == 0
     members = orjson.loads((await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})).body)
     assert members["consumerIdList"] == ["honest"]
+
+
+@pytest.mark.parametrize("code", [RequestCode.GET_MAX_OFFSET, RequestCode.SEND_MESSAGE_V2])
+async def test_the_requests_of_one_read_take_turns_with_those_of_others(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    await create_topic(wire, "t")
+    monkeypatch.setattr("rocketlet.broker.requests.dispatch.TURN_S", 0.0)
+    greedy = await connect(node.address)
+    await greedy.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
+    ext = {"topic": "t", "queueId": 0, **send_v2()}
+    first = greedy._opaque + 1
+    greedy.write(b"".join(encode(Frame(code, first + number, ext, b"%d" % number)) for number in range(3000)))
+    await greedy._writer.drain()
+    await eventually(lambda: any(connection.kept for connection in node.server._connections))
+    await wire.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
+    assert any(connection.kept for connection in node.server._connections), "the others did not wait for all of it"
+    answers = [await greedy.answer(first + number) for number in range(3000)]
+    assert {answer.code for answer in answers} == {0}
+    if code == RequestCode.SEND_MESSAGE_V2:
+        assert [int(answer.ext["queueOffset"]) for answer in answers] == list(range(3000)), "in their order"
+
+
+@pytest.mark.parametrize("offset", [2**63, -(2**63) - 1, 10**30])
+async def test_numbers_of_a_request_have_64_bits(wire: Wire, offset: int) -> None:
+    await create_topic(wire, "t")
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=offset))
+    assert (answer.code, "queueOffset" in (answer.remark or "")) == (1, True)
