@@ -8,9 +8,9 @@ that the table has for its code. Whatever a request asks, it is authorized here,
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter as now_s
 
 import structlog
 
@@ -77,16 +77,16 @@ class Dispatch:
         what takes longer than a turn waits until the others had theirs."""
         out: Buffers = []
         sends = self._sends
-        end_s = now_s() + TURN_S
+        end_s = time.perf_counter() + TURN_S
         try:
             for index, frame in enumerate(frames):
                 if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
-                    if index & 15 == 15 and now_s() > end_s:
+                    if index & 15 == 15 and time.perf_counter() > end_s:
                         connection.put_off(frames[index:])
                         break
                     self._stage(sends, connection, frame, out)
                     continue
-                if index and now_s() > end_s:
+                if index and time.perf_counter() > end_s:
                     connection.put_off(frames[index:])
                     break
                 if sends is not None and sends.staged:
