@@ -26,6 +26,7 @@ ROUTE_INTERVAL_S: Final = 30.0
 ROUTE_PATIENCE_S: Final = 60.0  # how long a member believes in a broker that is missing in a route
 MISSING_ROUTE_INTERVAL_S: Final = 0.5  # a topic without a route yet: the retry topic of a new group, mostly
 HEARTBEAT_INTERVAL_S: Final = 30.0
+HEARTBEAT_RETRY_S: Final = 1.0  # while a broker does not answer: its queues wait for a heartbeat
 REBALANCE_INTERVAL_S: Final = 20.0
 LEASE_S: Final = 20.0  # Rocketlet's leases, from a renewal's arrival at the broker
 APACHE_LEASE_S: Final = 60.0  # Apache's: rocketmq.broker.rebalance.lockMaxLiveTime

@@ -13,7 +13,7 @@ from ..protocol import bodies
 from ..protocol.bodies import Heartbeat
 from ..protocol.codes import RequestCode
 from .cluster import Cluster
-from .config import HEARTBEAT_INTERVAL_S
+from .config import HEARTBEAT_INTERVAL_S, HEARTBEAT_RETRY_S
 from .errors import BrokerRefused, RocketletError
 from .log import get_logger
 
@@ -72,5 +72,5 @@ class Heartbeats:
 
     async def beat_forever(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            await asyncio.sleep(HEARTBEAT_RETRY_S if self._failing else HEARTBEAT_INTERVAL_S)
             await self.beat()

@@ -114,7 +114,7 @@ class Rebalance:
             await self._cluster.find_route(topic)
 
     async def _share_of_all(self) -> tuple[set[Queue], bool]:
-        """This member's queues of all topics; False with them if that of a topic is not known and stays as it is."""
+        """This member's queues of all topics; False with them if those of a topic are not known, and stay as they are."""
         mine: set[Queue] = set()
         complete = not self._leases.are_suspended
         for topic in self._topics:
@@ -140,5 +140,9 @@ class Rebalance:
         if share is None:
             self._heartbeats.forget()  # the broker forgot us: register again
             return None
-        self._offsets.saw(topic, queues)
+        unknown = self._shares.unknown_queues.get(topic)
+        self._offsets.saw(topic, [*queues, *(unknown or ())])
+        if unknown:
+            self._grown.add(topic)  # others know more brokers: the name server may, too, by the next pass
+            self._retry_s = min(self._retry_s, LOCK_RETRY_S)
         return set(share)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..protocol import group_bodies, names
 from ..protocol.allocation import ByPosition, Sticky, Strategy
 from ..protocol.bodies import Queue
-from ..protocol.codes import EXT_DETAIL, RequestCode
+from ..protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, RequestCode
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import ConsumerGroup, write
 from .cluster import Cluster, by_broker
@@ -25,6 +25,7 @@ class Shares:
         self._group = group
         self._client_id = client_id
         self._strategy = strategy
+        self.unknown_queues: dict[str, list[Queue]] = {}  # of a topic: on brokers that only other members know
 
     async def of(self, topic: str, queues: list[Queue]) -> list[Queue] | None:
         """The member's share of all queues of a topic; None if the broker does not count it among the members. Raises
@@ -32,8 +33,9 @@ class Shares:
         strategy = self._strategy
         if isinstance(strategy, Sticky):
             return await self._sticky(strategy, topic, queues)
-        detail = "position" if isinstance(strategy, ByPosition) else None
+        detail = "position" if isinstance(strategy, ByPosition) else "members"
         answer = await self._members(topic, queues, detail)
+        queues = self._with_unknown(topic, queues, answer)
         if isinstance(strategy, ByPosition) and "index" in answer.ext:
             index, count = int(answer.ext["index"]), int(answer.ext["count"])
             return None if index < 0 else strategy.allocate_at(index, count, queues)
@@ -42,10 +44,9 @@ class Shares:
 
     async def _sticky(self, strategy: Sticky, topic: str, queues: list[Queue]) -> list[Queue] | None:
         """Asks every broker of the topic who owns its queues."""
-        found = [
-            group_bodies.decode_members((await self._members(topic, of_broker, "owners")).body)
-            for of_broker in by_broker(queues).values()
-        ]
+        answers = [await self._members(topic, of_broker, "owners") for of_broker in by_broker(queues).values()]
+        found = [group_bodies.decode_members(answer.body) for answer in answers]
+        queues = self._with_unknown(topic, queues, *answers)
         ids = names.sorted_ids(found[0].client_ids)
         if self._client_id not in ids:
             return None
@@ -53,6 +54,17 @@ class Shares:
             return strategy.allocate(self._client_id, queues, ids)
         owners = {queue: owner for item in found for queue, owner in item.owners.items()}
         return strategy.allocate_owned(self._client_id, queues, ids, owners)
+
+    def _with_unknown(self, topic: str, queues: list[Queue], *answers: Frame) -> list[Queue]:
+        """The queues with those of brokers that are missing in this member's route only: a broker that was away when it
+        joined. The others share them out with it; without them it would take other queues than they leave to it."""
+        seen: dict[str, int] = {}
+        for answer in answers:
+            seen |= group_bodies.decode_seen_queues(str(answer.ext.get(EXT_SEEN_QUEUES, "{}")).encode())
+        unknown = seen.keys() - {queue.broker_name for queue in queues}
+        more = [Queue(topic, broker_name, number) for broker_name in unknown for number in range(seen[broker_name])]
+        self.unknown_queues[topic] = more
+        return sorted(queues + more) if more else queues
 
     async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
         """What the first broker of the queues that answers says of the members that subscribe to a topic."""

@@ -174,7 +174,8 @@ PULL_SUBSCRIPTION: Final = 0x4
 
 # Extension fields that only Rocketlet peers understand and Apache's ignore.
 EXT_ACCEPT_ENCODING: Final = "acceptEncoding"
-EXT_DETAIL: Final = "detail"  # of GET_CONSUMER_LIST_BY_GROUP: "position" or "owners"
+EXT_DETAIL: Final = "detail"  # of GET_CONSUMER_LIST_BY_GROUP: "position", "members" or "owners"
+EXT_SEEN_QUEUES: Final = "seenQueues"  # of its answer: the topic's queues by broker, as JSON, as the members see them
 EXT_UNKNOWN: Final = "unknown"  # of QUERY_CONSUMER_OFFSET: "error" or "latest"
 
 

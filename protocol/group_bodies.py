@@ -10,7 +10,7 @@ import orjson
 from msgspec import field as wire
 
 from .bodies import MESSAGE_MODELS, Queue, encode_subscription, queue_json, queue_of, read_enum
-from .schema import Enum, Expression, Long, QueueList, QueueShape, Shape, Text, answers, reads
+from .schema import Enum, Expression, Long, QueueCount, QueueList, QueueShape, Shape, Text, answers, reads
 from .subscription import Subscription
 
 
@@ -104,6 +104,16 @@ class MemberListShape(Shape):
 def decode_members(data: MemberListShape) -> MemberList:
     owners = {Queue(topic, name, number): owner for topic, name, number, owner in data.owners or ()}
     return MemberList(data.consumer_id_list or [], owners, frozenset(data.strategies or ()))
+
+
+def encode_seen_queues(counts: Mapping[str, int]) -> str:
+    """How many queues of a topic members see, by broker."""
+    return orjson.dumps(counts).decode()
+
+
+@reads("seen queues", dict[str, QueueCount])
+def decode_seen_queues(data: dict[str, int]) -> dict[str, int]:
+    return data
 
 
 class AssignmentRequest(NamedTuple):

@@ -61,6 +61,7 @@ class ConsumerGroup:
         self.members: dict[Connection, Member] = {}
         self.reported: frozenset[str] = frozenset()
         self._places: dict[str | None, dict[str, int]] = {}
+        self._seen_queues: dict[str, dict[str, int]] = {}
 
     @property
     def message_model(self) -> str:
@@ -107,9 +108,21 @@ class ConsumerGroup:
             self._places[topic] = places
         return places.get(client_id, -1), len(places)
 
+    def seen_queues(self, topic: str) -> dict[str, int]:
+        """How many queues of a topic the members see, by broker: also of one that is away, which a newcomer cannot find."""
+        seen = self._seen_queues.get(topic)
+        if seen is None:
+            seen = self._seen_queues[topic] = {}
+            for member in self.members.values():
+                for broker_name, counts in member.data.queue_counts.items():
+                    if topic in counts:
+                        seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
+        return seen
+
     def changed(self) -> None:
-        """Members or their topics are others than before."""
+        """Members, their topics or what they see are others than before."""
         self._places.clear()
+        self._seen_queues.clear()
 
     def strategies(self) -> frozenset[str]:
         """How the members allocate; a foreign one does not say."""
@@ -200,6 +213,7 @@ class ConsumerGroups:
             if member.update(data, now_s):
                 self._changed(group, "leaving" if data.leaving else "subscribed", member)
             if member.has_news:
+                group.changed()
                 queues = " ".join(map(str, data.assigned))
                 self._history.add(group.name, "assigned", client_id, queues=queues, count=len(data.assigned))
                 self.check(group, client_id)

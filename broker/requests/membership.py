@@ -6,12 +6,13 @@ import structlog
 
 from ...protocol import bodies, group_bodies, names
 from ...protocol.bodies import ConsumerData, Queue, TopicConfig
-from ...protocol.codes import EXT_DETAIL, ResponseCode
-from ...protocol.frame import Frame
+from ...protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, ResponseCode
+from ...protocol.frame import Ext, Frame
 from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
 from ...protocol.headers import UnregisterClient, read
 from ...protocol.subscription import SQL92, TAG
 from ..broker import Broker
+from ..groups.members import ConsumerGroup
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
 from ..store.files import StoreFull
@@ -86,13 +87,19 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
     if group is not None and detail == "position":
         member = group.members.get(connection)
         index, count = group.place(member.client_id if member else "", header.topic)
-        return answer(frame, ext={"index": index, "count": count})
+        return answer(frame, ext={"index": index, "count": count, **_seen_queues(group, header.topic)})
     members = group_bodies.MemberList(client_ids, {}, frozenset())
     if group is not None and detail == "owners":
         owners = broker.locks.owners(group.name).items()
         found = {Queue(topic, broker.config.name, number): owner for (topic, number), owner in owners}
         members = group_bodies.MemberList(client_ids, found, group.strategies())
-    return answer(frame, body=group_bodies.encode_members(members))
+    ext = _seen_queues(group, header.topic) if group is not None and detail else {}
+    return answer(frame, ext=ext, body=group_bodies.encode_members(members))
+
+
+def _seen_queues(group: ConsumerGroup, topic: str | None) -> Ext:
+    """The queues of a topic as the members see them, for one that asks just when a broker is missing in its route."""
+    return {EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(group.seen_queues(topic))} if topic else {}
 
 
 def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

@@ -8,8 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from rocketlet.broker.requests import pulls
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.names import dlq_topic, retry_topic
@@ -243,6 +245,47 @@ async def test_java_and_python_members_share_a_group(cluster: Cluster, java: Run
         assert mine
         assert peer.bodies
         assert mine | set(peer.bodies) == {str(number) for number in range(80)}
+
+
+@feature("a queue that a Python member gives up is read on from where that member came")
+async def test_java_goes_on_where_a_python_member_came(
+    start_cluster: StartCluster, java: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java loads the offset when it learns that the queue is its own, before the leaving member has committed its last."""
+    cluster = await start_cluster(1)
+    await cluster.create_topic("t", 1)
+    broker = cluster.nodes[0].broker
+    turned_away = Counter[str]()
+    answer_anothers = pulls._answer_anothers
+
+    def counted(connection: Any, frame: Any, header: Any) -> None:
+        turned_away[header.topic] += 1
+        answer_anothers(connection, frame, header)
+
+    monkeypatch.setattr(pulls, "_answer_anothers", counted)
+    begun, release = Counter[str](), asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        begun[message.body.decode()] += 1
+        if message.queue_offset >= 10:
+            await release.wait()
+
+    leaver = Consumer(cluster.address, "g", "t", handle, start="first", concurrency=64, drain_s=3600.0)
+    await leaver.__aenter__()
+    await send(cluster, "t", range(60))
+    await eventually(lambda: len(begun) == 60)
+    await leaver.commit()
+    assert broker.offsets.get("g", "t", 0) == 10
+    leaving = asyncio.create_task(leaver.__aexit__())
+    async with java("consume", ns=cluster.address, group="g", topic="t") as peer:
+        await peer.started()
+        await peer.until(lambda: turned_away["t"] > 1)
+        release.set()
+        await leaving
+        await send(cluster, "t", range(60, 70))
+        await peer.until(lambda: len(peer.bodies) >= 10)
+        await peer.until(lambda: broker.offsets.get("g", "t", 0) == 70)
+    assert Counter(peer.bodies) + begun == Counter(str(number) for number in range(70))
 
 
 @feature("leaving a group at the end")

@@ -21,6 +21,9 @@ EPOCH_S = 1_700_000_000.0
 MAX_DELAY_S = 0.05
 MAX_TURNS = 20_000
 
+# Of one call, empty until it is scheduled: what is cancelled while its process stands still is not called afterwards.
+_Handle = list[asyncio.Handle]
+
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
@@ -33,7 +36,7 @@ class Process:
         self.is_dead = False
         self.silent_until_s = 0.0  # what it sends and is sent arrives after this: TCP sends it again and again
         self.transports: list[Transport] = []
-        self._deferred: list[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
+        self._deferred: list[tuple[_Handle, Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -44,20 +47,20 @@ class Process:
         finally:
             _process.reset(token)
 
-    def call(self, callback: Callable[..., object], *arguments: Any) -> None:
-        if self.is_dead:
+    def call(self, handle: _Handle, callback: Callable[..., object], *arguments: Any) -> None:
+        if self.is_dead or any(item.cancelled() for item in handle):
             return
         if self.is_paused:
-            self._deferred.append((callback, arguments, contextvars.copy_context()))
+            self._deferred.append((handle, callback, arguments, contextvars.copy_context()))
         else:
             callback(*arguments)
 
     def resume(self) -> None:
         self.is_paused = False
-        loop = asyncio.get_running_loop()
+        loop = cast("SimLoop", asyncio.get_running_loop())
         deferred, self._deferred = self._deferred, []
-        for callback, arguments, context in deferred:
-            loop.call_soon(callback, *arguments, context=context)
+        for handle, callback, arguments, context in deferred:
+            asyncio.SelectorEventLoop.call_soon(loop, self.call, handle, callback, *arguments, context=context)
 
     def kill(self) -> None:
         """Nothing of it runs any more; its sockets close."""
@@ -101,7 +104,9 @@ class SimLoop(asyncio.SelectorEventLoop):
         process = (context or contextvars.copy_context()).get(_process)
         if process is None:
             return super().call_soon(callback, *args, context=context)
-        return super().call_soon(process.call, callback, *args, context=context)
+        handle: _Handle = []
+        handle.append(super().call_soon(process.call, handle, callback, *args, context=context))
+        return handle[0]
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
@@ -109,7 +114,9 @@ class SimLoop(asyncio.SelectorEventLoop):
         process = (context or contextvars.copy_context()).get(_process)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
-        return super().call_at(when, process.call, callback, *args, context=context)
+        handle: _Handle = []
+        handle.append(super().call_at(when, process.call, handle, callback, *args, context=context))
+        return handle[0]
 
     def delay_s(self) -> float:
         """How long bytes are on their way: mostly a millisecond, sometimes much longer."""

@@ -26,6 +26,11 @@ class Plan:
     lost_notifications: float
     events: int
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether every hand-over should be a matter of moments."""
+        return self.gentle and not self.long_handlers and not self.lost_notifications
+
     @classmethod
     def of(cls, rng: random.Random) -> Plan:
         long_handlers = rng.choice((0.0, 0.0, 0.03))

@@ -18,7 +18,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ GROUP = "g"
 NAME_SERVER_PORT = 9876
 CHAOS_S = 40.0
 PEACE_S = 240.0
+UNREAD_LIMIT_S = 3.0
 MAX_LONG_HANDLERS = 4  # one queue, in order, must be done with them in time
 
 
@@ -59,10 +60,11 @@ class Node:
     process: Process = field(default_factory=lambda: Process("down"))
     broker: Broker | None = None
     server: Server | None = None
+    is_started: bool = False
 
     @property
     def is_up(self) -> bool:
-        return self.broker is not None and not self.process.is_paused
+        return self.is_started and not self.process.is_paused
 
 
 class Member:
@@ -225,8 +227,10 @@ class World:
                     node.broker.topics.put(TopicConfig(topic, self.plan.queues, self.plan.queues), 0)
             task = asyncio.create_task(node.server.__aenter__())
         await task
+        node.is_started = True
 
     async def stop_node(self, node: Node) -> None:
+        node.is_started = False
         assert node.server is not None
         with node.process.running():
             task = asyncio.create_task(node.server.__aexit__())
@@ -234,6 +238,7 @@ class World:
         node.broker = node.server = None
 
     def kill_node(self, node: Node) -> None:
+        node.is_started = False
         assert node.server is not None
         assert node.broker is not None
         node.process.kill()
@@ -285,6 +290,7 @@ class World:
         for _ in range(self.plan.members - 1):
             await self.join()
         producing = asyncio.create_task(self._produce())
+        watching = asyncio.create_task(self._watch_unread() if self.plan.is_calm else asyncio.sleep(0))
         times = sorted(self.rng.uniform(1, CHAOS_S) for _ in range(self.plan.events))
         began_s = self.loop.time()
         for moment in times:
@@ -293,6 +299,7 @@ class World:
             check_raised()
         await asyncio.sleep(max(began_s + CHAOS_S - self.loop.time(), 0))
         producing.cancel()
+        watching.cancel()
         await asyncio.gather(producing, *self._tasks, return_exceptions=True)
         await self._peace()
         self._judge()
@@ -488,6 +495,28 @@ class World:
                     if fault:
                         return fault
         return self._balance_fault()
+
+    async def _watch_unread(self) -> None:
+        """Where nothing is lost, killed or slow, every queue of a broker that is up has a reader soon."""
+        since_s: dict[Queue, float] = {}
+        while True:
+            await asyncio.sleep(0.2)
+            unread = {queue for queue in self._queues_up() if not any(m.believes_in(queue) for m in self.living())}
+            since_s = {queue: since_s.get(queue, self.loop.time()) for queue in unread}
+            for queue, began_s in since_s.items():
+                if self.loop.time() - began_s > UNREAD_LIMIT_S:
+                    raise_later(Violation(f"{queue} is read by nobody since {began_s:.1f}"))
+
+    def _queues_up(self) -> Iterator[Queue]:
+        """Of brokers that members can ask, when the name server can be asked, too."""
+        if not self.nodes[0].is_up:
+            return
+        for node in self.nodes:
+            if node.is_up and node.broker is not None:
+                for topic in self.topics:
+                    config = node.broker.topics.get(topic)
+                    for number in range(config.read_queues if config else 0):
+                        yield Queue(topic, node.name, number)
 
     def _queue_fault(self, broker: Broker, queue: Queue) -> str | None:
         owners = [member.name for member in self.living() if queue in member.consumer.assignment()]
