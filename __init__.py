@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         MessageIllegal,
         OffsetChange,
         Outgoing,
+        Position,
         Producer,
         PullLimits,
         Queue,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         Topic,
         TopicNotFound,
         settled,
+        stop_signal,
     )
 
 __version__ = "0.1.0"
@@ -61,6 +63,7 @@ __all__ = [
     "MessageIllegal",
     "OffsetChange",
     "Outgoing",
+    "Position",
     "Producer",
     "PullLimits",
     "Queue",
@@ -76,6 +79,7 @@ __all__ = [
     "TopicNotFound",
     "__version__",
     "settled",
+    "stop_signal",
 ]
 
 

@@ -8,6 +8,8 @@ leases               HOW a queue changes hands, and how long it is ours
 process_queue        what was pulled of one queue and not yet acknowledged
 standing             names queues that stand, and a blocked event loop
 settling             waits for a group to come to rest
+signals              waits until the process is told to stop
+deliveries           messages for a consumer without a handler
 shares               whose queues are whose, asked of brokers
 admin, message_search  what an administrator asks and sets
 transactions         half messages and their outcome
@@ -16,6 +18,8 @@ pulling, handling    bytes to messages; messages to the user's handler
 cluster, connection  name servers, routes, sockets
 access               TLS, Apache's ACL, the encoding of headers
 offsets              where a queue is read from, and how far the group has come
+options, listeners    what consumers are given
+arguments            and how it is checked
 message, errors, config, log
 """
 
@@ -36,8 +40,10 @@ from .errors import (
     TopicNotFound,
 )
 from .message import Message, Outgoing, SendResult
+from .offsets import Position
 from .producer import Producer
 from .settling import settled
+from .signals import stop_signal
 
 __all__ = [
     "AVG",
@@ -55,6 +61,7 @@ __all__ = [
     "MessageIllegal",
     "OffsetChange",
     "Outgoing",
+    "Position",
     "Producer",
     "PullLimits",
     "Queue",
@@ -69,4 +76,5 @@ __all__ = [
     "Topic",
     "TopicNotFound",
     "settled",
+    "stop_signal",
 ]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack, overload
 
 from ..protocol import group_bodies, names
 from ..protocol.allocation import AVG, Strategy
@@ -27,25 +26,28 @@ from .arguments import (
 )
 from .broadcast import Broadcast
 from .cluster import Cluster
-from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, PullLimits, Start
+from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, At, PullLimits, Start
+from .deliveries import Deliveries, Receiver
 from .errors import ConfigError
-from .handling import Handler, Outcome, Reject, RetryLater, Workers
+from .handling import BatchHandler, Handler, MessageHandler, Middleware, Outcome, Reject, RetryLater, Workers
 from .lease import Lease
+from .listeners import Listener, told
 from .log import get_logger
 from .membership import Membership
 from .message import Message
-from .process_queue import ProcessQueue, Run, offsets_to_commit
+from .offsets import GroupOffsets, Position, begin_offset
+from .options import Options, Place
+from .process_queue import ProcessQueue, offsets_to_commit
 from .pulling import Puller
 from .questions import Questions
 from .standing import Standing
 
 log = get_logger("rocketlet.consumer")
 
-Listener = Callable[[set[Queue]], Awaitable[None] | None]
 MAX_RECONSUME_TIMES = 16
 
 
-class Consumer:
+class Consumer(Receiver):
     """A member of a consumer group.
 
         async with Consumer("host:port", "group", {"topic": "TagA || TagB"}, handler=work) as consumer: ...
@@ -53,13 +55,38 @@ class Consumer:
     handler: called with a `Message`, or with a list of up to `batch_size` if that is given. Returning None acknowledges;
     returning RetryLater or raising delivers again later; Reject keeps the message in the dead-letter topic. A plain
     function runs in a thread. Without a handler, iterate: `async for message in consumer`, `async for messages in
-    consumer.batches()`; a message is acknowledged when the next one is asked for.
+    consumer.batches()`; a message is acknowledged when the next one is asked for. Or `await consumer.receive()`, and settle
+    the message by `ack`, `retry` or `reject`.
 
     subscriptions: expressions by topic, `*` or tags, or `Sql("price > 5")` to filter by properties.
     orderly: one message of a queue at a time, in order; a failed one holds the queue. broadcasting: every member gets
     every message. start: where a new group begins. concurrency: handlers at once. drain_s: how long a queue that is
     given up waits for its running handlers; what still runs then will be delivered again.
     """
+
+    @overload
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, str] | str,
+        handler: MessageHandler | None = None,
+        *,
+        batch_size: None = None,
+        **options: Unpack[Options],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, str] | str,
+        handler: BatchHandler | None = None,
+        *,
+        batch_size: int,
+        **options: Unpack[Options],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -82,6 +109,7 @@ class Consumer:
         on_assigned: Listener | None = None,
         on_revoked: Listener | None = None,
         access: Access | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         check_group(group)
         check_callable("handler", handler)
@@ -94,6 +122,8 @@ class Consumer:
             check_count("max_reconsume_times", max_reconsume_times, 0)
         check_seconds("commit_interval_s", commit_interval_s)
         check_seconds("drain_s", drain_s, may_be_zero=True)
+        for layer in middleware:
+            check_callable("middleware", layer)
         check_start(start)
         check_strategy(strategy)
         self.group = group
@@ -103,8 +133,8 @@ class Consumer:
             retry = names.retry_topic(group)
             self._subscriptions[retry] = Subscription(retry, version=_now_ms())
         self._run_size = batch_size or 1
-        self._takes_batches = batch_size is not None
         self._handler = handler
+        self._middleware = tuple(middleware)
         self._concurrency = concurrency
         self._orderly = orderly
         self._broadcasting = broadcasting
@@ -114,10 +144,10 @@ class Consumer:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._limits = pull or PullLimits()
+        super().__init__(takes_batches=batch_size is not None)
         self._queues: dict[Queue, ProcessQueue] = {}
         self._ending: dict[Queue, ProcessQueue] = {}  # no longer ours, but handlers of them still run
         self._tasks: set[asyncio.Task[None]] = set()
-        self._arrived = asyncio.Event()
         self._cluster = Cluster(name_server, access)
         self._membership: Membership | Broadcast = (
             Broadcast(self._cluster, group, self._subscriptions, self, start=start, offsets_file=offsets_file)
@@ -129,7 +159,9 @@ class Consumer:
         self._workers: Workers | None = None
         self._puller: Puller | None = None
         self._committer: asyncio.Task[None] | None = None
-        self._is_closing = False
+        self._is_started = False
+        self._is_stopped = False
+        self._is_paused = False
 
     @property
     def client_id(self) -> str:
@@ -138,10 +170,18 @@ class Consumer:
     # Life
 
     async def __aenter__(self) -> Self:
-        """Registers at the brokers and starts.
+        await self.start()
+        return self
 
-        Raises ConnectionFailed if no name server can be reached, BrokerRefused for a filter that brokers do not take.
+    async def start(self) -> None:
+        """Registers at the brokers and starts. What is sent from now on is received.
+
+        Raises ConnectionFailed if no name server can be reached, BrokerRefused for a filter that brokers do not take, and
+        ConfigError the second time.
         """
+        if self._is_started:
+            raise ConfigError("this consumer has been started before; make another one")
+        self._is_started = True
         self._puller = Puller(
             self._cluster,
             self.group,
@@ -154,6 +194,13 @@ class Consumer:
         if self._handler is not None:
             self._workers = self._make_workers(self._handler)
             self._workers.start()
+        else:
+            self._deliveries = Deliveries(
+                orderly=self._orderly,
+                max_tries=self._max_tries,
+                send_back=self._send_back,
+                on_acknowledged=self._acknowledged,
+            )
         self._cluster.start()
         try:
             await self._check_filters()
@@ -164,7 +211,6 @@ class Consumer:
                 await self._workers.stop()
             raise
         self._committer = asyncio.create_task(self._commit_forever(), name="commit")
-        return self
 
     async def _check_filters(self) -> None:
         """Asks a broker of each topic that is filtered by more than tags whether it takes the filter."""
@@ -178,21 +224,32 @@ class Consumer:
                 await connection.request(RequestCode.CHECK_CLIENT_CONFIG, {}, body)
 
     def _make_workers(self, handler: Handler) -> Workers:
-        tries = self._max_reconsume_times
         return Workers(
             handler,
             takes_batches=self._takes_batches,
             concurrency=self._concurrency,
             orderly=self._orderly,
-            max_tries=2**31 if tries is None else tries,
+            max_tries=self._max_tries,
             send_back=self._send_back,
             on_acknowledged=self._acknowledged,
+            middleware=self._middleware,
         )
 
+    @property
+    def _max_tries(self) -> int:
+        """Of a message in order, which its member tries itself."""
+        return 2**31 if self._max_reconsume_times is None else self._max_reconsume_times
+
     async def __aexit__(self, *exception: object) -> None:
-        """Drains, commits, unlocks, unregisters, closes."""
-        self._is_closing = True
-        self._arrived.set()
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Drains, commits, unlocks, unregisters, closes. The second time, and before `start`, it does nothing."""
+        if self._is_stopped or not self._is_started:
+            return
+        self._is_stopped = True
+        if self._deliveries is not None:
+            self._deliveries.close()
         if self._committer is not None:
             self._committer.cancel()
             await asyncio.gather(self._committer, return_exceptions=True)
@@ -214,21 +271,53 @@ class Consumer:
             await self._membership.settled()
         return self.assignment()
 
-    def pause(self, queues: Iterable[Queue] | None = None) -> None:
-        """Stops pulling these queues, or all; what is cached is still handled."""
+    async def pause(self, queues: Iterable[Queue] | None = None) -> None:
+        """When this returns, nothing of these queues begins any more, nor of any if none are named, those that come later
+        included; handlers that run go on. Raises ConfigError for a queue that is not this member's."""
+        self._is_paused = self._is_paused or queues is None
         for item in self._some(queues):
             item.paused = True
 
-    def resume(self, queues: Iterable[Queue] | None = None) -> None:
+    async def resume(self, queues: Iterable[Queue] | None = None) -> None:
+        """Goes on where `pause` stopped. Raises as it does."""
+        self._is_paused = self._is_paused and queues is not None
         for item in self._some(queues):
             item.paused = False
-            self._pull(item)
+            self._go_on(item)
 
-    def seek(self, queue: Queue, offset: int) -> None:
-        """Goes on from another offset. Raises ConfigError if the queue is not this member's."""
-        (item,) = self._some((queue,))
+    async def seek(self, to: Place, queues: Iterable[Queue] | None = None) -> None:
+        """Goes on from another place, and commits it: "first", "last", a store time in ms since the epoch, or an offset for
+        each queue; in the queues named, or all of this member's but those of retries. What is cached is forgotten; handlers
+        that run go on. Raises ConfigError for a queue that is not this member's, and RocketletError.
+        """
+        named = to.keys() if isinstance(to, Mapping) else queues
+        retry = names.retry_topic(self.group)
+        items = [item for item in self._some(named) if named is not None or item.queue.topic != retry]
+        await asyncio.gather(*(self._seek_one(item, to) for item in items))
+
+    async def _seek_one(self, item: ProcessQueue, to: Place) -> None:
+        connection = await self._cluster.broker(item.queue.broker_name)
+        place = At(to[item.queue]) if isinstance(to, Mapping) else to
+        offset = await begin_offset(connection, item.queue, place)
         item.seek(offset)
-        self._pull(item)
+        await self._commit_and_pull(item, offset)
+
+    async def positions(self) -> dict[Queue, Position]:
+        """How far this member is in each of its queues. Raises RocketletError."""
+        offsets = GroupOffsets(self._cluster, self.group)
+
+        async def position(item: ProcessQueue) -> Position:
+            connection = await self._cluster.broker(item.queue.broker_name)
+            end = await begin_offset(connection, item.queue, "last")
+            return Position(await offsets.committed(item.queue), item.commit_offset, end)
+
+        items = self._some(None)
+        found = await asyncio.gather(*map(position, items))
+        return {item.queue: at for item, at in zip(items, found, strict=True)}
+
+    async def lag(self) -> int:
+        """How many messages of this member's queues are not acknowledged yet. Raises RocketletError."""
+        return sum(at.lag for at in (await self.positions()).values())
 
     def _some(self, queues: Iterable[Queue] | None) -> list[ProcessQueue]:
         if queues is None:
@@ -293,6 +382,7 @@ class Consumer:
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
         item = ProcessQueue(queue, offset, lease)
+        item.paused = self._is_paused
         self._queues[queue] = item
         self._pull(item)
         self._tell(self._on_assigned, queue)
@@ -337,23 +427,21 @@ class Consumer:
             return
         item.suspended = False
         item.committed = None  # a broker that was killed may have lost the last commits
+        self._go_on(item)
+
+    def _go_on(self, item: ProcessQueue) -> None:
+        """What is cached may begin, and the queue is pulled again."""
         if self._workers is not None:
             self._workers.resume(item)
-        self._arrived.set()
+        elif self._deliveries is not None:
+            self._deliveries.resume(item)
         self._pull(item)
 
     def _tell(self, listener: Listener | None, queue: Queue) -> None:
-        if listener is None:
-            return
-        try:
-            answer = listener({queue})
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            log.exception("listener_failed", queue=str(queue))
-            return
-        if inspect.isawaitable(answer):
-            self._spawn(_awaited(answer, queue))
+        if listener is not None:
+            answer = told(listener, queue)
+            if answer is not None:
+                self._spawn(answer)
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)
@@ -370,8 +458,8 @@ class Consumer:
         runs = item.add(messages, next_offset, self._run_size)
         if self._workers is not None:
             self._workers.put(runs)
-        elif runs:
-            self._arrived.set()
+        elif self._deliveries is not None:
+            self._deliveries.put(runs)
 
     def _acknowledged(self, item: ProcessQueue) -> None:
         if item.throttled and self._puller is not None:
@@ -404,55 +492,9 @@ class Consumer:
         )
         await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
 
-    # Iteration
-
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages one by one. A message is acknowledged when the next one is asked for; leaving the loop by `break`
-        or an exception leaves the last one to be delivered again."""
-        async for run in self._runs():
-            for index in range(run.done, len(run.messages)):
-                yield run.messages[index]
-                run.process_queue.acknowledge(run, index + 1)
-                if not run.process_queue.may_begin:
-                    break
-
-    async def batches(self) -> AsyncIterator[list[Message]]:
-        """Messages of one queue, as many as `batch_size` at once; acknowledged together when the next are asked for."""
-        async for run in self._runs():
-            yield run.messages[run.done :]
-            run.process_queue.acknowledge(run)
-
-    async def _runs(self) -> AsyncIterator[Run]:
-        if self._handler is not None:
-            raise ConfigError("this consumer has a handler; iterate over one without")
-        while not self._is_closing:
-            self._arrived.clear()
-            for item in list(self._queues.values()):
-                while item.runs and not item.consuming and item.may_begin:
-                    item.consuming = True
-                    item.enter()
-                    try:
-                        yield item.runs[0]
-                    finally:
-                        item.consuming = False
-                        item.leave()
-                        self._arrived.set()
-                    self._acknowledged(item)
-            if not any(item.runs and not item.consuming and item.may_begin for item in self._queues.values()):
-                await self._arrived.wait()
-
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
-
-
-async def _awaited(answer: Awaitable[None], queue: Queue) -> None:
-    try:
-        await answer
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        log.exception("listener_failed", queue=str(queue))
 
 
 __all__ = ["Consumer", "Reject", "RetryLater"]

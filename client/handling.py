@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
-from .config import RESTART_S, SEND_BACK_RETRY_S, SUSPEND_QUEUE_S
+from .config import DEAD_LETTER_LEVEL, RESTART_S, SEND_BACK_RETRY_S, SUSPEND_QUEUE_S
 from .errors import ConfigError, RocketletError
 from .log import get_logger
 from .message import Message
@@ -49,10 +49,15 @@ class Reject:
 
 Outcome = RetryLater | Reject | None
 Handler = Callable[[Any], Awaitable[Outcome] | Outcome]
+MessageHandler = Callable[[Message], Awaitable[Outcome] | Outcome]
+BatchHandler = Callable[[list[Message]], Awaitable[Outcome] | Outcome]
+Middleware = Callable[[Any, Callable[[Any], Awaitable[Outcome]]], Awaitable[Outcome]]
+"""Around a handler: `async def layer(message, call): return await call(message)`. It gets what the handler gets, and may look
+at it, measure, wrap the call, replace the outcome, or not call at all."""
+
 SendBack = Callable[[Message, int], Awaitable[None]]
 
 _FAILED: Final = RetryLater()
-_DEAD_LETTER_LEVEL: Final = -1
 
 
 class Workers:
@@ -71,6 +76,7 @@ class Workers:
         max_tries: int,
         send_back: SendBack,
         on_acknowledged: Callable[[ProcessQueue], None],
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self._takes_batches = takes_batches
         self._concurrency = concurrency
@@ -85,6 +91,8 @@ class Workers:
         self._loop = asyncio.get_running_loop()
         self._executor: ThreadPoolExecutor | None = None
         self._call = self._as_coroutine(handler)
+        for layer in reversed(middleware):
+            self._call = _around(layer, self._call)
 
     def _as_coroutine(self, handler: Handler) -> Callable[[Any], Awaitable[Outcome]]:
         is_async = inspect.iscoroutinefunction(handler)
@@ -244,7 +252,7 @@ class Workers:
 
     async def _returned(self, run: Run, outcome: RetryLater | Reject) -> bool:
         """Hands the run's messages back to the broker, those done before left out; False if it did not take all."""
-        level = _DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else outcome.delay_level
+        level = DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else outcome.delay_level
         item = run.process_queue
         for index in range(run.done, len(run.messages)):
             try:
@@ -293,6 +301,10 @@ class Workers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _around(layer: Middleware, call: Callable[[Any], Awaitable[Outcome]]) -> Callable[[Any], Awaitable[Outcome]]:
+    return lambda argument: layer(argument, call)
 
 
 def _log_failure(run: Run, error: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import Queue
@@ -53,6 +54,20 @@ async def _stored_since(connection: Connection, queue: Queue, time_ms: int) -> i
         record.queue_offset == offset and record.store_ms < time_ms for record in decode_records(nearest.body)
     )
     return offset + 1 if earlier else offset
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a consumer is in a queue. `committed`: the group's offset at the broker, None if it has none; `acknowledged`:
+    the first offset that is not acknowledged, which the next commit stores; `end`: where the next message will be."""
+
+    committed: int | None
+    acknowledged: int
+    end: int
+
+    @property
+    def lag(self) -> int:
+        return max(self.end - self.acknowledged, 0)
 
 
 class GroupOffsets:
@@ -129,6 +144,18 @@ class GroupOffsets:
             if error.code != ResponseCode.QUERY_NOT_FOUND:
                 raise
         return await begin_offset(connection, queue, start)
+
+    async def committed(self, queue: Queue) -> int | None:
+        """The group's offset at the broker; None if it has none. Raises RocketletError."""
+        connection = await self._cluster.broker(queue.broker_name)
+        ext = {**write(QueueOffset(self._group, queue.topic, queue.queue_id)), EXT_UNKNOWN: "error"}
+        try:
+            answer = await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, timeout_s=OFFSET_TIMEOUT_S)
+        except BrokerRefused as error:
+            if error.code != ResponseCode.QUERY_NOT_FOUND:
+                raise
+            return None
+        return read(Offset, answer.ext).offset
 
     async def store(self, queue: Queue, offset: int, epoch: int) -> None:
         """Returns when the broker has it. Raises RocketletError.

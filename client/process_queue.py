@@ -103,7 +103,7 @@ class ProcessQueue:
     @property
     def may_begin(self) -> bool:
         """Whether something of this queue may be handed out now."""
-        return not self.stopped and not self.suspended and not self.lease.is_over
+        return not (self.stopped or self.suspended or self.paused or self.lease.is_over)
 
     # Running handlers
 

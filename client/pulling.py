@@ -16,7 +16,7 @@ from ..protocol.message import MessageError, decode_records
 from ..protocol.names import RETRY_PREFIX, TOOLS_GROUP
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
-from .config import PAUSED_DELAY_S, PULL_BUSY_DELAY_S, PULL_ERROR_DELAY_S, PULL_HOLD_S, PULL_TIMEOUT_S, PullLimits
+from .config import PULL_BUSY_DELAY_S, PULL_ERROR_DELAY_S, PULL_HOLD_S, PULL_TIMEOUT_S, PullLimits
 from .log import get_logger
 from .message import Message
 from .process_queue import ProcessQueue
@@ -72,10 +72,7 @@ class Puller:
 
     def pull(self, item: ProcessQueue) -> None:
         """Pulls now, or later where flow control, a pause or a lost connection says so."""
-        if item.pulling or item.stopped or item.suspended:
-            return
-        if item.paused:
-            self._later(item, PAUSED_DELAY_S)
+        if item.pulling or item.stopped or item.suspended or item.paused:
             return
         if item.exceeds(self._limits, span_counts=self._span_counts):
             item.throttled = True  # `resume` goes on when messages were acknowledged

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Outgoing, Producer, Reject, RetryLater
 from rocketlet.client.config import PullLimits
+from rocketlet.client.offsets import Position
 from rocketlet.protocol.bodies import GroupConfig, Queue, encode_group
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.headers import CreateTopic, write
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 
@@ -262,33 +264,129 @@ async def test_broadcasting_gives_every_member_every_message(node: Node, topic: 
         Consumer(node.address, "g", topic, again, offsets_file=file, **options)
 
 
-async def test_a_paused_consumer_gets_nothing_until_it_is_resumed(node: Node, topic: str) -> None:
-    inbox = Inbox()
-    async with Consumer(node.address, "g", topic, inbox, start="first") as consumer:
+async def test_nothing_begins_after_pause_until_it_is_resumed(node: Node, wire: Wire) -> None:
+    """Not what is cached, nor what a held pull brings, nor what another queue brings that comes later."""
+    await create_topic(wire, "t", 2)
+    release = asyncio.Event()
+    begun: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        begun.append(message.body)
+        await release.wait()
+
+    async with Consumer(node.address, "g", "t", handle, start="first", concurrency=3) as consumer:
         await consumer.assigned()
-        await fill(node, 4)
-        await eventually(lambda: len(inbox.messages) == 4)
-        consumer.pause()
-        for item in consumer._queues.values():
-            item.pulling = False
-        consumer.resume()
-        await fill(node, 4)
-        await eventually(lambda: len(inbox.messages) >= 8)
+        await fill(node, 10)
+        await eventually(lambda: len(begun) == 3)
+        await consumer.pause()
+        release.set()
+        await fill(node, 10)
+        await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 3, 3, 6)))
+        await eventually(lambda: Queue("t", "broker-a", 2) in consumer.assignment())
+        await fill(node, 10)
+        await consumer.commit()
+        assert len(begun) == 3
+        await consumer.resume()
+        await eventually(lambda: len(begun) == 30)
+        (one,) = [queue for queue in consumer.assignment() if queue == Queue("t", "broker-a", 0)]
+        await consumer.pause([one])
+        async with Producer(node.address) as producer:
+            await producer.send("t", b"held", queue=one)
+            await producer.send("t", b"free", queue=Queue("t", "broker-a", 1))
+        await eventually(lambda: b"free" in begun)
+        assert b"held" not in begun
+        await consumer.resume([one])
+        await eventually(lambda: b"held" in begun)
+        with pytest.raises(ConfigError, match="does not own"):
+            await consumer.pause([Queue("t", "broker-z", 0)])
 
 
 async def test_seek_goes_back_and_forth(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await fill(node, 5)
     inbox = Inbox()
+    queue = Queue("t", "broker-a", 0)
     async with Consumer(node.address, "g", "t", inbox, start="first", concurrency=1) as consumer:
         await eventually(lambda: len(inbox.messages) == 5)
-        consumer.seek(Queue("t", "broker-a", 0), 3)
+        await consumer.seek({queue: 3})
+        assert node.broker.offsets.get("g", "t", 0) == 3
         await eventually(lambda: len(inbox.messages) == 7)
+        await consumer.seek("first")
+        await eventually(lambda: len(inbox.messages) == 12)
+        await consumer.pause()
+        await fill(node, 3)
+        await consumer.seek("last", [queue])
+        await consumer.resume()
         await fill(node, 1)
-        await eventually(lambda: len(inbox.messages) == 8)
+        await eventually(lambda: len(inbox.messages) == 13)
+        await consumer.seek(inbox.messages[-1].store_ms)
+        await eventually(lambda: len(inbox.messages) >= 14)
         with pytest.raises(ConfigError, match="does not own"):
-            consumer.seek(Queue("t", "broker-z", 0), 0)
-    assert inbox.bodies == [b"0", b"1", b"2", b"3", b"4", b"3", b"4", b"0"]
+            await consumer.seek({Queue("t", "broker-z", 0): 0})
+    assert inbox.bodies[:13] == [b"0", b"1", b"2", b"3", b"4", b"3", b"4", b"0", b"1", b"2", b"3", b"4", b"0"]
+    assert inbox.messages[-1].queue_offset == 8
+
+
+async def test_a_consumer_knows_how_far_it_is(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await fill(node, 4)
+    queue = Queue("t", "broker-a", 0)
+    async with Consumer(node.address, "g", "t", start="first", commit_interval_s=3600) as consumer:
+        seen = [await anext(consumer) for _ in range(4)]
+        assert [message.body for message in seen] == [b"0", b"1", b"2", b"3"]
+        assert (await consumer.positions())[queue] == Position(None, 3, 4)
+        assert await consumer.lag() == 1
+        await consumer.ack(seen[-1])
+        await consumer.commit()
+        assert (await consumer.positions())[queue] == Position(4, 4, 4)
+        assert await consumer.lag() == 0
+
+
+async def test_middleware_is_around_every_handling(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(delay_levels_ms=(5,) * 18)
+    await create_topic(await connect(node.address), "t", 1)
+    await fill(node, 2)
+    trace: list[str] = []
+
+    def layer(name: str) -> Any:
+        async def around(message: Message, call: Any) -> Any:
+            trace.append(f"{name}>{message.body.decode()}")
+            try:
+                return await call(message)
+            except RuntimeError:
+                return Reject()
+            finally:
+                trace.append(f"<{name}")
+
+        return around
+
+    def handle(message: Message) -> None:
+        if message.body == b"1":
+            raise RuntimeError("cannot handle this")
+
+    options: dict[str, Any] = {"start": "first", "concurrency": 1, "middleware": [layer("a"), layer("b")]}
+    async with Consumer(node.address, "g", "t", handle, **options):
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
+    assert trace == ["a>0", "b>0", "<b", "<a", "a>1", "b>1", "<b", "<a"]
+
+
+async def test_a_consumer_is_started_once_and_stopped_at_any_time(node: Node, topic: str) -> None:
+    inbox = Inbox()
+    consumer = Consumer(node.address, "g", topic, inbox)
+    await consumer.stop()
+    with pytest.raises(ConfigError, match="has not been started"):
+        await anext(consumer)
+    await consumer.start()
+    await fill(node, 3)
+    await eventually(lambda: len(inbox.messages) == 3)
+    await consumer.stop()
+    await consumer.stop()
+    assert not node.broker.groups.get("g")
+    with pytest.raises(ConfigError, match="started before; make another one"):
+        await consumer.start()
+    with pytest.raises(ConfigError, match="started before"):
+        async with consumer:
+            pass
 
 
 async def test_listeners_hear_of_queues_that_come_and_go(node: Node, topic: str) -> None:

@@ -1,0 +1,292 @@
+"""Messages for a consumer without a handler: handed out when they are asked for, settled by who got them.
+
+A run that is in hand counts as a running handler: a hand-over of its queue waits for it. What is given back unsettled is
+handed out again, first. A wait that is cancelled loses nothing and ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Self
+
+from .config import DEAD_LETTER_LEVEL, SUSPEND_QUEUE_S
+from .errors import ConfigError
+from .handling import RetryLater
+from .message import Message
+from .process_queue import ProcessQueue, Run
+
+
+class Hand:
+    """Who has a run: the task that took it, and which message of it somebody works on. `is_received`: that message was asked
+    for alone, so that the run goes back when it is settled."""
+
+    __slots__ = ("is_received", "message", "run", "task")
+
+    def __init__(self, run: Run) -> None:
+        self.run: Run | None = run
+        self.task = asyncio.current_task()
+        self.message: Message | None = None
+        self.is_received = False
+
+
+class Deliveries:
+    """`send_back(message, delay_level)` hands a message to the broker; `on_acknowledged(process_queue)`. `orderly`: a queue
+    has one run in hand at most, and one that is to be retried holds it."""
+
+    def __init__(
+        self,
+        *,
+        orderly: bool,
+        max_tries: int,
+        send_back: Callable[[Message, int], Awaitable[None]],
+        on_acknowledged: Callable[[ProcessQueue], None],
+    ) -> None:
+        self._orderly = orderly
+        self._max_tries = max_tries
+        self._send_back = send_back
+        self._on_acknowledged = on_acknowledged
+        self._line: deque[ProcessQueue] = deque()
+        self._arrived = asyncio.Event()
+        self._hands: set[Hand] = set()
+        self._holding: dict[Message, Hand] = {}
+        self.is_closed = False
+
+    # Handing out
+
+    def put(self, runs: Sequence[Run]) -> None:
+        """The new runs of one queue."""
+        if runs:
+            item = runs[0].process_queue
+            item.waiting.extend(runs)
+            self.resume(item)
+
+    def resume(self, item: ProcessQueue) -> None:
+        """Something of this queue may be handed out again. Queues take turns."""
+        if not item.lined_up and item.waiting:
+            item.lined_up = True
+            self._line.append(item)
+        self._arrived.set()
+
+    async def take(self) -> Hand | None:
+        """The next run, in hand from now on; None when the consumer has been stopped."""
+        while not self.is_closed:
+            run = self._next()
+            if run is not None:
+                hand = Hand(run)
+                self._hands.add(hand)
+                return hand
+            self._arrived.clear()
+            await self._arrived.wait()
+        return None
+
+    def _next(self) -> Run | None:
+        for _ in range(len(self._line)):
+            item = self._line.popleft()
+            item.lined_up = False
+            while item.waiting and item.waiting[0].is_done:
+                item.waiting.popleft()
+            if not item.waiting or not item.may_begin or (self._orderly and item.running):
+                continue  # it comes back into the line when that has changed
+            run = item.waiting.popleft()
+            item.enter()
+            self.resume(item)
+            return run
+        return None
+
+    def give_back(self, hand: Hand) -> None:
+        """No longer in hand; what is not acknowledged of it is handed out again."""
+        run = self._taken_from(hand)
+        if run is not None:
+            self._put_back(run)
+
+    def _taken_from(self, hand: Hand) -> Run | None:
+        run, hand.run = hand.run, None
+        self._hands.discard(hand)
+        if hand.message is not None:
+            self._holding.pop(hand.message, None)
+        return run
+
+    def _put_back(self, run: Run) -> None:
+        item = run.process_queue
+        item.leave()
+        if not run.is_done and not item.stopped:
+            item.waiting.appendleft(run)
+        if not self.is_closed:
+            self.resume(item)
+            self._on_acknowledged(item)
+
+    def close(self) -> None:
+        """The consumer stops: what its own task still has is given back; for others the hand-over waits."""
+        self.is_closed = True
+        self._arrived.set()
+        for hand in [hand for hand in self._hands if hand.task is asyncio.current_task()]:
+            self.give_back(hand)
+
+    # Settling
+
+    def hold(self, hand: Hand, *, is_received: bool = False) -> Message:
+        """The next message of the run in hand, which is to be settled now."""
+        assert hand.run is not None
+        hand.message = message = hand.run.messages[hand.run.done]
+        hand.is_received = is_received
+        self._holding[message] = hand
+        return message
+
+    def acknowledge(self, message: Message) -> None:
+        """Raises ConfigError for a message that is not in hand."""
+        self._end(message, *self._held(message))
+
+    def _held(self, message: Message) -> tuple[Hand, Run]:
+        hand = self._holding.get(message)
+        if hand is None or hand.run is None:
+            raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
+        return hand, hand.run
+
+    def _end(self, message: Message, hand: Hand, run: Run) -> None:
+        self._holding.pop(message, None)
+        hand.message = None
+        if not run.is_done:  # else its queue was lost meanwhile
+            run.process_queue.acknowledge(run, run.done + 1)
+        if hand.is_received:
+            self.give_back(hand)
+
+    async def retry(self, message: Message, delay_level: int) -> None:
+        """Delivered again later. Raises RocketletError if the broker does not take it; it is then still in hand."""
+        hand, run = self._held(message)
+        if not self._orderly:
+            await self._send_back(message, delay_level)
+            self._end(message, hand, run)
+            return
+        run.tries += 1
+        if run.tries > self._max_tries:
+            await self.reject(message)
+            return
+        self._taken_from(hand)  # nobody has it, and still nothing else of the queue begins
+        asyncio.get_running_loop().call_later(SUSPEND_QUEUE_S, self._put_back, run)
+
+    async def reject(self, message: Message) -> None:
+        """Kept in the group's dead-letter topic. Raises RocketletError as `retry` does."""
+        hand, run = self._held(message)
+        await self._send_back(message, DEAD_LETTER_LEVEL)
+        self._end(message, hand, run)
+
+
+def _goes_on(run: Run | None) -> bool:
+    return run is not None and not run.is_done and run.process_queue.may_begin
+
+
+class Messages:
+    """Messages one by one. One is acknowledged when the next is asked for, unless it was settled otherwise. An iteration that
+    is dropped, as by `break`, gives the last one back."""
+
+    def __init__(self, deliveries: Deliveries) -> None:
+        self._deliveries = deliveries
+        self._hand: Hand | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        self._settle()
+        if self._hand is None:
+            self._hand = await self._deliveries.take()
+            if self._hand is None:
+                raise StopAsyncIteration
+        return self._deliveries.hold(self._hand)
+
+    def _settle(self) -> None:
+        hand = self._hand
+        if hand is not None and hand.message is not None and hand.run is not None:
+            self._deliveries.acknowledge(hand.message)
+        if hand is not None and (self._deliveries.is_closed or not _goes_on(hand.run)):
+            self._hand = None
+            self._deliveries.give_back(hand)
+
+    def __del__(self) -> None:
+        if self._hand is not None:
+            self._deliveries.give_back(self._hand)
+
+
+class Batches:
+    """Messages of one queue, up to `batch_size` at once; acknowledged together when the next are asked for."""
+
+    def __init__(self, deliveries: Deliveries) -> None:
+        self._deliveries = deliveries
+        self._hand: Hand | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Message]:
+        hand, self._hand = self._hand, None
+        if hand is not None and hand.run is not None:
+            hand.run.process_queue.acknowledge(hand.run)
+            self._deliveries.give_back(hand)
+        self._hand = await self._deliveries.take()
+        if self._hand is None or self._hand.run is None:
+            raise StopAsyncIteration
+        return self._hand.run.messages[self._hand.run.done :]
+
+    def __del__(self) -> None:
+        if self._hand is not None:
+            self._deliveries.give_back(self._hand)
+
+
+class Receiver:
+    """What a consumer offers that has no handler: iteration, and messages one by one that are settled by hand."""
+
+    def __init__(self, *, takes_batches: bool) -> None:
+        self._takes_batches = takes_batches
+        self._deliveries: Deliveries | None = None  # of a consumer that was started and has no handler
+        self._messages: Messages | None = None
+
+    def __aiter__(self) -> Messages:
+        """Messages one by one. A message is acknowledged when the next one is asked for, unless `retry` or `reject` was
+        called for it; leaving the loop by `break` or an exception leaves the last one to be delivered again."""
+        return Messages(self._handed_out())
+
+    def __anext__(self) -> Awaitable[Message]:
+        """The next message, as in an iteration that lasts as long as the consumer. A wait that is cancelled loses nothing."""
+        if self._messages is None:
+            self._messages = Messages(self._handed_out())
+        return self._messages.__anext__()
+
+    def batches(self) -> Batches:
+        """Messages of one queue, as many as `batch_size` at once; acknowledged together when the next are asked for."""
+        return Batches(self._handed_out())
+
+    async def receive(self, *, timeout_s: float | None = None) -> Message:
+        """The next message, to be settled by `ack`, `retry` or `reject`; any number may be in hand at a time.
+
+        Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or has been stopped.
+        """
+        deliveries = self._handed_out()
+        if self._takes_batches:
+            raise ConfigError("receive: this consumer has a batch_size; iterate over batches()")
+        async with asyncio.timeout(timeout_s):
+            hand = await deliveries.take()
+        if hand is None:
+            raise ConfigError("receive: the consumer has been stopped")
+        return deliveries.hold(hand, is_received=True)
+
+    async def ack(self, message: Message) -> None:
+        """Acknowledges a message that was received or iterated to. Raises ConfigError for one that is not in hand."""
+        self._handed_out().acknowledge(message)
+
+    async def retry(self, message: Message, delay_level: int = 0) -> None:
+        """As a handler's RetryLater. Raises ConfigError, and RocketletError if the broker does not take the message, which is
+        then still in hand."""
+        await self._handed_out().retry(message, RetryLater(delay_level).delay_level)
+
+    async def reject(self, message: Message) -> None:
+        """As a handler's Reject. Raises as `retry` does."""
+        await self._handed_out().reject(message)
+
+    def _handed_out(self) -> Deliveries:
+        if self._deliveries is None:
+            raise ConfigError(
+                "this consumer has a handler, or has not been started; iterate over a started one without"
+            )
+        return self._deliveries

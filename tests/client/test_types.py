@@ -1,0 +1,56 @@
+"""What a type checker says of a user's code: a wrong attribute, handler or option is an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from ..conftest import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+from rocketlet.client import Consumer, Message, RetryLater
+
+
+def plain(m: Message) -> None: ...
+async def coroutine(m: Message) -> RetryLater | None: ...
+async def batch(ms: list[Message]) -> None: ...
+
+
+Consumer("h:1", "g", "t", plain)
+Consumer("h:1", "g", "t", coroutine, start="first", concurrency=3)
+Consumer("h:1", "g", "t", batch, batch_size=5)
+Consumer("h:1", "g", "t", lambda m: print(m.body))
+Consumer("h:1", "g", "t", lambda m: print(m.boddy))  # error
+Consumer("h:1", "g", "t", lambda ms: print(ms[0].boddy), batch_size=5)  # error
+Consumer("h:1", "g", "t", batch)  # error
+Consumer("h:1", "g", "t", coroutine, batch_size=5)  # error
+Consumer("h:1", "g", "t", lambda m: True)  # error
+Consumer("h:1", "g", "t", start="earliest")  # error
+Consumer("h:1", "g", "t", nonsense=1)  # error
+
+
+async def use(consumer: Consumer) -> None:
+    async for m in consumer:
+        print(m.body, m.boddy)  # error
+    print((await consumer.receive()).boddy)  # error
+    async for ms in consumer.batches():
+        print(ms[0].boddy)  # error
+    print((await anext(consumer)).boddy)  # error
+"""
+
+
+def test_mistakes_in_handlers_are_found_by_mypy(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    config = str(ROOT / "pyproject.toml")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", config, str(program)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S * 4, check=False)
+    errors = {
+        int(line.split(":")[1])
+        for line in found.stdout.splitlines()
+        if line.startswith(str(program)) and ": error:" in line
+    }
+    wanted = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# error")}
+    assert errors == wanted, found.stdout + found.stderr
