@@ -42,7 +42,7 @@ class Collector:
             "rocketlet_commit_log_bytes", "Bytes in the commit log", broker.store.end - broker.store.begin
         )
         damaged = CounterMetricFamily(
-            "rocketlet_messages_damaged", "Messages left out because they cannot be read", broker.store.damaged
+            "rocketlet_messages_damaged", "Messages left out because they cannot be read", len(broker.store.damaged)
         )
         failed = GaugeMetricFamily(
             "rocketlet_store_failed",

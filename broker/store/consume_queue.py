@@ -12,8 +12,9 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
+from ...protocol.message import FIXED_BYTES, MAX_RECORD_BYTES
 from ..config import INDEX_SEGMENT_ENTRIES, INDEX_TAIL_BYTES
-from .files import OpenFiles
+from .files import OpenFiles, StoreError
 from .segments import SegmentedFile
 
 ENTRY: Final = Struct(">QIq")
@@ -115,6 +116,14 @@ class ConsumeQueue:
             return self._is_plausible() and self._take_sums()
         self.begin = state.begin
         return file.has_sums(state.sums)
+
+    def known_end(self) -> int:
+        """Where the log must end at least by the last entry in the file; 0 if it is none."""
+        try:
+            position, size, _ = self.entry(self.next - 1)
+        except StoreError:
+            return 0
+        return position + size if FIXED_BYTES <= size <= MAX_RECORD_BYTES else 0
 
     def _take_sums(self) -> bool:
         self._file.take_sums()

@@ -47,9 +47,9 @@ class Reader:
         self._damaged: set[tuple[str, int, int]] = set()
 
     @property
-    def damaged(self) -> int:
-        """How many damaged messages were met so far."""
-        return len(self._damaged)
+    def damaged(self) -> frozenset[tuple[str, int, int]]:
+        """The damaged messages that were met so far: topic, queue, offset."""
+        return frozenset(self._damaged)
 
     def fetch(
         self,

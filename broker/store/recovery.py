@@ -24,6 +24,7 @@ from .consume_queue import ConsumeQueue, QueueState
 from .files import StoreError, StoreFull
 from .segments import SegmentedFile
 
+_FAR_BYTES: Final = 1 << 40  # an index that points farther behind the log's end is garbage
 _MAGIC: Final = MAGIC.to_bytes(4, "big")
 
 
@@ -173,6 +174,7 @@ class Recovery:
         self._is_complete = False  # whether it is known from which offset on a queue's messages must be there
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unknown: dict[str, int] = {}
+        self._known_end = 0  # of the log, by what the indexes hold behind the checkpoint
         self.strange: dict[tuple[str, int], QueueState] = {}  # of topics that nobody knows
         self._rebuilt: list[str] = []
         self._lost: list[Lost] = []
@@ -181,7 +183,7 @@ class Recovery:
     def run(
         self, checkpoint: Checkpoint | None, on_disk: Iterable[tuple[str, int]], *, rebuilds: bool = False
     ) -> tuple[Recovered, int]:
-        """What was found, and the position from which on the log's records were looked at."""
+        """What was found, and the position from which on the log holds nothing but whole records."""
         states = checkpoint.queues if checkpoint else {}
         for key, state in states.items():
             if self._is_wanted(*key):
@@ -193,6 +195,7 @@ class Recovery:
                 self._queue(*key).restart(0)
         start = self._start(checkpoint)
         records, damage, torn = replay(self._log, start, self._take)
+        checked_from = max([start, *(at + size for at, size in damage)])  # entries of whole indexes may point into it
         for key, state in states.items():
             if key in self._queues:
                 self._lose_until(self._queues[key], state.next, torn.position)
@@ -200,7 +203,7 @@ class Recovery:
         found = Recovered(
             records, torn.size, tuple(self._rebuilt), tuple(damage), tuple(self._lost), dict(self._unknown)
         )
-        return found, start
+        return found, checked_from
 
     def _is_wanted(self, topic: str, queue_id: int) -> bool:
         if topic not in self._since:
@@ -218,6 +221,8 @@ class Recovery:
 
     def _restore(self, key: tuple[str, int], state: QueueState, rebuilds: bool) -> None:
         queue = self._queue(*key)
+        if queue.next > state.next:
+            self._known_end = max(self._known_end, queue.known_end())
         try:
             is_whole = not rebuilds and queue.restore(state)
         except StoreFull:
@@ -238,8 +243,10 @@ class Recovery:
         if checkpoint.begin is not None and log.begin > checkpoint.begin:
             self._damage.append(Damage(checkpoint.begin, log.begin - checkpoint.begin))
         start = checkpoint.position
+        known_end = max(start, self._known_end if self._known_end < log.end + _FAR_BYTES else 0)
+        if known_end > log.end:
+            self._damage.append(Damage(log.end, known_end - log.end))
         if start > log.end:
-            self._damage.append(Damage(log.end, start - log.end))
             start = min([log.end, *(queue.cut_from(log.end) for queue in self._queues.values())])
         return log.begin if self._rebuilt else max(start, log.begin)
 

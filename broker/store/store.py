@@ -197,8 +197,8 @@ class Store:
         return disk.used_ratio(self.folder.path)
 
     @property
-    def damaged(self) -> int:
-        """How many damaged messages were met since the start."""
+    def damaged(self) -> frozenset[tuple[str, int, int]]:
+        """The damaged messages that were met since the start: topic, queue, offset."""
         return self._reader.damaged
 
     def descriptor_to_sync(self) -> int | None:

@@ -180,7 +180,7 @@ def test_a_lost_segment_in_the_middle_is_said_and_the_rest_is_delivered(tmp_path
     assert found.damage == (damage,)
     left = [bodies(store, queue=queue) for queue in range(3)]
     assert 0 < sum(map(len, left)) < 300
-    assert store.damaged == 300 - sum(map(len, left))
+    assert len(store.damaged) == 300 - sum(map(len, left))
     assert all(set(some) <= set(all_) for some, all_ in zip(left, expected, strict=True))
     assert [queue[-1] for queue in left] == [queue[-1] for queue in expected]
     store.close()
@@ -311,7 +311,7 @@ def test_a_bit_flipped_in_a_records_head_loses_that_record_only(tmp_path: Path, 
     assert bodies(store, queue=1, tags="A") == []
     if is_rebuilt:
         assert found.lost == (Lost("t", 1, 50, 51),)
-    assert store.damaged == 1
+    assert len(store.damaged) == 1
     store.close()
 
 
@@ -327,3 +327,16 @@ def test_a_log_of_an_earlier_release_is_read(tmp_path: Path, monkeypatch: pytest
     assert (found.records, found.lost, found.damage) == (300, (), ())
     assert [bodies(store, queue=queue) for queue in range(3)] == expected
     store.close()
+
+
+def test_an_index_that_knows_more_than_the_checkpoint_says_what_the_log_lost(tmp_path: Path) -> None:
+    filled(tmp_path)
+    store, _ = reopened(tmp_path)
+    put(store, b"x" * 500, queue=1)
+    store.queue("t", 1).flush()
+    end = store.end
+    kill(store)
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    kept = end - store.queue("t", 1).entry(100)[1]
+    segment.write_bytes(segment.read_bytes()[:kept])
+    assert reopened_and_closed(tmp_path).damage == (Damage(kept, end - kept),)

@@ -1,0 +1,170 @@
+"""Every file of a data folder cut, zeroed, garbled, flipped, padded, emptied, deleted; the broker is then started over it.
+
+Flushed is what a checkpoint knows: of what a killed broker wrote after it, only a cut within a message can be seen.
+A fault is: a start that fails with anything but a reason that names the file, a message that is not as it was sent, one that
+was flushed and is gone without a word, one that is gone after a second start only, an offset that is given again.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.store.files import StoreError
+from rocketlet.protocol.bodies import TopicConfig
+
+from ._ledger import Place, differences, is_said, open_broker, put, read_all
+from .common import Limit, Outcome
+
+DEFAULT_COUNT = 1000
+HANG_S = 20.0
+TEMPLATES = 4  # folders to start from; every second one was killed
+MESSAGES = 400
+
+Change = Callable[[bytearray, random.Random], object]
+
+
+def _overwrite(data: bytearray, chance: random.Random, with_: bytes) -> None:
+    at = chance.randrange(len(data))
+    data[at : at + len(with_)] = with_[: len(data) - at]
+
+
+CHANGES: dict[str, Change] = {
+    "cut": lambda data, chance: data.__delitem__(slice(chance.randrange(len(data)), None)),
+    "beheaded": lambda data, chance: data.__delitem__(slice(0, chance.randrange(1, len(data) + 1))),
+    "zeroed": lambda data, chance: _overwrite(data, chance, bytes(chance.randrange(1, len(data) + 1))),
+    "garbled": lambda data, chance: _overwrite(data, chance, chance.randbytes(chance.randrange(1, 200))),
+    "flipped": lambda data, chance: data.__setitem__(
+        at := chance.randrange(len(data)), data[at] ^ 1 << chance.randrange(8)
+    ),
+    "padded": lambda data, chance: data.extend(chance.choice((bytes, chance.randbytes))(chance.randrange(1, 300))),
+    "emptied": lambda data, chance: data.clear(),
+}
+
+
+class Template:
+    """A folder and what was flushed into it: each message's body, and where its record lies in the log."""
+
+    def __init__(self, folder: Path, seed: int, *, is_killed: bool) -> None:
+        self.folder = folder
+        self.bodies: dict[Place, bytes] = {}
+        self.records: dict[Place, tuple[int, int]] = {}
+        chance = random.Random(seed)
+        broker = open_broker(folder)
+        for name, queues in (("t", 4), ("u", 1)):
+            broker.topics.put(TopicConfig(name, queues, queues), broker.store.end)
+        for number in range(MESSAGES):
+            name, queue = chance.choice((("t", 0), ("t", 1), ("t", 2), ("u", 0)))
+            self._put(broker, name, queue, b"%d-" % number + chance.randbytes(chance.randrange(200)))
+            if number == MESSAGES * 3 // 4:
+                for group in ("g", "h"):
+                    broker.group_configs.find(group)
+                    broker.offsets.put(group, "t", 0, 20)
+                broker.persist()
+                self.flushed_to = broker.store.end
+        if not is_killed:
+            broker.persist(closes=True)
+            self.flushed_to = broker.store.end
+        broker.store.close()
+
+    def _put(self, broker: Broker, name: str, number: int, body: bytes) -> None:
+        queue = broker.store.queue(name, number)
+        place = put(broker, queue, body)
+        self.bodies[place] = body
+        position, size, _ = queue.entry(place[2])
+        self.records[place] = (position, size)
+
+
+def run(limit: Limit, seed: int, folder: Path) -> Outcome:
+    outcome = Outcome(figures={"kept": 0, "said": 0, "refused": 0, "slowest_s": 0.0})
+    templates = [Template(folder / f"template-{n}", seed + n, is_killed=n % 2 == 1) for n in range(TEMPLATES)]
+    for number in limit:
+        chance = random.Random(f"{seed}-{number}")
+        template = templates[number % TEMPLATES]
+        work = folder / "work"
+        shutil.copytree(template.folder, work)
+        what = _damage(work, chance)
+        began_s = time.monotonic()
+        try:
+            _try(template, work, what, outcome)
+        except Exception as error:
+            outcome.fault(f"{what}: {type(error).__name__}: {error}")
+        taken_s = time.monotonic() - began_s
+        outcome.figures["slowest_s"] = max(outcome.figures["slowest_s"], round(taken_s, 2))
+        if taken_s > HANG_S:
+            outcome.fault(f"{what}: {taken_s:.0f} s")
+        outcome.tried += 1
+        shutil.rmtree(work)
+    return outcome
+
+
+def _damage(folder: Path, chance: random.Random) -> str:
+    """Changes one file, at times two; what was done, in words."""
+    done: list[str] = []
+    for _ in range(chance.choice((1, 1, 1, 2))):
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        path = chance.choice(files)
+        name = chance.choice([*CHANGES, "deleted"])
+        if name == "deleted":
+            path.unlink()
+        else:
+            data = bytearray(path.read_bytes())
+            if data:
+                CHANGES[name](data, chance)
+            path.write_bytes(data)
+        kind = path.parent.name if path.name.isdigit() and not path.parent.name.isdigit() else path.name
+        done.append(f"{'index' if kind.isdigit() else kind} {name}")
+    return " and ".join(done)
+
+
+def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
+    try:
+        broker = open_broker(work)
+    except StoreError as error:
+        outcome.figures["refused"] += 1
+        if ".json is damaged" not in str(error):
+            outcome.fault(f"{what}: refused without a file's name: {error}")
+        return
+    found = _checked(template, broker, what, outcome)
+    for queue in [queue for queue in broker.store.queues.values() if queue.topic in ("t", "u")]:
+        place = put(broker, queue, b"new")
+        if place in template.bodies and _is_index_known(broker):
+            outcome.fault(f"{what}: an offset is given again")
+        found[place] = b"new"
+    for (topic, group), offsets in broker.offsets._offsets.items():
+        if any(offset > broker.store.queue(topic, number).next for number, offset in offsets.items()):
+            outcome.fault(f"{what}: the group {group} stands behind the end")
+    broker.persist()
+    broker.store.close()
+    again = open_broker(work)
+    missing, wrong = differences(found, read_all(again))
+    if missing or wrong:
+        outcome.fault(f"{what}: other messages after a second start")
+    again.store.close()
+
+
+def _checked(template: Template, broker: Broker, what: str, outcome: Outcome) -> dict[Place, bytes]:
+    found = read_all(broker)
+    missing, wrong = differences(template.bodies, found)
+    if wrong:
+        outcome.fault(f"{what}: messages that nobody sent")
+    end = max(broker.store.end, template.flushed_to)
+    unsaid = [
+        place
+        for place in missing
+        if template.records[place][0] < end and not is_said(broker, place, *template.records[place])
+    ]
+    if unsaid:
+        outcome.fault(f"{what}: gone without a word")
+    outcome.figures["kept"] += len(found)
+    outcome.figures["said"] += len(missing)
+    return found
+
+
+def _is_index_known(broker: Broker) -> bool:
+    """Whether the checkpoint could say where the queues ended; without it, the log's end is all that is known."""
+    return not broker.recovered.records and not broker.recovered.damage and not broker.recovered.torn_bytes
