@@ -160,7 +160,7 @@ class Leases:
     async def _begin(self, connection: Connection, queue: Queue, lease: Lease) -> None:
         """A queue was locked: finds where to read from, or unlocks it again."""
         try:
-            offset = await self._offsets.begin(connection, queue)
+            offset = await self._offsets.begin(connection, queue, lease.epoch)
         except RocketletError as error:
             log.warning("start_offset_unknown", queue=str(queue), reason=str(error))
             await self._unlock(queue)

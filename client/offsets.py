@@ -115,24 +115,46 @@ class GroupOffsets:
         except RocketletError as error:
             log.warning("start_offset_unknown", broker=broker_name, topic=queues[0].topic, reason=str(error))
 
-    async def begin(self, connection: Connection, queue: Queue) -> int:
+    async def begin(self, connection: Connection, queue: Queue, epoch: int) -> int:
         """The group's committed offset, or where a new group begins; all of a queue that is new or for retries. Raises
-        RocketletError."""
-        grown = queue not in self._first_seen.get(queue.topic, ())
-        everything = grown or queue.topic.startswith(RETRY_PREFIX)
-        if queue in self._starts:
-            return await self.load(connection, queue, self._starts[queue], alone=True)
-        if everything:
-            return await self.load(connection, queue, "first")
-        latest = self._latest.get(queue)
-        return await self.load(connection, queue, self._start if latest is None else At(latest))
+        RocketletError.
 
-    async def load(self, connection: Connection, queue: Queue, start: Start | At, *, alone: bool = False) -> int:
-        """The committed offset, or where a group without one begins. Raises RocketletError if it cannot be known.
-
-        alone: `start` is said of this queue only. Otherwise a Rocketlet broker that is asked for the latest fixes it for
-        all queues of the topic.
+        Where a new group begins is committed at once. A member that begins at the latest of an empty queue, and stops before
+        a message comes, would otherwise begin behind that message the next time.
         """
+        start = self._start_of(queue)
+        offset = await self._committed(connection, queue, start, alone=queue in self._starts)
+        if offset is None:
+            offset = await begin_offset(connection, queue, start)
+            await self._keep_start(queue, offset, epoch)
+        return offset
+
+    def _start_of(self, queue: Queue) -> Start | At:
+        if queue in self._starts:
+            return self._starts[queue]
+        if queue not in self._first_seen.get(queue.topic, ()) or queue.topic.startswith(RETRY_PREFIX):
+            return "first"
+        latest = self._latest.get(queue)
+        return self._start if latest is None else At(latest)
+
+    async def _keep_start(self, queue: Queue, offset: int, epoch: int) -> None:
+        try:
+            await self.store(queue, offset, epoch)
+        except BrokerRefused as error:
+            if error.code == ResponseCode.NO_PERMISSION:
+                raise
+            log.warning("start_not_committed", queue=str(queue), offset=offset, reason=str(error))
+
+    async def load(self, connection: Connection, queue: Queue, start: Start | At) -> int:
+        """The committed offset, or where a group without one begins. Raises RocketletError if it cannot be known."""
+        offset = await self._committed(connection, queue, start)
+        return await begin_offset(connection, queue, start) if offset is None else offset
+
+    async def _committed(
+        self, connection: Connection, queue: Queue, start: Start | At, *, alone: bool = False
+    ) -> int | None:
+        """alone: `start` is said of this queue only. Otherwise a Rocketlet broker that is asked for the latest fixes it for
+        all queues of the topic."""
         ext = {
             **write(QueueOffset(self._group, queue.topic, queue.queue_id)),
             EXT_UNKNOWN: "latest" if start == "last" and not alone else "error",
@@ -143,7 +165,7 @@ class GroupOffsets:
         except BrokerRefused as error:
             if error.code != ResponseCode.QUERY_NOT_FOUND:
                 raise
-        return await begin_offset(connection, queue, start)
+            return None
 
     async def committed(self, queue: Queue) -> int | None:
         """The group's offset at the broker; None if it has none. Raises RocketletError."""

@@ -358,7 +358,9 @@ class Producer:
         text = _properties(tag, keys, properties, key, delay_level)
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
-            body, sys_flag = compressed(body)
+            packed, packed_flag = compressed(body)
+            if len(packed) < len(body):  # what does not shrink is sent as it is: compression would make it larger
+                body, sys_flag = packed, packed_flag
         return self._header(topic, text, now_ms, sys_flag), body, key
 
     def _header(

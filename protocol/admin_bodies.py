@@ -168,6 +168,24 @@ def encode_topic_stats(ranges: Mapping[Queue, Range]) -> bytes:
     return b'{"offsetTable":%b}' % table
 
 
+class RangeShape(Shape):
+    min_offset: Long
+    max_offset: Long
+    last_update_timestamp: Long = 0
+
+
+class TopicStatsShape(Shape):
+    offset_table: dict[str, RangeShape] | None = None
+
+
+@answers("topic statistics", TopicStatsShape)
+def decode_topic_stats(data: TopicStatsShape) -> dict[Queue, Range]:
+    return {
+        _queue_of_key(key): Range(item.min_offset, item.max_offset, item.last_update_timestamp)
+        for key, item in (data.offset_table or {}).items()
+    }
+
+
 def encode_offsets(offsets: Mapping[Queue, int]) -> bytes:
     """RESET_CONSUMER_CLIENT_OFFSET's request and INVOKE_BROKER_TO_RESET_OFFSET's answer."""
     return b'{"offsetTable":%b}' % _offset_table(offsets)

@@ -85,6 +85,7 @@ class RequestCode(IntEnum):
     QUERY_ASSIGNMENT = 400  # 5.0's: a member asks the broker for its share
     # Rocketlet's own, far from Apache's, which have 4 digits at most. An Apache broker answers it with 3.
     GET_GROUP_HISTORY = 77_001
+    GET_QUEUE_OFFSETS = 77_002
 
 
 class ResponseCode(IntEnum):

@@ -119,6 +119,12 @@ class ConsumerGroup(NamedTuple):
     topic: str | None = None
 
 
+class OptionalGroup(NamedTuple):
+    """GET_QUEUE_OFFSETS."""
+
+    consumer_group: str | None = None
+
+
 class CreateTopic(NamedTuple):
     topic: str
     read_queue_nums: int

@@ -15,16 +15,25 @@ standalone  the planner of all queues, without membership
 ranges      what a batch reads, as Spark's checkpoint keeps it
 reading     one range on an executor
 columns     message records as Arrow columns
+extents     where queues begin and end, and by what topics are known again
+checkpoint  what Spark's checkpoint keeps of a batch
+loss        data loss, named
+patience    how long nothing has worked
+ledger      which batches Spark has finished, told by the driver's listener
+driver_process  the planner's process
 sink        rows as messages; stream_sink: those of a stream
 autoload    by which Spark finds the format by itself
 """
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 try:
     from pyspark.sql import SparkSession
@@ -32,6 +41,11 @@ except ModuleNotFoundError as missing:
     raise ImportError("rocketlet.spark needs PySpark: pip install 'rocketlet[spark]'") from missing
 
 from .format import RocketletDataSource, lacking
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
+
+_ledgers: WeakKeyDictionary[SparkSession, Ledger] = WeakKeyDictionary()
 
 __all__ = ["RocketletDataSource", "register"]
 
@@ -45,7 +59,25 @@ def register(spark: SparkSession) -> None:
     fault = _worker_fault(spark)
     if fault:
         raise RuntimeError(fault)
-    spark.dataSource.register(RocketletDataSource)
+    with warnings.catch_warnings():  # Spark has found the format by itself; this one has a ledger
+        warnings.simplefilter("ignore")
+        spark.dataSource.register(_with_ledger(spark))
+
+
+def _with_ledger(spark: SparkSession) -> type[RocketletDataSource]:
+    """The format as this driver's queries use it. Spark Connect has its driver elsewhere."""
+    if not hasattr(spark, "_jsparkSession") or lacking():
+        return RocketletDataSource
+    from .ledger import Ledger
+    from .listener import RocketletListener
+
+    known = _ledgers.get(spark)
+    if known is None:
+        known = _ledgers[spark] = Ledger.made()
+        atexit.register(known.remove)
+        spark.streams.addListener(RocketletListener(known))
+    # made here, so that Spark pickles it whole: its process for the planner learns the folder
+    return type("RocketletDataSource", (RocketletDataSource,), {"ledger_folder": known.folder})
 
 
 def _worker_fault(spark: SparkSession) -> str | None:
@@ -57,9 +89,14 @@ def _worker_fault(spark: SparkSession) -> str | None:
     worker = shutil.which(context.pythonExec)
     if worker is None or not (context.master or "").startswith("local"):
         return None
-    if Path(worker).absolute().parent == Path(sys.executable).absolute().parent:
+    if _folder(worker) == _folder(sys.executable):
         return None
     return (
         f"Spark's workers would run {worker}, not {sys.executable}, which has rocketlet: "
         f"set PYSPARK_PYTHON={sys.executable} before the session is made"
     )
+
+
+def _folder(program: str) -> Path:
+    """Where a program is called from, however that is spelled; links are kept: a virtual environment's Python is one."""
+    return Path(program).parent.resolve()

@@ -42,7 +42,7 @@ def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> lis
         raise ConfigError(
             f"the checkpoint reads the topic {foreign[0]}, the query does not; add it, or start with a new checkpoint"
         )
-    addresses = planner.addresses(ranges)
+    addresses = planner.addresses(queue for queue, (begin, end) in ranges.items() if begin < end)
     spans = [
         QueueRange(
             queue,
@@ -58,6 +58,7 @@ def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> lis
             options.include_properties,
         )
         for queue, (begin, end) in split(ranges, options.min_partitions or 1)
+        if queue in addresses
     ]
     if options.min_partitions:
         return [Task((span,)) for span in spans]

@@ -25,6 +25,9 @@ SCHEMA = (
 class RocketletDataSource(DataSource):
     """`format("rocketlet")` in `readStream`, `read`, `writeStream` and `write`; `options` says what can be set."""
 
+    ledger_folder = ""
+    """Where the driver notes which batches are finished; `register` sets it."""
+
     @classmethod
     def name(cls) -> str:
         return "rocketlet"
@@ -36,7 +39,7 @@ class RocketletDataSource(DataSource):
         _need(4, 2)
         from .source import RocketletStreamReader
 
-        return RocketletStreamReader(stream_options(self.options))
+        return RocketletStreamReader(stream_options(self.options), self.ledger_folder)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from .batch import RocketletReader

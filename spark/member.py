@@ -4,14 +4,21 @@ finished the batch. The retry topic of the group belongs to it: what other membe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ..client.connection import Connection
 from ..client.lease import Lease
 from ..client.membership import Membership
 from ..protocol import names
+from ..protocol.admin_bodies import decode_offsets
 from ..protocol.bodies import Queue
+from ..protocol.codes import RequestCode
+from ..protocol.frame import Frame
+from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
+from .checkpoint import EMPTY, Batch, Mark, Part, part_of
+from .extents import Seen
 from .options import StreamOptions
 from .planner import Planner, log
 from .ranges import Range, Ranges
@@ -21,12 +28,16 @@ SETTLE_TIMEOUT_S = 15.0
 
 @dataclass(slots=True)
 class _Reading:
-    """One owned queue. `position`: the next offset to plan. `done`: what the group may commit; `committed`: what it has."""
+    """One owned queue. `position`: the next offset to plan. `done`: what the group may commit; `committed`: what it has;
+    `is_fresh`: not planned since it was taken; `reset_to`: where an administrator wants it to go on.
+    """
 
     lease: Lease
     position: int
     done: int
     committed: int
+    is_fresh: bool = True
+    reset_to: int | None = None
     planned: Range | None = None
     leaving: bool = False
     suspended: bool = False
@@ -40,24 +51,26 @@ class _Reading:
 class Member(Planner):
     """Plans the queues that the group has given to it; what is finished is committed for the group."""
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: StreamOptions, resumed: Batch = EMPTY) -> None:
         self._release_timeout_s = options.release_timeout_s
         self._readings: dict[Queue, _Reading] = {}
-        self._last_finished: Ranges = {}
-        super().__init__(options.read)
+        self._finished: dict[Queue, int] = {}
+        self._last = EMPTY
+        super().__init__(options.read, resumed, membership=True)
 
     async def _open(self, topics: list[str]) -> None:
         options = self._options
-        start = options.start.default
+        start = "first" if self._resumed.ranges else options.start.default  # where a query begins is said only once
         self._membership = Membership(
             self._cluster,
             options.group,
             self._subscriptions([*topics, names.retry_topic(options.group)]),
             self,
             start="first" if start == "committed" else start,
-            starts=options.start.queues,
+            starts={} if self._resumed.ranges else options.start.queues,
             consume_type="CONSUME_PASSIVELY",
         )
+        self._cluster.requests[RequestCode.RESET_CONSUMER_CLIENT_OFFSET] = self._reset
         self._known = set(topics)
         await self._membership.join()
         try:
@@ -77,37 +90,70 @@ class Member(Planner):
         await self._membership.leave()
         await self._cluster.close()
 
-    async def _finish(self, ranges: Ranges) -> None:
-        fresh = ranges != self._last_finished
-        self._last_finished = dict(ranges)
-        commits: dict[Queue, int] = {}
+    async def _finish(self, batch: Batch) -> None:
+        fresh, self._last = batch != self._last, batch
+        ranges = batch.ranges
         for queue, reading in self._readings.items():
             span = ranges.get(queue)
             if reading.planned is not None and reading.planned != span:
                 reading.position = reading.planned[0]  # Spark did not run what was planned
-            elif span is not None and fresh and span[0] <= reading.position <= span[1]:
+            elif span is not None and fresh and not reading.is_fresh and span[0] <= reading.position <= span[1]:
                 reading.position = span[1]
                 reading.done = max(reading.done, span[1])
             reading.planned = None
             reading.finished.set()
-            if reading.done > reading.committed:
-                commits[queue] = reading.done
-        for queue in await self._membership.commit(commits):
+        if fresh:
+            self._finished |= {queue: end for queue, (_, end) in ranges.items()}
+        for queue, reading in self._readings.items():
+            if reading.reset_to is not None:
+                self._rewind(queue, reading.reset_to)
+        await self._commit()
+
+    async def _commit(self) -> None:
+        commits = {
+            queue: reading.done for queue, reading in self._readings.items() if reading.done != reading.committed
+        }
+        for queue in await self._membership.commit(commits) if commits else ():
             if queue in self._readings:
                 self._readings[queue].committed = commits[queue]
 
-    async def _plan(self, max_rows: int | None, max_bytes: int | None) -> dict[Queue, Range]:
+    async def _discover(self) -> None:
         new = await self._new_topics(self._known)
         if new:
             self._known.update(new)
             await self._membership.subscribe(self._subscriptions(new))
-        ends = await self._ends(self._positions())
-        available = {
-            queue: (position, max(ends[queue], position))
-            for queue, position in self._positions().items()
-            if queue in ends
-        }
-        cut = await self._cut(available, max_rows, max_bytes)
+
+    async def _settle(self, seen: Seen) -> None:
+        """A queue that was taken begins at the group's offset. If that is older than what this query has finished because
+        it was ended before it could commit, it begins where it finished."""
+        for queue, reading in self._readings.items():
+            if reading.is_fresh and queue in seen.extents:
+                reading.is_fresh = False
+                reading.position = reading.done = self._resumed_at(queue, reading.position, seen)
+        for part, mark in seen.marks.items():
+            if mark.rewinds != self._marks.get(part, mark).rewinds:
+                self._forget_finished(part)
+        await self._commit()
+
+    def _forget_finished(self, part: Part) -> None:
+        """From a reset on, the group's offset says where a queue of these goes on that comes back."""
+        for queue in [queue for queue in self._finished if part_of(queue) == part]:
+            del self._finished[queue]
+
+    def _resumed_at(self, queue: Queue, offset: int, seen: Seen) -> int:
+        finished = self._finished.get(queue)
+        part = part_of(queue)
+        before, now = self._marks.get(part, Mark()), seen.marks.get(part, Mark())
+        if finished is None or offset >= finished or before.identity != now.identity:
+            return offset
+        begin = self._last.ranges.get(queue, (finished, finished))[0]
+        is_reset = before.rewinds != now.rewinds if now.identity else offset < begin
+        if is_reset:
+            self._rewound += 1
+            log.info("offset_reset_while_away", queue=str(queue), finished=finished, offset=offset)
+        return offset if is_reset else finished
+
+    def _planned_of(self, available: Ranges, cut: Ranges) -> Ranges:
         planned: dict[Queue, Range] = {}
         for queue, span in cut.items():
             reading = self._readings.get(queue)
@@ -117,10 +163,16 @@ class Member(Planner):
                 planned[queue] = span
         return planned
 
-    def _positions(self) -> dict[Queue, int]:
+    def _move(self, queue: Queue, position: int) -> None:
+        reading = self._readings[queue]
+        reading.position = reading.done = position
+        reading.reset_to = None
+        self._finished.pop(queue, None)
+
+    def _positions(self) -> Mapping[Queue, int]:
         return {queue: reading.position for queue, reading in self._readings.items() if reading.is_free}
 
-    def _planned(self) -> dict[Queue, int]:
+    def _planned(self) -> Mapping[Queue, int]:
         return {queue: reading.position for queue, reading in self._readings.items()}
 
     def _queues(self) -> list[Queue]:
@@ -132,11 +184,7 @@ class Member(Planner):
     # What membership tells (QueueUser)
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
-        position = offset
-        span = self._last_finished.get(queue)
-        if span is not None and span[0] <= offset <= span[1]:
-            position = span[1]  # the group's offset is older than what this query has finished
-        self._readings[queue] = _Reading(lease, position, offset, offset)
+        self._readings[queue] = _Reading(lease, offset, offset, offset)
 
     async def give_queue(self, queue: Queue) -> int | None:
         reading = self._readings[queue]
@@ -147,7 +195,8 @@ class Member(Planner):
                     await reading.finished.wait()
             except TimeoutError:
                 log.warning("batch_still_running", queue=str(queue), hint="its rows will be delivered again")
-        return reading.done
+        done = reading.done if reading.reset_to is None else reading.reset_to
+        return None if done == reading.committed else done
 
     def lose_queue(self, queue: Queue) -> None:
         self._readings.pop(queue, None)
@@ -162,3 +211,23 @@ class Member(Planner):
 
     def resume_queue(self, queue: Queue) -> None:
         self._readings[queue].suspended = False
+
+    # What an administrator tells
+
+    def _reset(self, connection: Connection, frame: Frame) -> None:
+        """RESET_CONSUMER_CLIENT_OFFSET: our queues go on from these offsets, those of a running batch when it is finished."""
+        try:
+            offsets = decode_offsets(frame.body) if frame.ext.get("group") == self._options.group else {}
+        except BodyError as error:
+            log.warning("request_refused", reason=str(error))
+            return
+        for queue, offset in offsets.items():
+            reading = self._readings.get(queue)
+            if reading is None:
+                continue
+            log.info("offset_reset", queue=str(queue), old=reading.position, new=offset)
+            if reading.planned is None:
+                self._rewind(queue, offset)
+            else:
+                reading.reset_to = offset
+        self._resetting = self._loop.create_task(self._commit())

@@ -61,8 +61,9 @@ WRITE: Final = {
     "topic": "where rows go that have no column topic",
     "group": "the producer group; default: rocketlet-spark",
     "batchBytes": "how many bytes of bodies and properties are sent at once, at most 2000000; default: 1000000",
-    "sendTimeoutMs": "for a send with all its retries; default: 10000",
-    "retries": "further attempts of a send, each on another queue; default: 2",
+    "sendTimeoutMs": "a positive number: for a send with all its retries; default: 10000",
+    "deliveryTimeoutMs": "a positive number: how long sends are tried again while brokers are away; default: 30000",
+    "retries": "0 or more further attempts of a send, each on another queue; default: 2",
 }
 SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "outputmode")
 EARLIEST, LATEST = -2, -1
@@ -134,6 +135,7 @@ class WriteOptions:
     group: str
     batch_bytes: int
     timeout_s: float
+    delivery_timeout_s: float
     retries: int
 
 
@@ -181,7 +183,13 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         raise ConfigError(f"the option batchBytes is {batch_bytes}; allowed: {WRITE['batchBytes']}")
     retries = given.number("retries", 2, least=0)
     return WriteOptions(
-        _connect(given), topic, group, batch_bytes, given.number("sendTimeoutMs", 10_000) / 1000, retries
+        _connect(given),
+        topic,
+        group,
+        batch_bytes,
+        given.number("sendTimeoutMs", 10_000) / 1000,
+        given.number("deliveryTimeoutMs", 30_000) / 1000,
+        retries,
     )
 
 

@@ -12,22 +12,23 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import uvloop
 
 from ..client.cluster import Cluster
-from ..client.config import OFFSET_TIMEOUT_S
-from ..client.connection import Connection
 from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
 from ..client.log import get_logger
 from ..client.pulling import pull_header
 from ..protocol import names
 from ..protocol.bodies import Queue, decode_topic_list
 from ..protocol.codes import RequestCode
-from ..protocol.headers import Offset, TopicQueue, read, write
+from .checkpoint import EMPTY, Batch, Mark, Part, part_of
+from .extents import NOTHING, Extents, Seen
+from .loss import made_anew, outside, retired
 from .options import ReadOptions
+from .patience import Patience
 from .ranges import Range, Ranges, shared_out
 
 log = get_logger("rocketlet.spark")
@@ -37,6 +38,7 @@ CALL_TIMEOUT_S: Final = 60.0
 TOPIC_PATIENCE_S: Final = 15.0
 DISCOVERY_INTERVAL_S: Final = 10.0
 IDLE_INTERVAL_S: Final = 0.03  # Spark asks every 10 ms while there is nothing new; brokers need not be asked as often
+RETRY_S: Final = 0.2
 SAMPLE_MESSAGES: Final = 32
 
 
@@ -46,13 +48,21 @@ class Planner(ABC):
     The public methods are called from Spark's thread and carried out in the planner's.
     """
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, resumed: Batch, *, membership: bool) -> None:
+        """resumed: the newest batch in the checkpoint; empty for a new one."""
         self._options = options
+        self._membership_wanted = membership
+        self._resumed = resumed
+        self._marks: dict[Part, Mark] = dict(resumed.marks)
+        self._read_ends: dict[Queue, int] = {queue: end for queue, (_, end) in resumed.ranges.items()}
+        self._rewound = resumed.rewound
+        self._seen = Seen()
+        self._batch = EMPTY
+        self._done = EMPTY
         self._targets: dict[Queue, int] | None = None
         self._idle_until_s = 0.0
         self._discovered_s = 0.0
-        self._answered_s = time.monotonic()
-        self._away: set[str] = set()
+        self._patience = Patience(options.poll_timeout_s)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rocketlet planner", daemon=True)
         self._thread.start()
@@ -78,28 +88,39 @@ class Planner(ABC):
 
     # What Spark's thread asks
 
-    def finish(self, ranges: Ranges) -> None:
-        """Spark has finished the batch of these ranges."""
-        self._call(self._finish(ranges))
+    def finish(self, batch: Batch) -> None:
+        """Spark has finished this batch."""
+        self._call(self._finish(batch))
+        self._done = batch
 
-    def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> dict[Queue, Range]:
-        """The ranges of the next batch; empty if there is nothing new."""
+    def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> Batch | None:
+        """The next batch; None if there is nothing new. Raises DataLossError."""
         time.sleep(max(0.0, self._idle_until_s - time.monotonic()))
-        planned = self._call(self._plan(max_rows, max_bytes))
-        self._idle_until_s = 0.0 if planned else time.monotonic() + IDLE_INTERVAL_S
+        planned = self._call(self._next_batch(max_rows, max_bytes))
+        self._idle_until_s = time.monotonic() + IDLE_INTERVAL_S if planned is None else 0.0
         return planned
+
+    @property
+    def planned(self) -> Batch | None:
+        """The batch that was planned last, until it is finished."""
+        return None if self._batch in (EMPTY, self._done) else self._batch
+
+    def readable(self, batch: Batch) -> Ranges:
+        """The ranges of a batch but for those whose topics were made anew since it was planned. Raises DataLossError."""
+        return batch.ranges if batch == self._batch else self._call(self._readable(batch))
 
     def set_targets(self) -> None:
         """From now on nothing that arrives is read: what is there is the end (Trigger.AvailableNow). Raises ConnectionFailed
         if a broker cannot be asked: its messages would be passed over."""
         self._targets = self._call(self._all_ends())
 
-    def progress(self) -> tuple[dict[Queue, int], dict[Queue, int]]:
+    def progress(self) -> tuple[Mapping[Queue, int], Mapping[Queue, int]]:
         """The offsets after the newest message of the queues that this query reads, and after the last one planned."""
         return self._call(self._progress())
 
     def addresses(self, queues: Iterable[Queue]) -> dict[Queue, str]:
-        """The addresses of the queues' brokers. Raises ConnectionFailed."""
+        """The addresses of the queues' brokers. Those of brokers that no name server knows are left out, or raise
+        DataLossError."""
         return self._call(self._addresses(queues))
 
     def close(self) -> None:
@@ -116,17 +137,30 @@ class Planner(ABC):
         """`topics`: those that the query reads, whose routes are known."""
 
     @abstractmethod
-    async def _finish(self, ranges: Ranges) -> None: ...
+    async def _finish(self, batch: Batch) -> None: ...
 
     @abstractmethod
-    async def _plan(self, max_rows: int | None, max_bytes: int | None) -> dict[Queue, Range]: ...
+    async def _discover(self) -> None:
+        """Takes up topics that the pattern matches and that are new."""
 
     @abstractmethod
-    def _positions(self) -> dict[Queue, int]:
+    async def _settle(self, seen: Seen) -> None:
+        """Before a batch is planned: what was told since the last one takes its effect."""
+
+    @abstractmethod
+    def _planned_of(self, available: Ranges, cut: Ranges) -> Ranges:
+        """The ranges of the batch, of what may be read and what is within the limits; empty if there is none."""
+
+    @abstractmethod
+    def _positions(self) -> Mapping[Queue, int]:
         """The next offsets to plan of the queues that may be planned."""
 
     @abstractmethod
-    def _planned(self) -> dict[Queue, int]:
+    def _move(self, queue: Queue, position: int) -> None:
+        """A queue goes on elsewhere."""
+
+    @abstractmethod
+    def _planned(self) -> Mapping[Queue, int]:
         """The offsets after the last planned message, of all queues that this query reads."""
 
     @abstractmethod
@@ -138,6 +172,7 @@ class Planner(ABC):
 
     async def _start(self) -> None:
         self._cluster = Cluster(self._options.connect.name_server, self._options.connect.access)
+        self._extents = Extents(self._cluster, self._options.group)
         self._cluster.start()
         try:
             await self._open(await self._topics())
@@ -184,72 +219,140 @@ class Planner(ABC):
             return []
 
     async def _addresses(self, queues: Iterable[Queue]) -> dict[Queue, str]:
-        return {queue: await self._address(queue) for queue in queues}
+        known = {queue: await self._address(queue) for queue in queues}
+        return {queue: address for queue, address in known.items() if address is not None}
 
-    async def _address(self, queue: Queue) -> str:
-        if self._cluster.master(queue.broker_name) is None:
-            await self._cluster.find_route(queue.topic)
-        address = self._cluster.master(queue.broker_name)
-        if address is None:
-            raise ConnectionFailed(f"no name server knows the broker {queue.broker_name}, which {queue} lies on")
+    async def _address(self, queue: Queue) -> str | None:
+        patience = Patience(self._options.poll_timeout_s)
+        while (address := self._cluster.master(queue.broker_name)) is None:
+            try:
+                await self._cluster.find_route(queue.topic)
+            except ConnectionFailed as error:
+                log.warning("route_lookup_failed", topic=queue.topic, reason=str(error))
+            if self._cluster.master(queue.broker_name) is None and patience.is_over():
+                retired(queue, fail=self._options.fail_on_data_loss)
+                return None
+            await asyncio.sleep(RETRY_S)
         return address
+
+    # Batches
+
+    async def _next_batch(self, max_rows: int | None, max_bytes: int | None) -> Batch | None:
+        await self._discover()
+        self._seen = seen = await self._look()
+        await self._settle(seen)
+        for part in await self._made_anew(seen, self._positions()):
+            self._begin_anew(part, seen)
+        self._marks |= seen.marks
+        ends = {queue: extent.end for queue, extent in seen.extents.items()} if self._targets is None else self._targets
+        available = {
+            queue: (position, max(ends.get(queue, position), position))
+            for queue, position in self._within(seen).items()
+        }
+        ranges = self._planned_of(available, await self._cut(available, max_rows, max_bytes))
+        if not ranges:
+            return None
+        self._read_ends |= {queue: end for queue, (_, end) in ranges.items()}
+        self._batch = Batch(ranges, dict(self._marks), self._membership_wanted, self._options.group, self._rewound)
+        return self._batch
+
+    def _within(self, seen: Seen) -> dict[Queue, int]:
+        """The positions of queues whose brokers answered, moved into their queues."""
+        fail = self._options.fail_on_data_loss
+        within: dict[Queue, int] = {}
+        for queue, position in self._positions().items():
+            extent = seen.extents.get(queue)
+            if extent is None:
+                continue
+            if not extent.begin <= position <= extent.end:
+                is_same = bool(seen.marks.get(part_of(queue), Mark()).identity) and queue in self._read_ends
+                position = outside(queue, position, extent, is_same=is_same, fail=fail)
+                self._rewind(queue, position)
+            within[queue] = position
+        return within
+
+    async def _made_anew(self, seen: Seen, positions: Mapping[Queue, int]) -> list[Part]:
+        """The topics that are others than this query read. Apache's brokers tell no identity: there a message that the
+        query has read cannot have been stored after the newest one that it saw."""
+        anew = [
+            part
+            for part, mark in seen.marks.items()
+            if mark.identity and self._marks.get(part, mark).identity not in ("", mark.identity)
+        ]
+        witnesses: dict[Part, Queue] = {}
+        for queue, position in positions.items():
+            begin, end = seen.extents.get(queue, NOTHING)
+            if begin < position <= min(end, self._read_ends.get(queue, 0)):
+                witnesses.setdefault(part_of(queue), queue)
+        for part, queue in witnesses.items():
+            newest_ms = self._marks.get(part, Mark()).newest_ms
+            stored_ms = await self._extents.stored_ms(queue, positions[queue] - 1) if newest_ms else None
+            if stored_ms is not None and stored_ms > newest_ms:
+                anew.append(part)
+        return anew
+
+    def _begin_anew(self, part: Part, seen: Seen) -> None:
+        """Everything in the queues of a topic that was made anew is new. Raises DataLossError if that shall end the query."""
+        fail = self._options.fail_on_data_loss
+        for queue, position in self._positions().items():
+            if part_of(queue) == part and queue in seen.extents:
+                wanted = max(position, self._read_ends.get(queue, 0))
+                begin = made_anew(queue, wanted, seen.extents[queue], fail=fail)
+                self._rewind(queue, begin)
+
+    async def _readable(self, batch: Batch) -> Ranges:
+        """Of a batch that is run again, whose messages may be gone."""
+        queues = [queue for queue, (begin, end) in batch.ranges.items() if begin < end]
+        seen = await self._extents.of(queues)
+        anew = await self._made_anew(seen, {queue: batch.ranges[queue][1] for queue in queues})
+        lost = [queue for queue in queues if part_of(queue) in anew]
+        for queue in lost:
+            made_anew(queue, batch.ranges[queue][0], seen.extents[queue], fail=self._options.fail_on_data_loss)
+        return {queue: span for queue, span in batch.ranges.items() if queue not in lost}
 
     # Offsets
 
-    async def _ends(self, queues: Iterable[Queue]) -> dict[Queue, int]:
-        """How far batches may go: the targets, or the offsets after the newest messages."""
-        return self._targets if self._targets is not None else await self._newest(queues)
-
-    async def _newest(self, queues: Iterable[Queue]) -> dict[Queue, int]:
-        """The offsets after the newest messages; queues of brokers that are away are left out. Raises ConnectionFailed if
-        no broker has answered for as long as an answer may take."""
-        found = await asyncio.gather(*(self._end(queue) for queue in queues))
-        ends = {queue: end for queue, end in found if end is not None}
-        now_s = time.monotonic()
-        if ends or not (found or self._is_cut_off()):
-            self._answered_s = now_s
-        elif now_s - self._answered_s > self._options.poll_timeout_s:
+    async def _look(self) -> Seen:
+        """What this query's queues hold. Raises ConnectionFailed if no broker has answered for as long as an answer may take,
+        from the first failure on."""
+        queues = self._queues()
+        seen = await self._extents.of(queues)
+        if seen.extents or not (queues or self._is_cut_off()):
+            self._patience.renew()
+        elif self._patience.is_over():
             raise ConnectionFailed(
                 f"no broker of {', '.join(sorted({queue.topic for queue in self._queues()}))} has answered for "
                 f"{self._options.poll_timeout_s:.0f} s; start them, or raise pollTimeoutMs. Nothing is lost: the query goes "
                 "on from its checkpoint"
             )
-        return ends
+        return seen
+
+    def _rewind(self, queue: Queue, position: int) -> None:
+        """A queue goes on elsewhere: messages are gone, or an administrator has reset it."""
+        self._rewound += 1
+        self._read_ends.pop(queue, None)
+        self._move(queue, position)
 
     def _is_cut_off(self) -> bool:
         """Whether every queue waits for its broker, though none can be asked."""
         return False
 
-    async def _end(self, queue: Queue) -> tuple[Queue, int | None]:
-        name = queue.broker_name
-        try:
-            connection = await self._cluster.broker(name)
-            ext = write(TopicQueue(queue.topic, queue.queue_id))
-            answer = await connection.request(RequestCode.GET_MAX_OFFSET, ext, timeout_s=OFFSET_TIMEOUT_S)
-        except (ConnectionFailed, RequestTimeout) as error:
-            if name not in self._away:
-                log.warning(
-                    "broker_away", broker=name, reason=str(error), hint="its queues are skipped until it is back"
-                )
-            self._away.add(name)
-            return queue, None
-        self._away.discard(name)
-        return queue, read(Offset, answer.ext).offset
+    async def _all(self) -> Seen:
+        """What all queues hold. Raises ConnectionFailed if a broker is away."""
+        seen = await self._extents.of(self._queues())
+        if self._extents.away:
+            raise ConnectionFailed(
+                f"the broker {min(self._extents.away)} does not answer: what it holds would be passed over; start it, or "
+                "try later"
+            )
+        return seen
 
     async def _all_ends(self) -> dict[Queue, int]:
-        """Raises ConnectionFailed if one cannot be known."""
-        queues = self._queues()
-        ends = await self._ends(queues)
-        missing = sorted({queue.broker_name for queue in queues if queue not in ends})
-        if missing:
-            raise ConnectionFailed(
-                f"the broker {missing[0]} cannot be asked how far its queues go; start it, and the query again"
-            )
-        return ends
+        return {queue: extent.end for queue, extent in (await self._all()).extents.items()}
 
-    async def _progress(self) -> tuple[dict[Queue, int], dict[Queue, int]]:
+    async def _progress(self) -> tuple[Mapping[Queue, int], Mapping[Queue, int]]:
         planned = self._planned()
-        return await self._newest(planned), planned
+        return {queue: self._seen.extents[queue].end for queue in planned if queue in self._seen.extents}, planned
 
     async def _cut(self, available: Ranges, max_rows: int | None, max_bytes: int | None) -> dict[Queue, Range]:
         """The ranges within both limits."""
@@ -257,14 +360,18 @@ class Planner(ABC):
         if max_bytes is None or not cut:
             return cut
         sizes = await asyncio.gather(*(self._message_bytes(queue, span[0]) for queue, span in cut.items()))
-        return shared_out(cut, max_bytes, dict(zip(cut, sizes, strict=True)))
+        known = {queue: size for queue, size in zip(cut, sizes, strict=True) if size is not None}
+        return shared_out({queue: cut[queue] for queue in known}, max_bytes, known)
 
-    async def _message_bytes(self, queue: Queue, offset: int) -> float:
-        """The mean size of the next messages of a queue."""
-        connection: Connection = await self._cluster.broker(queue.broker_name)
+    async def _message_bytes(self, queue: Queue, offset: int) -> float | None:
+        """The mean size of the next messages of a queue; None if its broker is away."""
         subscription = self._options.subscription(queue.topic)
         header = pull_header(self._options.group, queue, offset, SAMPLE_MESSAGES, subscription)
-        timeout_s = self._options.poll_timeout_s
-        answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
+        try:
+            connection = await self._cluster.broker(queue.broker_name)
+            answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=self._options.poll_timeout_s)
+        except (ConnectionFailed, RequestTimeout) as error:
+            log.warning("message_size_unknown", queue=str(queue), reason=str(error), hint="the queue waits")
+            return None
         messages = int(answer.ext.get("nextBeginOffset", 0)) - offset
         return max(len(answer.body) / messages, 1.0) if messages > 0 and answer.body else 1.0

@@ -21,21 +21,19 @@ from ..protocol.frame import Frame
 from ..protocol.headers import PullMessageResult, read
 from ..protocol.message import MessageError
 from ..protocol.subscription import Subscription
+from .loss import REMEDY, DataLossError, log
+from .patience import Patience
 
 PULL_MESSAGES = 4096
 BATCH_BYTES = 32 * 1024 * 1024
-ATTEMPTS = 5
-RETRY_DELAY_S = 0.5
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 2.0
 _READABLE = (
     ResponseCode.SUCCESS,
     ResponseCode.PULL_RETRY_IMMEDIATELY,
     ResponseCode.PULL_NOT_FOUND,
     ResponseCode.PULL_OFFSET_MOVED,
 )
-
-
-class DataLossError(RuntimeError):
-    """Messages of a planned range are gone from the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +137,9 @@ class _Pulls:
             answer = await self._pull
             self._pull = None
             offset, self._offset = self._offset, read(PullMessageResult, answer.ext).next_begin_offset
-            if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            if answer.code == ResponseCode.PULL_OFFSET_MOVED or self._offset <= offset:
                 self._lost(offset)
                 continue
-            if self._offset <= offset:
-                raise RocketletError(f"{span.queue} ends at {offset}, before the planned end {span.end}")
             if self._offset < span.end:
                 self.start()
             if answer.body:
@@ -152,27 +148,35 @@ class _Pulls:
         return found
 
     def _lost(self, offset: int) -> None:
+        """The broker goes on elsewhere: behind messages that have expired, or before the end of the range, where the queue
+        ends."""
         span = self._span
-        remedy = "set failOnDataLoss to false to go on without them, or keep messages longer"
-        if self._offset <= offset or span.fail_on_data_loss:
-            raise DataLossError(
-                f"{span.queue}: the offsets {offset} to {max(min(self._offset, span.end), offset)} of the planned range "
-                f"{span.begin} to {span.end} are gone from the broker; {remedy}"
-            )
+        gone = min(self._offset, span.end) if self._offset > offset else span.end
+        text = (
+            f"{span.queue}: the offsets {offset} to {gone} of the planned range {span.begin} to {span.end} are gone from the "
+            "broker"
+        )
+        if span.fail_on_data_loss:
+            raise DataLossError(f"{text}; {REMEDY}")
+        log.warning("messages_lost", reason=text)
+        self._offset = gone
 
     def start(self) -> None:
         """Sends the next pull."""
         self._pull = asyncio.get_running_loop().create_task(self._pull_patiently(self._offset))
 
     async def _pull_patiently(self, offset: int) -> Frame:
-        for attempt in range(1, ATTEMPTS + 1):
+        patience, delay_s = Patience(self._span.timeout_s), FIRST_RETRY_S
+        while True:
             try:
                 return await self._pull_once(offset)
             except (ConnectionFailed, RequestTimeout) as error:
-                if attempt == ATTEMPTS:
-                    raise RocketletError(f"{self._span.queue} cannot be read at {offset}: {error}") from error
-                await asyncio.sleep(RETRY_DELAY_S * attempt)
-        raise AssertionError("the last attempt returns or raises")
+                if patience.is_over():
+                    raise RocketletError(
+                        f"{self._span.queue} cannot be read at {offset}, tried for {self._span.timeout_s:.0f} s: {error}"
+                    ) from error
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, LAST_RETRY_S)
 
     async def _pull_once(self, offset: int) -> Frame:
         span = self._span

@@ -7,9 +7,9 @@ rows again. Rows with a column messageId keep it, so that whoever reads them can
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 import uvloop
@@ -26,16 +26,31 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from ..client.errors import ConfigError, MessageIllegal
+from ..client.errors import (
+    BrokerRefused,
+    ConfigError,
+    ConnectionFailed,
+    MessageIllegal,
+    RequestTimeout,
+    RocketletError,
+    TopicNotFound,
+)
 from ..client.log import get_logger
-from ..client.message import Outgoing
+from ..client.message import Outgoing, SendResult
 from ..client.producer import Producer
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
+from ..protocol.codes import ResponseCode
 from .options import WriteOptions
+from .patience import Patience
 
 log = get_logger("rocketlet.spark")
 
+T = TypeVar("T")
+FIRST_RETRY_S: Final = 0.1
+LAST_RETRY_S: Final = 2.0
+MAX_DELAY_LEVEL: Final = 18
+_PASSING: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 _TEXT: Final = (StringType,)
 COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
     "topic": ("STRING: where the row goes; or set the option topic", _TEXT),
@@ -111,13 +126,31 @@ def send_all(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Sent:
             access=options.connect.access,
         )
         sender = _Sender(options, producer)
-        runner.run(producer.__aenter__())
+        runner.run(_patiently(producer.__aenter__, options))
         try:
             for batch in batches:  # taken outside of the loop: Spark's iterator blocks
                 runner.run(sender.send(batch))
         finally:
             runner.run(producer.__aexit__())
         return sender.sent
+
+
+async def _patiently(work: Callable[[], Awaitable[T]], options: WriteOptions) -> T:
+    """The result of `work`, tried again while brokers or name servers are away. Raises RocketletError."""
+    patience, delay_s = Patience(options.delivery_timeout_s), FIRST_RETRY_S
+    while True:
+        try:
+            return await work()
+        except (ConnectionFailed, RequestTimeout, TopicNotFound, BrokerRefused) as error:
+            if isinstance(error, BrokerRefused) and error.code not in _PASSING:
+                raise
+            if patience.is_over():
+                raise RocketletError(
+                    f"rows could not be sent, tried for {options.delivery_timeout_s:.0f} s (deliveryTimeoutMs): {error}"
+                ) from error
+            log.info("send_failed", reason=str(error), hint="it is tried again")
+        await asyncio.sleep(delay_s)
+        delay_s = min(2 * delay_s, LAST_RETRY_S)
 
 
 class _Sender:
@@ -131,7 +164,7 @@ class _Sender:
         together: dict[tuple[str, Queue | None], list[Outgoing]] = {}
         alone: list[tuple[str, Queue | None, Outgoing]] = []
         for topic, key, message in self._messages(batch):
-            queue = await self._producer.queue_for(topic, key) if key is not None else None
+            queue = await self._queue_for(topic, key) if key is not None else None
             if message.delay_level:
                 alone.append((topic, queue, message))
             else:
@@ -142,6 +175,9 @@ class _Sender:
             if failure is not None:
                 raise failure
 
+    async def _queue_for(self, topic: str, key: str) -> Queue:
+        return await _patiently(lambda: self._producer.queue_for(topic, key), self._options)
+
     def _messages(self, batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, Outgoing]]:
         """Topic, queue key and message of each row. Raises MessageIllegal."""
         empty = [None] * batch.num_rows
@@ -151,6 +187,11 @@ class _Sender:
             if body is None:
                 raise MessageIllegal(
                     f"a row's body is null (keys {keys}, messageId {message_id}); filter such rows out"
+                )
+            if delay_level and not 0 <= delay_level <= MAX_DELAY_LEVEL:
+                raise MessageIllegal(
+                    f"a row's delayLevel is {delay_level} (keys {keys}, messageId {message_id}); allowed: 0 to "
+                    f"{MAX_DELAY_LEVEL}, or null"
                 )
             topic = topic or self._options.topic
             if not topic:
@@ -183,20 +224,23 @@ class _Sender:
         if len(messages) == 1:  # which may be compressed, or as large as a message may be
             await self._send_one(topic, queue, messages[0])
             return
-        await self._producer.send_batch(topic, messages, queue=queue)
+        await _patiently(lambda: self._producer.send_batch(topic, messages, queue=queue), self._options)
         self._count(messages)
 
     async def _send_one(self, topic: str, queue: Queue | None, message: Outgoing) -> None:
-        await self._producer.send(
-            topic,
-            message.body,
-            tag=message.tag,
-            keys=message.keys,
-            properties=message.properties,
-            delay_level=message.delay_level,
-            queue=queue,
-            message_id=message.message_id,
-        )
+        def send() -> Awaitable[SendResult]:
+            return self._producer.send(
+                topic,
+                message.body,
+                tag=message.tag,
+                keys=message.keys,
+                properties=message.properties,
+                delay_level=message.delay_level,
+                queue=queue,
+                message_id=message.message_id,
+            )
+
+        await _patiently(send, self._options)
         self._count([message])
 
     def _count(self, messages: Sequence[Outgoing]) -> None:

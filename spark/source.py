@@ -5,14 +5,16 @@ Traps that were measured, and how they are met:
   members. The planner is made when offsets are first asked for, and is not pickled.
 - `commit` is called only when the next batch is built, on an idle topic never. `latestOffset` gets the end of the
   finished batch at every trigger: the group's offsets are committed there.
-- `stop` may not be called: the broker sees the socket close when Spark ends the process.
+- `query.stop()` kills Spark's process for the reader; `stop` is called in a child of it (`driver_process`), which looks
+  whether the last batch was finished (`ledger`).
 - A queue that was lost and won back begins at the group's offset; a replay reads the ranges that the log holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -25,26 +27,40 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from .batch import to_partitions
+from .checkpoint import Batch, check_resumed, from_offset, ranges_by_topic, to_offset
+from .driver_process import go_on_in_child
+from .ledger import Ledger
 from .member import Member
 from .options import StreamOptions
 from .planner import Planner
-from .ranges import from_offset, to_offset
 from .reading import read_task
 from .standalone import Standalone
 
+END_PATIENCE_S: Final = 5.0  # how long a stopped query waits for the driver's word on its last batch
+
 
 class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: StreamOptions, ledger_folder: str = "") -> None:
+        """ledger_folder: where the driver notes which batches are finished; empty if it does not."""
         self._options = options
+        self._ledger_folder = ledger_folder
         self._planner: Planner | None = None
+        self._is_bounded = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_planner": None}
+        return {**vars(self), "_planner": None}
 
-    @property
-    def _opened(self) -> Planner:
+    def _opened(self, resumed: Batch) -> Planner:
+        """The planner. resumed: the newest batch in the checkpoint, if the query has just been started."""
         if self._planner is None:
-            self._planner = Member(self._options) if self._options.membership else Standalone(self._options.read)
+            check_resumed(resumed, self._options)
+            go_on_in_child()
+            options = self._options
+            if self._ledger_folder:
+                Ledger(Path(self._ledger_folder)).forget(options.read.group)
+            self._planner = Member(options, resumed) if options.membership else Standalone(options.read, resumed)
+            if self._is_bounded:
+                self._planner.set_targets()
         return self._planner
 
     # Offsets, in the driver
@@ -55,12 +71,14 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The next batch; `start`, the last one, is finished. The same as `start` if there is nothing new."""
-        self._opened.finish(from_offset(start))
+        finished = from_offset(start)
+        planner = self._opened(finished)
+        planner.finish(finished)
         if isinstance(limit, ReadAllAvailable):
-            planned = self._opened.plan()
+            planned = planner.plan()
         else:
-            planned = self._opened.plan(self._options.max_rows, self._options.max_bytes)
-        return to_offset(planned) if planned else dict(start)
+            planned = planner.plan(self._options.max_rows, self._options.max_bytes)
+        return dict(start) if planned is None else to_offset(planned)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Spark gives it back, or ReadAllAvailable where a trigger ends everything in one batch."""
@@ -69,7 +87,8 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadMaxBytes(self._options.max_bytes) if self._options.max_bytes else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._opened.set_targets()
+        """Comes before Spark has read its checkpoint: what is there is looked up when the planner is made."""
+        self._is_bounded = True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """For Spark's progress: what the queues hold, and how many messages are not planned yet."""
@@ -78,7 +97,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         ends, positions = self._planner.progress()
         behind = [max(end - positions[queue], 0) for queue, end in ends.items() if queue in positions]
         return {
-            "offsets": to_offset({queue: (positions.get(queue, end), end) for queue, end in ends.items()}),
+            "offsets": ranges_by_topic({queue: (positions.get(queue, end), end) for queue, end in ends.items()}),
             "metrics": {
                 "queues": len(positions),
                 "offsetsBehindLatest": sum(behind),
@@ -92,15 +111,32 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Comes after the next batch was planned, or never; `latestOffset` has committed `end` already."""
 
     def stop(self) -> None:
+        """At the end of the query; Spark calls it in a process whose socket was closed."""
         planner, self._planner = self._planner, None
-        if planner is not None:
+        if planner is None:
+            return
+        try:
+            self._finish_last(planner)
+        finally:
             planner.close()
+
+    def _finish_last(self, planner: Planner) -> None:
+        """Commits the last batch if Spark has finished it: no trigger came that would have told."""
+        planned = planner.planned
+        if planned is not None and self._ledger_folder and self._options.membership:
+            ledger = Ledger(Path(self._ledger_folder))
+            if ledger.finished(self._options.read.group, to_offset(planned), END_PATIENCE_S):
+                planner.finish(planned)
 
     # Reading
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """What is read is in `end` alone."""
-        return [] if start == end else to_partitions(self._opened, self._options.read, from_offset(end))
+        if start == end:
+            return []
+        batch = from_offset(end)
+        planner = self._opened(batch)
+        return to_partitions(planner, self._options.read, planner.readable(batch))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..client.config import At
 from ..client.errors import ConfigError
 from ..client.offsets import GroupOffsets, begin_offset
 from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import Queue
-from .options import Place, Position
-from .planner import Planner
+from .checkpoint import EMPTY, Batch
+from .extents import Seen
+from .loss import outside
+from .options import Place, Position, ReadOptions
+from .planner import Planner, log
 from .ranges import Range, Ranges
 
 
 class Standalone(Planner):
     """Plans every queue of its topics; each batch names all of them, so that the checkpoint knows where each one stands."""
 
+    def __init__(self, options: ReadOptions, resumed: Batch = EMPTY) -> None:
+        super().__init__(options, resumed, membership=False)
+
     async def _open(self, topics: list[str]) -> None:
         self._known = set(topics)
         self._read_to: dict[Queue, int] = {}
         self._planned_to: dict[Queue, int] = {}
-        self._last: Ranges | None = None
+        self._last: Batch | None = None
+        self._missing: set[Queue] = set()
         unknown = sorted(map(str, self._options.start.queues.keys() - set(self._queues())))
-        if unknown:
+        if unknown and not self._resumed.ranges:
             raise ConfigError(f"startingOffsets names {unknown[0]}, which does not exist")
 
     async def _leave(self) -> None:
@@ -37,32 +44,47 @@ class Standalone(Planner):
             queues += subscribe_queues(topic, route) if route is not None else []
         return queues
 
-    def _positions(self) -> dict[Queue, int]:
-        return dict(self._read_to)
+    def _positions(self) -> Mapping[Queue, int]:
+        return self._read_to
 
-    def _planned(self) -> dict[Queue, int]:
+    def _planned(self) -> Mapping[Queue, int]:
         return self._read_to | self._planned_to
 
-    async def _finish(self, ranges: Ranges) -> None:
+    def _move(self, queue: Queue, position: int) -> None:
+        self._read_to[queue] = position
+
+    async def _finish(self, batch: Batch) -> None:
         """Goes on where these ranges end. A query without a checkpoint begins where the options say, what comes later at its
         start."""
-        is_new = self._last is None and not ranges
-        if self._last is None or ranges:
-            self._read_to = {queue: end for queue, (_, end) in ranges.items()}
-        fresh = [queue for queue in self._queues() if queue not in self._read_to]
-        self._read_to |= await self._at(fresh, self._options.start if is_new else Position("first"))
-        self._last = dict(ranges)
+        if batch == self._last:
+            return
+        is_new = self._last is None and not batch.ranges
+        self._read_to = {queue: end for queue, (_, end) in batch.ranges.items()}
+        self._last = batch
+        if is_new:
+            self._read_to |= await self._at(self._queues(), self._options.start, await self._all())
 
-    async def _plan(self, max_rows: int | None, max_bytes: int | None) -> dict[Queue, Range]:
+    async def _discover(self) -> None:
         self._known.update(await self._new_topics(self._known))
-        ends = await self._ends(self._read_to)
-        available = {
-            queue: (position, max(ends.get(queue, position), position)) for queue, position in self._read_to.items()
-        }
-        cut = await self._cut(available, max_rows, max_bytes)
+
+    async def _settle(self, seen: Seen) -> None:
+        """Queues that are new begin at their start. Those that the route lacks keep their place, for when they are back."""
+        self._read_to |= {queue: extent.begin for queue, extent in seen.extents.items() if queue not in self._read_to}
+        missing = self._read_to.keys() - set(self._queues())
+        for queue in sorted(missing - self._missing):
+            log.warning(
+                "queue_not_in_route",
+                queue=str(queue),
+                offset=self._read_to[queue],
+                hint="it is read again when it is back",
+            )
+        self._missing = missing
+
+    def _planned_of(self, available: Ranges, cut: Ranges) -> Ranges:
         self._planned_to = {queue: end for queue, (_, end) in cut.items()}
-        is_news = bool(cut) or self._read_to.keys() != (self._last or {}).keys()
-        return {queue: cut.get(queue, (begin, begin)) for queue, (begin, _) in available.items()} if is_news else {}
+        if not cut and self._last is not None and self._read_to.keys() == self._last.ranges.keys():
+            return {}
+        return {queue: cut.get(queue, (position, position)) for queue, position in self._read_to.items()}
 
     # Batch reads
 
@@ -75,16 +97,31 @@ class Standalone(Planner):
         unknown = sorted(map(str, end.queues.keys() - set(queues)))
         if unknown:
             raise ConfigError(f"endingOffsets names {unknown[0]}, which does not exist")
-        begins, ends = await self._at(queues, start), await self._at(queues, end)
-        return {queue: (begins[queue], max(begins[queue], ends[queue])) for queue in queues}
+        seen = await self._all()
+        begins, ends = await self._at(queues, start, seen), await self._at(queues, end, seen)
+        return {queue: self._span(queue, begins[queue], ends[queue], seen, start) for queue in queues}
 
-    async def _at(self, queues: Iterable[Queue], position: Position) -> dict[Queue, int]:
-        queues = list(queues)
-        found = await asyncio.gather(*(self._offset(queue, position.of(queue)) for queue in queues))
-        return dict(zip(queues, found, strict=True))
+    def _span(self, queue: Queue, begin: int, end: int, seen: Seen, start: Position) -> Range:
+        extent = seen.extents[queue]
+        if end > extent.end:
+            raise ConfigError(f"endingOffsets names {queue} at {end}, which ends at {extent.end}")
+        if begin > end and start.of(queue) != "first":  # the first message may be behind what a group has committed
+            raise ConfigError(
+                f"{queue}: the start {begin} is behind the end {end}; correct the starting or ending option"
+            )
+        if begin < extent.begin:
+            begin = outside(queue, begin, extent, is_same=True, fail=self._options.fail_on_data_loss)
+        return begin, max(begin, end)
 
-    async def _offset(self, queue: Queue, start: Place | At) -> int:
+    async def _at(self, queues: Iterable[Queue], position: Position, seen: Seen) -> dict[Queue, int]:
+        wanted = {queue: position.of(queue) for queue in queues}
+        found = await asyncio.gather(*(self._offset(queue, place, seen) for queue, place in wanted.items()))
+        return dict(zip(wanted, found, strict=True))
+
+    async def _offset(self, queue: Queue, place: Place | At, seen: Seen) -> int:
+        if place in ("first", "last"):
+            return seen.extents[queue].begin if place == "first" else seen.extents[queue].end
         connection = await self._cluster.broker(queue.broker_name)
-        if start == "committed":
+        if place == "committed":
             return await GroupOffsets(self._cluster, self._options.group).load(connection, queue, "first")
-        return await begin_offset(connection, queue, start)
+        return await begin_offset(connection, queue, place)

@@ -1,4 +1,8 @@
-"""Committed offsets: the next message that a group reads of a queue. Saved every 5 s and at the end."""
+"""Committed offsets: the next message that a group reads of a queue. Saved every 5 s and at the end.
+
+Rewinds are counted: a Spark query must know whether its group's offset is behind its checkpoint because somebody reset it,
+or because the query was killed before it could commit.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from ..store.files import read_state, write_state
 
 log = structlog.get_logger("rocketlet.groups")
 
+_REWINDS = "rewinds"  # beside keys with an @
+
 
 class Offsets:
     def __init__(self, path: Path) -> None:
@@ -19,7 +25,9 @@ class Offsets:
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self._dirty = False
         self._of_owners: dict[tuple[str, str, int], int] = {}  # what the owner of a lease has committed last
-        for key, queues in (read_state(path) or {}).items():
+        state = read_state(path) or {}
+        self._rewinds: dict[str, int] = state.pop(_REWINDS, {})
+        for key, queues in state.items():
             topic, _, group = key.partition("@")
             self._offsets[topic, group] = {int(number): int(offset) for number, offset in queues.items()}
 
@@ -50,8 +58,15 @@ class Offsets:
             self._of_owners[group, topic, queue_id] = offset
         else:
             self._of_owners.pop((group, topic, queue_id), None)
-        self._offsets.setdefault((topic, group), {})[queue_id] = offset
+        queues = self._offsets.setdefault((topic, group), {})
+        if offset < queues.get(queue_id, 0):
+            self._rewinds[f"{topic}@{group}"] = self.rewinds(group, topic) + 1
+        queues[queue_id] = offset
         self._dirty = True
+
+    def rewinds(self, group: str, topic: str) -> int:
+        """How often the group's offset of a queue of the topic went back."""
+        return self._rewinds.get(f"{topic}@{group}", 0)
 
     def is_behind_owner(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Whether an offset is one from before the last owner of a lease has gone on from it."""
@@ -81,15 +96,17 @@ class Offsets:
     def forget_group(self, group: str) -> None:
         for key in [key for key in self._offsets if key[1] == group]:
             del self._offsets[key]
+            self._rewinds.pop("@".join(key), None)
             self._dirty = True
 
     def forget_topic(self, topic: str) -> None:
         for key in [key for key in self._offsets if key[0] == topic]:
             del self._offsets[key]
+            self._rewinds.pop("@".join(key), None)
             self._dirty = True
 
     def save(self, sync: bool = True) -> None:
         """Raises StoreFull; the offsets are then saved the next time."""
         if self._dirty:
-            write_state(self._path, self.table(), sync=sync)
+            write_state(self._path, {**self.table(), _REWINDS: self._rewinds}, sync=sync)
             self._dirty = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -43,6 +44,7 @@ class Topics:
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
         self._since: dict[str, int] = {}
+        self._identities: dict[str, str] = {}
         self._journal = Journal(self._path, syncs=config.flush == "sync")
         self._is_behind = False  # whether neither file nor journal has all topics
         self.is_current = False  # whether there can be no other topics than those in the file
@@ -88,6 +90,7 @@ class Topics:
                 continue
             self._topics[topic.name] = topic
             self._since[topic.name] = int(item.get("since", 0))
+            self._identities[topic.name] = str(item.get("identity", self._since[topic.name]))
 
     def queues_of(self, name: str) -> int:
         """How many queues of a topic may be read here."""
@@ -109,12 +112,17 @@ class Topics:
             )
             self._topics[name] = TopicConfig(name, queues, queues)
             self._since[name] = 0
+            self._identities[name] = ""
         if topics:
             try:
                 self._save()
             except StoreFull as error:
                 log.error("topics_save_failed", reason=str(error), hint="the next change tries again")
                 self._is_behind = True
+
+    def identity(self, name: str) -> str:
+        """What a topic of this name that is created later, here or on another disk, does not have; empty if that is lost."""
+        return self._identities.get(name, "")
 
     def is_built_in(self, name: str) -> bool:
         return names.is_system_topic(name) or any(topic.name == name for topic in self._built_in())
@@ -129,6 +137,7 @@ class Topics:
         before = self._topics.get(topic.name)
         self._topics[topic.name] = topic
         self._since.setdefault(topic.name, position)
+        self._identities.setdefault(topic.name, secrets.token_hex(8))
         try:
             self._keep(self._json(topic))
         except Exception:
@@ -145,6 +154,7 @@ class Topics:
         if before is None:
             del self._topics[name]
             self._since.pop(name, None)
+            self._identities.pop(name, None)
         else:
             self._topics[name] = before
 
@@ -165,6 +175,7 @@ class Topics:
     def _forget(self, name: str) -> None:
         self._topics.pop(name, None)
         self._since.pop(name, None)
+        self._identities.pop(name, None)
 
     def auto_create(self, name: str, template: str, queues: int, position: int) -> TopicConfig | None:
         """The topic that a send to an unknown name makes, by the template's INHERIT permission; None if it may not."""
@@ -195,4 +206,4 @@ class Topics:
         self._is_behind = False
 
     def _json(self, topic: TopicConfig) -> dict[str, Any]:
-        return topic_json(topic) | {"since": self._since.get(topic.name, 0)}
+        return topic_json(topic) | {"since": self._since.get(topic.name, 0), "identity": self.identity(topic.name)}

@@ -6,9 +6,11 @@ import structlog
 
 from ...protocol import names
 from ...protocol.codes import EXT_UNKNOWN, ResponseCode
+from ...protocol.extents import TopicExtent, decode_topics, encode_extents
 from ...protocol.frame import Frame
 from ...protocol.headers import (
     Offset,
+    OptionalGroup,
     QueueOffset,
     SearchOffset,
     StoreTime,
@@ -112,6 +114,23 @@ def min_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(TopicQueue, frame.ext)
     queue = _queue(broker, header.topic, header.queue_id)
     return answer(frame, ext=write(Offset(queue.begin if queue else 0)))
+
+
+def queue_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_QUEUE_OFFSETS, our own. Topics that are not here are left out."""
+    group = read(OptionalGroup, frame.ext).consumer_group or ""
+    found = {name: _extent(broker, group, name) for name in decode_topics(frame.body) if broker.topics.get(name)}
+    return answer(frame, body=encode_extents(found))
+
+
+def _extent(broker: Broker, group: str, topic: str) -> TopicExtent:
+    queues = [_queue(broker, topic, queue_id) for queue_id in range(broker.topics.queues_of(topic))]
+    return TopicExtent(
+        broker.topics.identity(topic),
+        broker.offsets.rewinds(group, topic),
+        tuple(queue.begin if queue else 0 for queue in queues),
+        tuple(queue.next if queue else 0 for queue in queues),
+    )
 
 
 def search_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

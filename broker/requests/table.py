@@ -72,6 +72,7 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Permission]] = {
     Code.GET_MAX_OFFSET: (offsets.max_offset, NONE),
     Code.GET_MIN_OFFSET: (offsets.min_offset, NONE),
     Code.GET_EARLIEST_MSG_STORETIME: (offsets.earliest_store_time, NONE),
+    Code.GET_QUEUE_OFFSETS: (offsets.queue_offsets, NONE),
     # topics
     Code.UPDATE_AND_CREATE_TOPIC: (topics.create_topic, ADMIN),
     Code.DELETE_TOPIC_IN_BROKER: (topics.delete_topic, ADMIN),

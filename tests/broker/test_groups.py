@@ -14,6 +14,7 @@ from rocketlet.broker.server import Server
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, Queue, TopicConfig
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.extents import TopicExtent, decode_extents, encode_topics
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
@@ -478,3 +479,42 @@ async def test_an_external_port_tells_the_external_addresses(tmp_path: Path, con
             assert bodies.decode_cluster(cluster.body)[0].addresses == {0: address}
         await inside.close()
         await outside.close()
+
+
+async def test_one_answer_tells_where_all_queues_begin_and_end(wire: Wire, node: Node) -> None:
+    await create_topic(wire, "t", 3)
+    ask = (RequestCode.GET_QUEUE_OFFSETS, {"consumerGroup": "g"}, encode_topics(["t", "unknown"]))
+    before = decode_extents((await wire.call(*ask)).body)
+    assert before.keys() == {"t"}
+    assert before["t"]._replace(identity="") == TopicExtent("", 0, (0, 0, 0), (0, 0, 0))
+    commit = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+    for offset in (5, 7, 3, 3, 2):
+        node.broker.offsets.put("g", "t", 0, offset)
+    assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, commit)).ext["offset"] == "2"
+    assert decode_extents((await wire.call(*ask)).body)["t"].rewinds == 2
+    await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})
+    await create_topic(wire, "t", 3)
+    anew = decode_extents((await wire.call(*ask)).body)["t"]
+    assert anew.identity != before["t"].identity
+    assert anew.rewinds == 0, "the new topic has no offsets yet"
+
+
+async def test_a_topics_identity_and_a_groups_rewinds_survive_a_restart(nodes: Nodes, connect: Connect) -> None:
+    first = await nodes.start()
+    wire = await connect(first.address)
+    await create_topic(wire, "t", 1)
+    for offset in (5, 3):
+        first.broker.offsets.put("g", "t", 0, offset)
+    ask = (RequestCode.GET_QUEUE_OFFSETS, {"consumerGroup": "g"}, encode_topics(["t"]))
+    told = decode_extents((await wire.call(*ask)).body)
+    await first.stop()
+    second = await nodes.start()
+    assert decode_extents((await (await connect(second.address)).call(*ask)).body) == told
+    assert told["t"].rewinds == 1
+
+
+async def test_the_latest_of_queues_without_messages_is_kept_too(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 4)
+    query = {"consumerGroup": "g", "topic": "t", "queueId": 0, "unknown": "latest"}
+    assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, query)).ext["offset"] == "0"
+    assert node.broker.offsets.of("g", "t") == dict.fromkeys(range(4), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from rocketlet.client import (
     RequestTimeout,
     TopicNotFound,
 )
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.frame import MSGPACK
-from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.message import MAX_BODY_BYTES, decode_records
 from rocketlet.protocol.properties import decode
 
 from ..broker.test_pulls import pull
@@ -240,3 +241,17 @@ async def test_what_is_no_text_is_refused_by_name(node: Node, arguments: dict[st
     async with Producer(node.address) as producer:
         with pytest.raises(MessageIllegal, match=reason):
             await producer.send(**{"topic": "t", "body": b"x", **arguments})
+
+
+async def test_a_body_that_compression_would_make_larger_is_sent_as_it_is(node: Node, wire: Wire) -> None:
+    bodies = [random.Random(size).randbytes(size) for size in (5000, MAX_BODY_BYTES - 1000, MAX_BODY_BYTES)]
+    await create_topic(wire, "t", 1)
+    found: list[Any] = []
+    async with Producer(node.address) as producer:
+        for body in bodies:
+            await producer.send("t", body)
+    for offset in range(len(bodies)):
+        answer = await wire.call(RequestCode.PULL_MESSAGE, pull("t", offset=offset, max_msg_nums=1))
+        found += decode_records(answer.body)
+    assert [record.body for record in found] == bodies
+    assert not any(record.sys_flag & SYS_COMPRESSED for record in found)

@@ -19,6 +19,7 @@ from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 
 pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, SparkSession
+from rocketlet.spark.checkpoint import Batch
 
 MARKS = [
     pytest.mark.spark,
@@ -79,6 +80,10 @@ def stream(spark: SparkSession, address: str, group: str, **options: str) -> Dat
         spark.readStream.format("rocketlet").option("nameServer", address).option("topic", "t").option("group", group)
     )
     return reader.options(**options).load()
+
+
+def rows_of(batch: Batch) -> int:
+    return sum(end - begin for begin, end in batch.ranges.values())
 
 
 class Sink:

@@ -29,7 +29,8 @@ from .running import MARKS, Sink, fill, run_once, stream, wait_for
 pytestmark = MARKS
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from rocketlet.spark.reading import DataLossError, QueueRange, Task, read_task
+from rocketlet.spark.loss import DataLossError
+from rocketlet.spark.reading import QueueRange, Task, read_task
 
 
 @contextmanager
@@ -99,7 +100,7 @@ def test_a_task_waits_for_its_broker_for_some_seconds(broker: BrokerProcess) -> 
     fill(broker.address, range(400))
     batches = read_task(Task((queue_range(broker.address, 0, 100),)))
     broker.stop()
-    with pytest.raises(RocketletError, match=r"t@broker-a:0 cannot be read at 0: .*cannot connect"):
+    with pytest.raises(RocketletError, match=r"t@broker-a:0 cannot be read at 0, tried for 2 s: .*cannot connect"):
         next(batches)
 
     async def restarted() -> list[int]:

@@ -6,15 +6,10 @@ from hypothesis import strategies as st
 from rocketlet.protocol.bodies import Queue
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.ranges import Range, from_offset, shared_out, split, to_offset
+from rocketlet.spark.ranges import Range, shared_out, split
 
 QUEUES = st.builds(Queue, st.sampled_from("tu"), st.sampled_from(["a", "b:1"]), st.integers(0, 9))
 RANGES = st.dictionaries(QUEUES, st.tuples(st.integers(0, 99), st.integers(0, 99)).map(lambda p: (p[0], p[0] + p[1])))
-
-
-@given(RANGES)
-def test_what_spark_logs_is_read_back(ranges: dict[Queue, Range]) -> None:
-    assert from_offset(to_offset(ranges)) == ranges
 
 
 @given(RANGES, st.integers(1, 300))
@@ -28,11 +23,6 @@ def test_a_limit_is_kept_and_rows_are_taken_from_the_front(ranges: dict[Queue, R
         assert begin < end <= ranges[queue][1]
     if total <= limit:
         assert cut == {queue: span for queue, span in ranges.items() if span[0] < span[1]}
-
-
-def test_a_foreign_checkpoint_is_refused() -> None:
-    with pytest.raises(ValueError, match="no offset of this source"):
-        from_offset({"t": {"b": {"0": "5"}}})
 
 
 @given(RANGES, st.integers(1, 5000), st.data())

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import uvloop
-from rocketlet.client import Consumer, Message
+from rocketlet.client import Consumer, Message, RocketletError
 
 from ..conftest import free_port
+from .conftest import BrokerProcess
 from .running import MARKS, Sink, fill, run_once, stream
 
 pytestmark = MARKS
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from rocketlet.spark.options import write_options
+from rocketlet.spark.sink import send_all
 
 
 def consumed(address: str, count: int, topic: str = "out") -> list[Message]:
@@ -129,7 +135,13 @@ def test_a_task_that_is_tried_again_sends_the_same_ids(spark: SparkSession, addr
         (["'' AS body"], {}, "the body is empty"),
         (["'x' AS body", "map('a', '') AS properties"], {}, "neither may be blank"),
         (["'x' AS body"], {"batchByte": "5"}, "batchbyte is unknown"),
-        (["'x' AS body"], {"nameServer": "127.0.0.1:1"}, "no name server can be reached"),
+        (["'x' AS body", "99 AS delayLevel"], {}, "a row's delayLevel is 99 .*; allowed: 0 to 18"),
+        (["'x' AS body", "-1 AS delayLevel"], {}, "a row's delayLevel is -1 .*; allowed: 0 to 18"),
+        (
+            ["'x' AS body"],
+            {"nameServer": "127.0.0.1:1", "deliveryTimeoutMs": "100"},
+            "rows could not be sent, tried for 0 s .*no name server can be reached",
+        ),
     ],
 )
 def test_what_cannot_be_sent_is_named(
@@ -137,6 +149,30 @@ def test_what_cannot_be_sent_is_named(
 ) -> None:
     with pytest.raises(Exception, match=reason):
         write(spark.range(3).selectExpr(*columns), address, **options)
+
+
+def test_rows_wait_for_a_broker_that_is_away(broker: BrokerProcess) -> None:
+    fill(broker.address, range(0), "out")
+    options = write_options({"nameServer": broker.address, "topic": "out"})
+    columns = {"body": [str(n) for n in range(2000)], "queueKey": ["k" if n % 2 else None for n in range(2000)]}
+    rows = pa.RecordBatch.from_pydict(columns, pa.schema([("body", pa.string()), ("queueKey", pa.string())]))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows.slice(0, 1000)
+        broker.stop()
+        threading.Timer(2.6, broker.start).start()
+        yield rows.slice(1000)
+
+    assert send_all(options, batches()).messages == 2000
+    assert {int(message.body) for message in consumed(broker.address, 2000)} == set(range(2000))
+
+
+def test_a_broker_that_stays_away_is_named_when_the_time_is_over(broker: BrokerProcess) -> None:
+    broker.stop()
+    options = write_options({"nameServer": broker.address, "topic": "out", "deliveryTimeoutMs": "300"})
+    rows = pa.RecordBatch.from_pydict({"body": ["x"]})
+    with pytest.raises(RocketletError, match=r"tried for 0 s \(deliveryTimeoutMs\): no name server can be reached"):
+        send_all(options, iter([rows]))
 
 
 def test_a_topic_cannot_be_overwritten(spark: SparkSession) -> None:

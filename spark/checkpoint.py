@@ -1,0 +1,136 @@
+"""What Spark's checkpoint keeps of a batch: its ranges whole, whose they are, and by what the topics are known again.
+
+    {"$": {"membership": true, "group": "g", "topics": {"flights": {"broker-a": {"identity": "5f0c"}}}},
+     "flights": {"broker-a": {"0": "100:250", "1": "90:260"}}}
+
+Begin and end both stand there, because queues come and go between batches: the end of one batch says nothing of where
+the next one begins, and a replay must read what was read before, whoever owns the queue by then. No topic is called `$`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from ..client.errors import ConfigError
+from ..protocol.bodies import Queue
+from .options import StreamOptions
+from .ranges import Range, Ranges
+
+Part = tuple[str, str]
+"""A topic on one broker: its name, and the broker's."""
+_ABOUT: Final = "$"
+
+
+def part_of(queue: Queue) -> Part:
+    return queue.topic, queue.broker_name
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What one broker told of a topic when a batch was planned.
+
+    identity: another one if the topic was made anew; empty on an Apache broker, which has none. newest_ms: on an Apache
+    broker, the store time of the topic's newest message. rewinds: how often the group's offset went back.
+    """
+
+    identity: str = ""
+    newest_ms: int = 0
+    rewinds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one batch reads. membership is None where nothing was read yet, or by a checkpoint of an earlier release.
+
+    rewound: how often this query went back. Without it the first batch after a reset could equal the last one before, and
+    Spark would see nothing new.
+    """
+
+    ranges: Ranges = field(default_factory=dict)
+    marks: Mapping[Part, Mark] = field(default_factory=dict)
+    membership: bool | None = None
+    group: str = ""
+    rewound: int = 0
+
+
+EMPTY: Final = Batch()
+
+
+def to_offset(batch: Batch) -> dict[str, Any]:
+    """The offset that Spark logs for a batch."""
+    topics: dict[str, dict[str, Any]] = {}
+    for (topic, broker_name), mark in sorted(batch.marks.items()):
+        told = {name: value for name, value in asdict(mark).items() if value}
+        topics.setdefault(topic, {})[broker_name] = told
+    about = {"membership": batch.membership, "group": batch.group, "rewound": batch.rewound, "topics": topics}
+    return {_ABOUT: about, **ranges_by_topic(batch.ranges)}
+
+
+def ranges_by_topic(ranges: Ranges) -> dict[str, Any]:
+    """Ranges as JSON: topic, broker name, queue id, and `begin:end`."""
+    offset: dict[str, Any] = {}
+    for queue, (begin, end) in sorted(ranges.items()):
+        brokers = offset.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = f"{begin}:{end}"
+    return offset
+
+
+def from_offset(offset: Mapping[str, Any]) -> Batch:
+    """The batch of a logged offset. Raises ValueError if it is not one of ours."""
+    try:
+        about = offset.get(_ABOUT, {})
+        marks = {
+            (topic, broker_name): Mark(**mark)
+            for topic, brokers in about.get("topics", {}).items()
+            for broker_name, mark in brokers.items()
+        }
+        kept = {name: value for name, value in about.items() if name != "topics"}
+        return Batch(_ranges(offset), marks, **kept)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"the checkpoint holds no offset of this source: {offset!r} ({error})") from None
+
+
+def _ranges(offset: Mapping[str, Any]) -> dict[Queue, Range]:
+    return {
+        Queue(topic, broker_name, int(queue_id)): _range(text)
+        for topic, brokers in offset.items()
+        if topic != _ABOUT
+        for broker_name, queues in brokers.items()
+        for queue_id, text in queues.items()
+    }
+
+
+def _range(text: str) -> Range:
+    begin, end = text.split(":")
+    return int(begin), int(end)
+
+
+def check_resumed(batch: Batch, options: StreamOptions) -> None:
+    """Raises ConfigError for a checkpoint of another kind of query: its batches do not say where this one would begin."""
+    if batch.membership is None:
+        return
+    if batch.membership != options.membership:
+        was, wanted = (str(value).lower() for value in (batch.membership, options.membership))
+        raise ConfigError(
+            f"the option membership is {wanted}; the checkpoint was written with {was}. Set it to {was}; or start a new "
+            f"checkpoint with {_start_elsewhere(batch)}"
+        )
+    if options.membership and batch.group != options.read.group:
+        raise ConfigError(
+            f"the option group is {options.read.group!r}; the checkpoint belongs to the group {batch.group!r}. Set it to "
+            "that, or start a new checkpoint"
+        )
+
+
+def _start_elsewhere(batch: Batch) -> str:
+    """The option that goes on where the batch ends."""
+    if batch.membership:
+        return f"group={batch.group} and startingOffsets=committed, which goes on where the group is"
+    topics: dict[str, dict[str, dict[str, int]]] = {}
+    for queue, (_, end) in sorted(batch.ranges.items()):
+        topics.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = end
+    return f"a new group and startingOffsets={orjson.dumps(topics).decode()}, which goes on where this one ends"

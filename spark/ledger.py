@@ -1,0 +1,76 @@
+"""Which batches Spark has finished, told by the driver to the planner.
+
+Spark tells a Python source that a batch is finished only when it asks for the next one: not when the query is stopped in
+between. A listener in the driver's own Python process hears it at once, and notes it here: one file per group, in a folder
+that the driver makes and the planner reads. The planner of a query that was stopped looks here before it leaves the group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+ENDED: Final = "ended"
+LOOK_S: Final = 0.01
+
+
+class Ledger:
+    """`folder` must be the driver's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @classmethod
+    def made(cls) -> Ledger:
+        """A new one, in a folder that only this user can read."""
+        return cls(Path(tempfile.mkdtemp(prefix="rocketlet-spark-")))
+
+    @property
+    def folder(self) -> str:
+        return str(self._folder)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def note(self, group: str, offset: dict[str, Any], *, has_ended: bool = False) -> None:
+        """The newest offset that a query of the group has finished; `has_ended`: there will be none after it."""
+        path = self._path(group)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps([offset, has_ended]))
+        os.replace(new, path)
+
+    def note_end(self) -> None:
+        """A query has ended that has finished nothing."""
+        (self._folder / ENDED).write_text(str(time.time_ns()))
+
+    def finished(self, group: str, planned: dict[str, Any], patience_s: float) -> bool:
+        """Whether Spark has finished what was planned last. Waits until that, or the end of the query, is noted."""
+        end_s = time.monotonic() + patience_s
+        ended = self._read(ENDED)
+        while time.monotonic() < end_s and self._folder.exists():
+            offset, has_ended = json.loads(self._read(self._path(group).name) or "[null, false]")
+            if offset == planned:
+                return True
+            if has_ended or self._read(ENDED) != ended:
+                return False
+            time.sleep(LOOK_S)
+        return False
+
+    def forget(self, group: str) -> None:
+        """What an earlier query of the group has noted."""
+        self._path(group).unlink(missing_ok=True)
+
+    def _path(self, group: str) -> Path:
+        return self._folder / f"{quote(group, safe='')}.json"
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self._folder / name).read_text()
+        except OSError:
+            return ""

@@ -1,0 +1,299 @@
+"""The planners on a real broker, without Spark: what they plan when messages, topics, brokers and offsets are not what they
+were."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvloop
+from rocketlet.client import ConfigError
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol import admin_bodies
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.headers import ResetOffset, TopicName, UpdateOffset, write
+
+pytest.importorskip("pyspark")
+from rocketlet.spark.checkpoint import EMPTY, Batch
+from rocketlet.spark.loss import DataLossError
+from rocketlet.spark.member import Member
+from rocketlet.spark.options import batch_options, stream_options
+from rocketlet.spark.planner import Planner
+from rocketlet.spark.standalone import Standalone
+
+from .conftest import BrokerProcess
+from .running import QUEUES, committed, fill, rows_of, wait_for
+
+pytestmark = pytest.mark.timeout(120)
+BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "standalone"])
+
+
+@contextmanager
+def opened(address: str, membership: bool, resumed: Batch = EMPTY, **given: str) -> Iterator[Planner]:
+    """A planner as a query has it that goes on from a checkpoint."""
+    options = stream_options({"nameServer": address, "topic": "t", "group": "g", "pollTimeoutMs": "2000", **given})
+    planner: Planner = Member(options, resumed) if membership else Standalone(options.read, resumed)
+    try:
+        planner.finish(resumed)
+        yield planner
+    finally:
+        planner.close()
+
+
+def read_all(planner: Planner) -> Batch:
+    """The batch of everything that is there, finished."""
+    batch = planner.plan()
+    assert batch is not None
+    planner.finish(batch)
+    return batch
+
+
+def request(address: str, code: int, ext: dict[str, object]) -> None:
+    async def run() -> None:
+        cluster = Cluster(address)
+        connection = await cluster.connection(address)
+        await connection.request(code, ext)  # type: ignore[arg-type]
+        await cluster.close()
+
+    uvloop.run(run())
+
+
+def delete_topic(address: str, topic: str = "t") -> None:
+    for code in (RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_TOPIC_IN_NAMESRV):
+        request(address, code, dict(write(TopicName(topic))))
+
+
+def commit(address: str, offsets: dict[int, int]) -> None:
+    """As a tool does it for a group without members."""
+    for queue_id, offset in offsets.items():
+        request(address, RequestCode.UPDATE_CONSUMER_OFFSET, dict(write(UpdateOffset("g", "t", queue_id, offset))))
+
+
+# Topics and brokers that were made anew
+
+
+@BOTH
+@pytest.mark.parametrize("later", [0, 100, 1200])
+def test_a_topic_that_was_made_anew_is_named_however_far_it_has_grown(
+    address: str, membership: bool, later: int
+) -> None:
+    fill(address, range(400))
+    with opened(address, membership) as planner:
+        batch = read_all(planner)
+    delete_topic(address)
+    fill(address, range(later))
+    with (
+        opened(address, membership, batch) as planner,
+        pytest.raises(
+            DataLossError, match=r"t@broker-a:\d: the query wants offset 100, the broker holds 0 to .*made anew"
+        ),
+    ):
+        planner.plan()
+    with opened(address, membership, batch, failOnDataLoss="false") as planner:
+        again = planner.plan()
+        assert (rows_of(again) if again else 0) == later
+        if again:
+            planner.finish(again)
+            fill(address, range(40))
+            more = planner.plan()
+            assert more is not None
+            assert rows_of(more) == 40
+    assert not membership or committed(address, "g") == later
+
+
+@BOTH
+def test_a_topic_that_is_made_anew_while_the_query_runs_is_named(address: str, membership: bool) -> None:
+    fill(address, range(400))
+    with opened(address, membership) as planner:
+        read_all(planner)
+        delete_topic(address)
+        fill(address, range(1200))
+        with pytest.raises(DataLossError, match="other messages: the topic t on broker-a was made anew"):
+            planner.plan()
+
+
+@BOTH
+def test_a_broker_that_was_replaced_by_an_empty_one_is_recognised(
+    broker: BrokerProcess, tmp_path: Path, membership: bool
+) -> None:
+    fill(broker.address, range(400))
+    with opened(broker.address, membership) as planner:
+        batch = read_all(planner)
+    broker.stop()
+    shutil.rmtree(tmp_path / "data")
+    broker.start()
+    fill(broker.address, range(1200))
+    with opened(broker.address, membership, batch) as planner, pytest.raises(DataLossError, match="made anew"):
+        planner.plan()
+
+
+@BOTH
+def test_a_batch_that_is_run_again_does_not_read_the_messages_of_another_topic(address: str, membership: bool) -> None:
+    fill(address, range(400))
+    with opened(address, membership) as planner:
+        batch = planner.plan()
+        assert batch is not None
+        assert planner.readable(batch) == batch.ranges
+    delete_topic(address)
+    fill(address, range(1200))
+    with opened(address, membership, batch) as planner, pytest.raises(DataLossError, match="made anew"):
+        planner.readable(batch)
+    with opened(address, membership, batch, failOnDataLoss="false") as planner:
+        assert not planner.readable(batch)
+
+
+@BOTH
+def test_a_restart_of_the_broker_makes_nothing_anew(broker: BrokerProcess, membership: bool) -> None:
+    fill(broker.address, range(400))
+    with opened(broker.address, membership) as planner:
+        batch = read_all(planner)
+    broker.stop()
+    broker.start()
+    fill(broker.address, range(40))
+    with opened(broker.address, membership, batch) as planner:
+        again = planner.plan()
+        assert again is not None
+        assert rows_of(again) == 40
+
+
+def test_an_offset_behind_the_end_of_its_queue_is_named(address: str) -> None:
+    fill(address, range(400))
+    exact = '{"t": {"broker-a": {"0": 500}}}'
+    for membership in (True, False):
+        with (
+            opened(address, membership, startingOffsets=exact) as planner,
+            pytest.raises(DataLossError, match="t@broker-a:0: the query wants offset 500, the broker holds 0 to 100"),
+        ):
+            planner.plan()
+
+
+# Where a query begins
+
+
+def test_a_member_that_began_at_the_latest_of_empty_queues_gets_what_comes_while_it_is_away(address: str) -> None:
+    fill(address, range(0))
+    with opened(address, True, startingOffsets="latest") as planner:
+        assert planner.plan() is None
+    fill(address, range(100))
+    with opened(address, True, startingOffsets="latest") as planner:
+        batch = planner.plan()
+        assert batch is not None
+        assert rows_of(batch) == 100
+
+
+def test_a_batch_read_names_a_start_behind_its_end_and_an_end_that_is_not_there(address: str) -> None:
+    fill(address, range(400))
+
+    def ranges(**given: str) -> None:
+        options = batch_options({"nameServer": address, "topic": "t", **given})
+        planner = Standalone(options.read)
+        try:
+            planner.ranges(options.read.start, options.end)
+        finally:
+            planner.close()
+
+    with pytest.raises(ConfigError, match="t@broker-a:0: the start 50 is behind the end 20"):
+        ranges(
+            startingOffsets='{"t": {"broker-a": {"0": 50}}}', endingOffsets='{"t": {"broker-a": {"0": 20}}}'
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match="endingOffsets names t@broker-a:0 at 500, which ends at 100"):
+        ranges(endingOffsets='{"t": {"broker-a": {"0": 500}}}')
+    with pytest.raises(ConfigError, match="t@broker-a:0: the start 500 is behind the end 100"):
+        ranges(startingOffsets='{"t": {"broker-a": {"0": 500}}}')
+
+
+# Brokers that are gone
+
+
+def test_a_retired_broker_leaves_the_checkpoint_usable(address: str) -> None:
+    fill(address, range(400))
+    with opened(address, False) as planner:
+        batch = read_all(planner)
+    gone = Queue("t", "broker-z", 0)
+    with_retired = Batch({**batch.ranges, gone: (70, 70)}, batch.marks, False, "g")
+    fill(address, range(40))
+    with opened(address, False, with_retired) as planner:
+        again = planner.plan()
+        assert again is not None
+        assert rows_of(again) == 40
+        assert again.ranges[gone] == (70, 70), "its place is kept"
+        assert planner.addresses(queue for queue, (begin, end) in again.ranges.items() if begin < end)
+    for fail in ("true", "false"):
+        with opened(address, False, batch, failOnDataLoss=fail) as planner:
+            if fail == "true":
+                with pytest.raises(DataLossError, match="no name server knows the broker broker-z"):
+                    planner.addresses([gone])
+            else:
+                assert not planner.addresses([gone])
+
+
+# Resets
+
+
+def reset(address: str, offset_ms: int) -> None:
+    header = ResetOffset("t", "g", offset_ms, True)
+    request(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, dict(write(header)))
+
+
+def test_a_reset_of_a_running_query_is_served_between_batches_and_when_one_is_done(address: str) -> None:
+    fill(address, range(400))
+    with opened(address, True) as planner:
+        read_all(planner)
+        reset(address, 0)
+        wait_for(lambda: committed(address, "g") == 0)
+        batch = planner.plan()
+        assert batch is not None
+        assert rows_of(batch) == 400
+        reset(address, 0)
+        assert isinstance(planner, Member)
+        wait_for(
+            lambda: all(reading.reset_to == 0 for queue, reading in planner._readings.items() if queue.topic == "t")
+        )
+        planner.finish(batch)
+        assert committed(address, "g") == 0
+        again = read_all(planner)
+        assert rows_of(again) == 400
+        assert committed(address, "g") == 400
+
+
+def test_a_reset_of_queues_that_were_never_used_is_served(address: str) -> None:
+    fill(address, range(0))
+    with opened(address, True) as planner:
+        reset(address, -1)
+        fill(address, range(100))
+        assert rows_of(read_all(planner)) == 100
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("offset", [0, 10, 30, 60, 100])
+def test_a_reset_of_a_stopped_query_is_served_however_many_batches_ran(address: str, offset: int, batches: int) -> None:
+    fill(address, range(400))  # 100 in each queue
+    with opened(address, True) as planner:
+        for _ in range(batches):
+            batch = planner.plan(400 // batches)
+            assert batch is not None
+            planner.finish(batch)
+            done = batch
+    commit(address, dict.fromkeys(range(QUEUES), offset))
+    with opened(address, True, done) as planner:
+        again = planner.plan()
+        assert (rows_of(again) if again else 0) == QUEUES * (100 - offset)
+
+
+def test_what_a_killed_query_had_finished_but_not_committed_is_not_read_again(address: str) -> None:
+    fill(address, range(400))
+    with opened(address, True) as planner:
+        batch = planner.plan()  # and Spark finishes it, and is killed
+        assert batch is not None
+    with opened(address, True, batch) as planner:
+        assert planner.plan() is None
+        assert committed(address, "g") == 400
+
+
+def test_offsets_of_the_reset_are_decoded() -> None:
+    offsets = {Queue("t", "b", 0): 5}
+    assert admin_bodies.decode_offsets(admin_bodies.encode_offsets(offsets)) == offsets

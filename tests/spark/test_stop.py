@@ -1,0 +1,78 @@
+"""How queries end: stopped, or with the planner killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from .running import MARKS, Sink, committed, fill, report, stream, wait_for
+
+pytestmark = MARKS
+from pyspark.sql import SparkSession
+from rocketlet.spark.checkpoint import from_offset
+from rocketlet.spark.ledger import Ledger
+
+
+def finished(checkpoint: Path) -> int:
+    """How many offsets the batches hold that Spark's commit files say are done."""
+    total = 0
+    for path in (checkpoint / "commits").glob("[0-9]*"):
+        offset = json.loads((checkpoint / "offsets" / path.name).read_text().splitlines()[-1])
+        total += sum(end - begin for begin, end in from_offset(offset).ranges.values())
+    return total
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_what_a_stopped_query_has_finished_is_committed_for_the_group(
+    spark: SparkSession, address: str, tmp_path: Path, moment: int
+) -> None:
+    fill(address, range(400))
+    sink = Sink()
+    writer = (
+        stream(spark, address, "g").writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c"))
+    )
+    query = writer.trigger(processingTime="1 hour").start()
+    wait_for(lambda: len(sink.numbers) == 400)
+    if moment:  # the first time while Spark writes that the batch is done, then about then, at last long after it
+        wait_for(lambda: finished(tmp_path / "c") == 400)
+    if moment == 5:
+        wait_for(lambda: query.lastProgress is not None)
+    query.stop()
+    wait_for(lambda: not report(address, "g")["members"])
+    assert committed(address, "g") == finished(tmp_path / "c")
+
+
+def planner_pid(address: str, group: str) -> int:
+    """Of the one member of a group: its client id says in which process it is."""
+    (member,) = report(address, group)["members"]
+    return int(member["clientId"].partition("@")[2].partition("#")[0])
+
+
+def test_a_planner_that_is_killed_is_named(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(100))
+    sink = Sink()
+    writer = (
+        stream(spark, address, "g").writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c"))
+    )
+    query = writer.start()
+    wait_for(lambda: len(sink.numbers) == 100)
+    os.kill(planner_pid(address, "g"), signal.SIGKILL)
+    with pytest.raises(Exception, match=r"the process \d+, which plans the query's batches, was ended by SIGKILL"):
+        query.awaitTermination(60)
+
+
+def test_the_ledger_says_what_was_finished_and_when_nothing_more_comes(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.note("g/%", {"t": 1})
+    assert ledger.finished("g/%", {"t": 1}, 5)
+    assert not ledger.finished("g/%", {"t": 2}, 0)
+    ledger.note("g/%", {"t": 1}, has_ended=True)
+    assert not ledger.finished("g/%", {"t": 2}, 60)
+    ledger.forget("g/%")
+    assert not ledger.finished("g/%", {"t": 1}, 0)
+    ledger.remove()
+    assert not ledger.finished("g/%", {"t": 1}, 60), "the driver has ended"
