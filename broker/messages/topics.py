@@ -78,8 +78,9 @@ class Topics:
 
     def _load(self) -> None:
         state = find_state(self._path, is_derivable=True)
-        self.is_current = state.is_current
-        for item in (*(state.value or {"topics": []})["topics"], *self._journal.read()):
+        changes = self._journal.read()
+        self.is_current = self._journal.is_whole and (state.is_current or (state.value is None and bool(changes)))
+        for item in (*(state.value or {"topics": []})["topics"], *changes):
             if "deleted" in item:
                 self._forget(item["deleted"])
                 continue

@@ -17,6 +17,7 @@ close = os.close
 write = os.write
 read_at = os.pread
 truncate = os.ftruncate
+cut = os.truncate
 sync = os.fdatasync
 replace = os.replace
 link = os.link

@@ -5,7 +5,6 @@ A line is the CRC-32 of its JSON, a blank, the JSON. The last line may be cut of
 
 from __future__ import annotations
 
-import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ class Journal:
         self._syncs = syncs
         self._end = 0
         self.lines = 0
+        self.is_whole = True  # whether all that was written could be read
 
     def read(self) -> list[Any]:
         """The changes, oldest first, up to the first that is damaged or cut off, which is taken off."""
@@ -41,6 +41,7 @@ class Journal:
             except ValueError:
                 log.error("journal_damaged", file=str(self._path), kept=len(values), bytes=len(data) - self._end)
                 self._truncate()
+                self.is_whole = False
                 break
             self._end += len(line)
         self.lines = len(values)
@@ -51,6 +52,7 @@ class Journal:
         content = orjson.dumps(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
+            is_new = self._syncs and not self._path.exists()
             descriptor = disk.open_file(self._path, disk.CREATE, 0o644)
             try:
                 written = 0
@@ -60,6 +62,8 @@ class Journal:
                     disk.sync(descriptor)
             finally:
                 disk.close(descriptor)
+            if is_new:
+                disk.sync_folder(self._path.parent)
         except OSError as error:
             self._truncate()
             raise StoreFull(f"cannot write {self._path}: {error.strerror}") from error
@@ -74,7 +78,7 @@ class Journal:
     def _truncate(self) -> None:
         """Takes off what is behind the last whole line; if that fails, it fails when the line is read again."""
         try:
-            os.truncate(self._path, self._end)
+            disk.cut(self._path, self._end)
         except OSError as error:
             log.warning("journal_cut_failed", file=str(self._path), reason=error.strerror)
 

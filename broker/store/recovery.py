@@ -154,8 +154,8 @@ def whole_record(data: bytes, at: int, position: int) -> Record | None:
 
 
 class Recovery:
-    """One recovery. `since`: the known topics with the position at which each was created; `knows_topics`: whether
-    there can be no others. Otherwise those that checkpoint and log know are taken in."""
+    """One recovery. `since`: the known topics with the position at which each was created. Others that the checkpoint has,
+    or records behind it, are taken in; `knows_topics` says whether those of earlier records were deleted."""
 
     def __init__(
         self,
@@ -174,8 +174,8 @@ class Recovery:
         self._is_complete = False  # whether it is known from which offset on a queue's messages must be there
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unknown: dict[str, int] = {}
+        self._known_until = 0  # where the log is behind what the checkpoint knows
         self._known_end = 0  # of the log, by what the indexes hold behind the checkpoint
-        self.strange: dict[tuple[str, int], QueueState] = {}  # of topics that nobody knows
         self._rebuilt: list[str] = []
         self._lost: list[Lost] = []
         self._damage: list[Damage] = []
@@ -186,10 +186,8 @@ class Recovery:
         """What was found, and the position from which on the log holds nothing but whole records."""
         states = checkpoint.queues if checkpoint else {}
         for key, state in states.items():
-            if self._is_wanted(*key):
+            if self._is_wanted(*key, is_known=state.next > 0):  # a topic that was deleted is in no checkpoint
                 self._restore(key, state, rebuilds)
-            else:
-                self.strange[key] = state
         for key in on_disk:
             if key not in states and key[0] in self._since:
                 self._queue(*key).restart(0)
@@ -205,9 +203,9 @@ class Recovery:
         )
         return found, checked_from
 
-    def _is_wanted(self, topic: str, queue_id: int) -> bool:
+    def _is_wanted(self, topic: str, queue_id: int, *, is_known: bool) -> bool:
         if topic not in self._since:
-            if self._knows_topics or topic_fault(topic):
+            if not is_known or topic_fault(topic):
                 return False
             self._since[topic] = 0
             self._unknown[topic] = 0
@@ -239,10 +237,11 @@ class Recovery:
         self._is_complete = log.begin == 0 or (checkpoint is not None and checkpoint.begin is not None)
         self._damage += [Damage(*gap) for gap in log.gaps()]
         if checkpoint is None:
+            self._known_until = log.end
             return log.begin
         if checkpoint.begin is not None and log.begin > checkpoint.begin:
             self._damage.append(Damage(checkpoint.begin, log.begin - checkpoint.begin))
-        start = checkpoint.position
+        start = self._known_until = checkpoint.position
         known_end = max(start, self._known_end if self._known_end < log.end + _FAR_BYTES else 0)
         if known_end > log.end:
             self._damage.append(Damage(log.end, known_end - log.end))
@@ -254,7 +253,8 @@ class Recovery:
         key = (record.topic, record.queue_id)
         queue = self._queues.get(key)
         if queue is None:
-            if not self._is_wanted(*key):
+            is_new = record.physical_offset >= self._known_until  # when a topic is deleted, a checkpoint is written
+            if not self._is_wanted(*key, is_known=is_new or not self._knows_topics):
                 return
             queue = self._queue(*key)
             queue.restart(0)  # whatever files it has, no checkpoint speaks for them

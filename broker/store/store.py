@@ -20,7 +20,7 @@ from ...protocol.message import Record, encode_record, host_flags
 from ...protocol.names import topic_fault
 from ..config import DAMAGE_ASIDE_BYTES, DELETE_LIMIT, MAX_OPEN_SEGMENTS
 from . import disk
-from .consume_queue import TAIL_ENTRIES, ConsumeQueue, QueueState
+from .consume_queue import TAIL_ENTRIES, ConsumeQueue
 from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, write_state
 from .reading import Fetched, Reader
 from .recovery import Checkpoint, Damage, Recovered, Recovery, checkpoint_json, read_checkpoint
@@ -65,7 +65,6 @@ class Store:
         self.store_time_ms = self._reader.store_time_ms
         self.offset_by_time = self._reader.offset_by_time
         self.earliest_ms = self._reader.earliest_ms
-        self._strange: dict[tuple[str, int], QueueState] = {}  # queues of topics that nobody knows now
         self.fault: str | None = None
 
     # Opening and closing
@@ -75,7 +74,8 @@ class Store:
     ) -> Recovered:
         """Makes log and indexes agree. `topics` are the known names with the position since which each exists.
 
-        knows_topics: there are no others; False if their file was lost. Those of the log are then taken in.
+        knows_topics: there are no others, but those made since the last checkpoint; False if their file was lost. All that
+        the log has are then taken in.
         rebuilds: all indexes are made anew.
         """
         since = dict(topics)
@@ -83,14 +83,13 @@ class Store:
         on_disk = self.folder.queues()
         recovery = Recovery(self._log, self.queue, self._tag_code_of, since, knows_topics=knows_topics)
         found, self._reader.checked_from = recovery.run(checkpoint, on_disk, rebuilds=rebuilds)
-        self._strange = recovery.strange
         self._put_aside(found)
         self._next = self._log.end
         for queue in self.queues.values():
             queue.expire_before(self._log.begin)
             queue.drop_expired()
         for key in on_disk:
-            if key not in self.queues and key not in self._strange:  # of a topic that was deleted
+            if key not in self.queues:  # of a topic that was deleted
                 ConsumeQueue(*key, self._directory(*key), self._open_files).delete()
         if checkpoint is not None and found == Recovered():
             self._checkpointed = (self._log.end, len(self.queues), False)
@@ -145,7 +144,7 @@ class Store:
         self._checkpointed = state
 
     def _save_checkpoint(self, begin: int, *, sync: bool) -> None:
-        states = self._strange | {key: queue.state for key, queue in self.queues.items()}
+        states = {key: queue.state for key, queue in self.queues.items()}
         value = checkpoint_json(Checkpoint(self._log.end, begin, states))
         write_state(self.folder.path / "checkpoint.json", value, sync=sync)
 
@@ -171,8 +170,6 @@ class Store:
                 raise StoreError(f"no queue {queue_id} of this topic: {fault or 'queues count from 0'}")
             queue = ConsumeQueue(topic, queue_id, self._directory(topic, queue_id), self._open_files)
             self.queues[topic, queue_id] = queue
-            if self._strange.pop((topic, queue_id), None) is not None:  # an earlier topic of that name
-                queue.restart(0)
         return queue
 
     def _directory(self, topic: str, queue_id: int) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,28 +105,4 @@ def test_a_folder_that_is_none_or_in_use_is_refused(tmp_path: Path) -> None:
     store, _ = reopened(tmp_path)
     with pytest.raises(StoreError, match="another broker uses"):
         list(inspect(tmp_path))
-    store.close()
-
-
-def test_the_index_of_a_topic_that_nobody_knows_now_is_kept(tmp_path: Path) -> None:
-    """As those of a cluster's own topics, while the broker is started with another cluster's name."""
-    expected = filled(tmp_path)
-    store = open_store(tmp_path)
-    store.recover([("u", 0)])
-    put(store, b"other", topic="u")
-    store.checkpoint()
-    store.close()
-    store, found = reopened(tmp_path)
-    assert found.rebuilt == ()
-    assert [bodies(store, queue=queue) for queue in range(3)] == expected
-    store.close()
-    shutil.rmtree(tmp_path / "consumequeue" / "t")
-
-
-def test_a_topic_made_again_does_not_find_the_one_before(tmp_path: Path) -> None:
-    filled(tmp_path)
-    store = open_store(tmp_path)
-    store.recover([("u", 0)])
-    put(store, b"new", topic="t")
-    assert bodies(store) == [b"new"]
     store.close()

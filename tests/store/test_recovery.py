@@ -232,7 +232,7 @@ def test_topics_that_only_the_log_knows_are_taken_in(tmp_path: Path, with_checkp
         (tmp_path / "checkpoint.old").unlink()
     store = open_store(tmp_path)
     found = store.recover([], knows_topics=False)
-    assert found.unknown_topics == {"t": 8 if with_checkpoint else 3}
+    assert found.unknown_topics == {"t": 3}
     assert [bodies(store, queue=queue) for queue in range(3)] == expected
     store.close()
     assert reopened_and_closed(tmp_path) == Recovered()
@@ -340,3 +340,23 @@ def test_an_index_that_knows_more_than_the_checkpoint_says_what_the_log_lost(tmp
     kept = end - store.queue("t", 1).entry(100)[1]
     segment.write_bytes(segment.read_bytes()[:kept])
     assert reopened_and_closed(tmp_path).damage == (Damage(kept, end - kept),)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_topic_whose_settings_are_lost_keeps_its_messages(tmp_path: Path, is_killed: bool) -> None:
+    """As after the loss of the file or journal that says so; a topic that was deleted is in no checkpoint."""
+    store = open_store(tmp_path)
+    store.recover([("u", 0), ("t", 0)])
+    put(store, b"deleted", topic="u")
+    store.delete_topic("u")
+    put(store, b"kept")
+    if not is_killed:
+        store.checkpoint()
+    store.close()
+    (tmp_path / "consumequeue" / "gone" / "0").mkdir(parents=True)
+    store = open_store(tmp_path)
+    found = store.recover([])
+    assert found.unknown_topics == {"t": 1}
+    assert bodies(store) == [b"kept"]
+    assert not (tmp_path / "consumequeue" / "gone" / "0").exists()
+    store.close()

@@ -1,0 +1,290 @@
+"""Power cuts, by a model of what was synced: a broker with `--flush sync` works, the power fails, it starts again.
+
+The model takes every system call of the store. What a file held at its last sync is there for certain; of what was written
+since, any part may be: nothing, a beginning, pages with holes of zeros between. Names of files that came, went or were
+replaced since their folder was synced are there up to any one of them, in their order. Folders themselves are there at once.
+
+A fault is: a message that was acknowledged and is gone, a delayed one that was neither delivered nor waits, a topic that was
+acknowledged and is gone, a start that fails, a message that is not as it was sent.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.store import disk
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.message import encode_host
+
+from ._ledger import Place, differences, open_broker, put, read_all
+from .common import Limit, Outcome
+
+DEFAULT_COUNT = 1000
+STEPS = 40
+PAGE_BYTES = 512
+HOST = encode_host("127.0.0.1", 1)
+LATE = b"REAL_TOPIC\x01t\x02REAL_QID\x013"
+
+
+@dataclass(slots=True, eq=False)
+class Inode:
+    """A file: what its last sync kept, and what was done since: (position, bytes), or (size, None) for a cut."""
+
+    kept: bytes = b""
+    since: list[tuple[int, bytes | None]] = field(default_factory=list)
+    size: int = 0
+
+    def synced(self) -> None:
+        self.kept = bytes(_applied(self.kept, self.since))
+        self.since.clear()
+
+    def after_cut(self, chance: random.Random) -> bytes:
+        """What the device holds after a power cut."""
+        how = chance.choice(("nothing", "all", "beginning", "beginning", "holes"))
+        if how == "nothing":
+            return self.kept
+        if how == "all":
+            return bytes(_applied(self.kept, self.since))
+        if how == "beginning":
+            count = chance.randrange(len(self.since) + 1)
+            done = self.since[:count]
+            if count < len(self.since) and (data := self.since[count][1]):  # and a part of the next one
+                done.append((self.since[count][0], data[: chance.randrange(len(data) + 1)]))
+            return bytes(_applied(self.kept, done))
+        whole = _applied(self.kept, self.since)
+        for page in range(0, len(whole), PAGE_BYTES):
+            if whole[page : page + PAGE_BYTES] != self.kept[page : page + PAGE_BYTES] and chance.random() < 0.5:
+                old = self.kept[page : page + PAGE_BYTES]
+                size = len(whole[page : page + PAGE_BYTES])
+                whole[page : page + size] = old[:size] + bytes(size - len(old[:size]))
+        return bytes(whole)
+
+
+def _applied(data: bytes, changes: list[tuple[int, bytes | None]]) -> bytearray:
+    found = bytearray(data)
+    for at, new in changes:
+        if new is None:
+            del found[at:]
+            found.extend(bytes(at - len(found)))
+        else:
+            found.extend(bytes(max(at - len(found), 0)))
+            found[at : at + len(new)] = new
+    return found
+
+
+class Device:
+    """The disk below the store, and what of it a power cut leaves."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, Inode] = {}
+        self._kept_names: dict[str, Inode] = {}
+        self._changes: list[tuple[str, Inode | None]] = []  # names that came (or were replaced), or went
+        self._open: dict[int, tuple[Inode, bool]] = {}
+
+    def open_file(self, path: str | Path, flags: int, mode: int = 0o777) -> int:
+        name, existed = str(path), os.path.exists(path)
+        descriptor = os.open(path, flags, mode)
+        if flags & os.O_DIRECTORY:
+            return descriptor
+        inode = self._names.get(name)
+        if inode is None or not existed:
+            inode = Inode()
+            self._name(name, inode)
+        if flags & os.O_TRUNC and inode.size:
+            inode.since.append((0, None))
+            inode.size = 0
+        self._open[descriptor] = (inode, bool(flags & os.O_APPEND))
+        return descriptor
+
+    def _name(self, name: str, inode: Inode | None) -> None:
+        self._changes.append((name, inode))
+        if inode is None:
+            self._names.pop(name, None)
+        else:
+            self._names[name] = inode
+
+    def close(self, descriptor: int) -> None:
+        self._open.pop(descriptor, None)
+        os.close(descriptor)
+
+    def write(self, descriptor: int, data: Any) -> int:
+        written = os.write(descriptor, data)
+        inode, _ = self._open[descriptor]
+        inode.since.append((inode.size, bytes(data[:written])))
+        inode.size += written
+        return written
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+        inode, _ = self._open[descriptor]
+        inode.since.append((size, None))
+        inode.size = size
+
+    def cut(self, path: Any, size: int) -> None:
+        os.truncate(path, size)
+        inode = self._names[str(path)]
+        inode.since.append((size, None))
+        inode.size = size
+
+    def sync(self, descriptor: int) -> None:
+        self._open[descriptor][0].synced()
+
+    def sync_folder(self, path: str | Path) -> None:
+        kept, self._changes = self._changes, []
+        for name, inode in kept:
+            if os.path.dirname(name) == str(path):
+                self._keep(self._kept_names, name, inode)
+            else:
+                self._changes.append((name, inode))
+
+    @staticmethod
+    def _keep(names: dict[str, Inode], name: str, inode: Inode | None) -> None:
+        if inode is None:
+            names.pop(name, None)
+        else:
+            names[name] = inode
+
+    def replace(self, source: Any, target: Any) -> None:
+        os.replace(source, target)
+        inode = self._names[str(source)]
+        self._name(str(target), inode)
+        self._name(str(source), None)
+
+    def link(self, source: Any, target: Any) -> None:
+        os.link(source, target)
+        self._name(str(target), self._names[str(source)])
+
+    def remove(self, path: Any) -> None:
+        os.unlink(path)
+        self._name(str(path), None)
+
+    def after_cut(self, folder: Path, target: Path, chance: random.Random) -> None:
+        """Writes what a power cut leaves of a folder into another one."""
+        names = dict(self._kept_names)
+        for name, inode in self._changes[: chance.randrange(len(self._changes) + 1)]:
+            self._keep(names, name, inode)
+        for path in folder.rglob("*"):
+            if path.is_dir():
+                (target / path.relative_to(folder)).mkdir(parents=True, exist_ok=True)
+        for name, inode in names.items():
+            to = target / Path(name).relative_to(folder)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(inode.after_cut(chance))
+
+    @contextmanager
+    def below(self) -> Iterator[None]:
+        """The store works on this device."""
+        calls = ("open_file", "close", "write", "truncate", "cut", "sync", "sync_folder", "replace", "link", "remove")
+        before = {name: getattr(disk, name) for name in calls}
+        for name in calls:
+            setattr(disk, name, getattr(self, name))
+        try:
+            yield
+        finally:
+            for name, call in before.items():
+                setattr(disk, name, call)
+
+
+@dataclass(slots=True)
+class Work:
+    """What was sent, what of it was acknowledged, and the topics that were."""
+
+    sent: dict[Place, bytes] = field(default_factory=dict)
+    acknowledged: dict[Place, bytes] = field(default_factory=dict)
+    late: dict[bytes, Place] = field(default_factory=dict)
+    topics: set[str] = field(default_factory=set)
+
+    def step(self, broker: Broker, chance: random.Random, number: int) -> None:
+        kind = chance.choice(
+            ("send", "send", "send", "send", "late", "deliver", "persist", "topic", "expire", "commit")
+        )
+        if kind == "send":
+            self._send(broker, chance, number)
+        elif kind == "late":
+            body = b"late-%d" % number
+            place = put(broker, broker.delays.queue(1), body, LATE, 1)
+            self.sent[place] = body
+            self._sync(broker)
+            self.acknowledged[place] = body
+            self.late[body] = place
+        elif kind == "deliver":
+            broker.delays._deliver_due(1)
+        elif kind == "persist":
+            broker.persist()
+        elif kind == "topic":
+            name = f"topic-{number}"
+            broker.topics.put(TopicConfig(name, 2, 2), broker.store.end)
+            self.topics.add(name)
+        elif kind == "expire":
+            broker.store.expire(older_than_s=0, total_bytes=200_000)
+        else:
+            broker.offsets.put("g", "t", 0, broker.store.queue("t", 0).next)
+
+    def _send(self, broker: Broker, chance: random.Random, number: int) -> None:
+        sent: dict[Place, bytes] = {}
+        for part in range(chance.randrange(1, 6)):
+            body = b"%d-%d-" % (number, part) + chance.randbytes(chance.randrange(600))
+            sent[put(broker, broker.store.queue("t", chance.randrange(3)), body)] = body
+        self.sent |= sent
+        if chance.random() < 0.8:
+            self._sync(broker)
+            self.acknowledged |= self.sent
+
+    @staticmethod
+    def _sync(broker: Broker) -> None:
+        descriptor = broker.store.descriptor_to_sync()
+        assert descriptor is not None
+        disk.sync(descriptor)
+
+
+def run(limit: Limit, seed: int, folder: Path) -> Outcome:
+    outcome = Outcome(figures={"acknowledged": 0, "cut_off": 0})
+    for number in limit:
+        chance = random.Random(f"{seed}-{number}")
+        try:
+            _try(folder, chance, outcome)
+        except Exception as error:
+            outcome.fault(f"{type(error).__name__}: {error}".replace(str(folder), ""))
+        outcome.tried += 1
+        for name in ("before", "after"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+    return outcome
+
+
+def _try(folder: Path, chance: random.Random, outcome: Outcome) -> None:
+    device, work = Device(), Work()
+    before, after = folder / "before", folder / "after"
+    settings: dict[str, Any] = {"flush": "sync", "segment_bytes": 8000, "delay_levels_ms": (0,)}
+    with device.below():
+        broker = open_broker(before, **settings)
+        broker.topics.put(TopicConfig("t", 4, 4), 0)
+        for number in range(chance.randrange(1, STEPS)):
+            work.step(broker, chance, number)
+        device.after_cut(before, after, chance)
+        broker.store.close()
+    broker = open_broker(after, **settings)
+    found = read_all(broker)
+    delivered = {body for (topic, queue, _), body in found.items() if (topic, queue) == ("t", 3)}
+    missing, _ = differences(work.acknowledged, found)
+    if missing:
+        outcome.fault("an acknowledged message is gone")
+    if any(body != work.sent[place] for place, body in found.items() if place in work.sent):
+        outcome.fault("a message is not as it was sent")
+    progress = broker.delays.progress.get(1, 0)
+    if any(place[2] < progress and body not in delivered for body, place in work.late.items()):
+        outcome.fault("a delayed message was neither delivered nor waits")
+    if any(broker.topics.get(name) is None for name in work.topics):
+        outcome.fault("an acknowledged topic is gone")
+    outcome.figures["acknowledged"] += len(work.acknowledged)
+    outcome.figures["cut_off"] += len(work.sent) - len([place for place in work.sent if place in found])
+    put(broker, broker.store.queue("t", 0), b"after")
+    broker.persist(closes=True)
+    broker.store.close()
