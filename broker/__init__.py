@@ -6,10 +6,10 @@ registration  tells name servers of the broker
 metrics       Prometheus metrics
 tasks         what runs at intervals, and what answers a request later
 open_files    how many files the process may open, and what they are shared out to
-permissions   what a request needs
 settings_files  certificates and accounts, which an operator changes
 config        every setting and limit
 requests/     the table from request code to handler, and the handlers
+access/       who may do what
 messages/, groups/  the state that they read and change
 nameserver/   the name server
 net/          sockets and clients

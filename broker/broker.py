@@ -12,6 +12,7 @@ import structlog
 from ..protocol.bodies import TopicConfig
 from ..protocol.message import MessageError, encode_host
 from . import config as limits
+from .access.acl import Acl
 from .config import BrokerConfig, LiveConfig
 from .groups.draining import Draining
 from .groups.history import History
@@ -49,13 +50,17 @@ class Broker:
     needs, and knows nothing else.
     """
 
-    def __init__(self, config: BrokerConfig, routes: Routes | None = None, *, tls: Tls | None = None) -> None:
+    def __init__(
+        self, config: BrokerConfig, routes: Routes | None = None, *, tls: Tls | None = None, acl: Acl | None = None
+    ) -> None:
         folder = config.data_dir
         self.settings = LiveConfig(config)
+        self.acl = acl
+        sign = acl.signing(config.name_server_account) if acl and config.name_server_account else None
         self.tasks = Tasks()
         self.history = History()
         self.clients = Clients()
-        self.name_servers = NameServers(config.name_servers, routes, tls or Tls())
+        self.name_servers = NameServers(config.name_servers, routes, tls or Tls(), sign)
 
         self.store = Store(
             folder,

@@ -130,7 +130,8 @@ def within(what: str, value: N, low: N, high: N) -> N:
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """A broker's settings. `address` is what clients are told to connect to, as `host:port`; `external_address` is what
-    those are told that ask at a name server's external port."""
+    those are told that ask at a name server's external port. `name_server_account`: the access key of the account as which
+    registrations are signed."""
 
     data_dir: Path
     address: str
@@ -138,6 +139,7 @@ class BrokerConfig:
     name: str = "broker-a"
     cluster: str = "DefaultCluster"
     name_servers: tuple[str, ...] = ()
+    name_server_account: str | None = None
     flush: Literal["os", "sync"] = "os"
     default_queues: int = 8
     auto_create_topics: bool = True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from .access.acl import Acl
 from .broker import Broker
 from .config import (
     DRAIN_TIMEOUT_S,
@@ -34,7 +35,8 @@ class Server:
     """`async with Server(...)`: listens until the block ends, then drains and closes.
 
     external_port: a second port, for clients outside the brokers' network; routes asked for there hold the brokers'
-    external addresses. tls: of all its ports; without it they speak plain text.
+    external addresses. tls: of all its ports; without it they speak plain text. acl: who may do what;
+    without it everybody may do everything.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Server:
         routes: Routes | None,
         external_port: int | None = None,
         tls: Tls | None = None,
+        acl: Acl | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._external_port = external_port
         self._tls = tls or Tls()
+        self._acl = acl
         self._external: asyncio.Server | None = None
         self._vip: asyncio.Server | None = None
         self._metrics: Metrics | None = None
@@ -62,7 +66,7 @@ class Server:
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._reloader: asyncio.Task[None] | None = None
-        self.serve = Dispatch(broker, routes).serve
+        self.serve = Dispatch(broker, routes, acl).serve
         self.max_connections = shares().connections
         self.now_s = asyncio.get_running_loop().time
 
@@ -160,6 +164,8 @@ class Server:
         while True:
             await asyncio.sleep(RELOAD_INTERVAL_S)
             self._tls.look()
+            if self._acl is not None:
+                self._acl.look()
 
     async def _sweep(self) -> None:
         while True:

@@ -35,6 +35,16 @@ def _state(path: Path) -> State:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
+def read_file(path: Path) -> bytes:
+    """Raises OSError."""
+    return path.read_bytes()
+
+
+def is_readable_by_all(path: Path) -> bool:
+    """Raises OSError."""
+    return bool(path.stat().st_mode & 0o004)
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Replaces a file whole and synced; it keeps who may read it. Raises OSError."""
     temporary = path.with_name(f".{path.name}.new")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import hmac
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
 
-from ..protocol.frame import JSON, ROCKETMQ, Ext, text_of
+from ..protocol.frame import JSON, ROCKETMQ, Ext
+from ..protocol.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Signer
 from .errors import ConfigError
 
 Encoding = Literal["auto", "json", "rocketmq"]
@@ -52,8 +51,8 @@ class Access:
             raise ConfigError("key_file is given, cert_file is not")
 
     def __getstate__(self) -> dict[str, object]:
-        """An SSL context stays in its process."""
-        return {name: value for name, value in self.__dict__.items() if name != "ssl_context"}
+        """What was made for this process stays in it."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("ssl_context", "_signer")}
 
     @property
     def signs(self) -> bool:
@@ -75,13 +74,14 @@ class Access:
             raise ConfigError(f"the TLS files cannot be used: {error}") from None
         return context
 
+    @cached_property
+    def _signer(self) -> Signer:
+        return Signer(self.secret_key)
+
     def signed(self, ext: Ext, body: bytes) -> Ext:
-        """The header fields with the signature over them and the body: HMAC-SHA1 over the values in the order of their
-        names, then the body (AclUtils.combineRequestContent, AclSigner)."""
-        fields = {**ext, "AccessKey": self.access_key}
+        """The header fields with the access key and the signature over them and the body."""
+        fields = {**ext, ACCESS_KEY: self.access_key}
         if self.security_token:
-            fields["SecurityToken"] = self.security_token
-        content = "".join(text_of(fields[name]) for name in sorted(fields)).encode() + body
-        digest = hmac.digest(self.secret_key.encode(), content, "sha1")
-        fields["Signature"] = base64.b64encode(digest).decode()
+            fields[SECURITY_TOKEN] = self.security_token
+        fields[SIGNATURE] = self._signer.signature(fields, body)
         return fields

@@ -14,6 +14,7 @@ import structlog
 import uvloop
 
 from .. import __version__
+from ..broker.access.accounts import AclError
 from ..broker.broker import Broker
 from ..broker.config import BrokerConfig
 from ..broker.nameserver.routes import Routes
@@ -23,7 +24,7 @@ from ..broker.server import Server
 from ..broker.store.files import StoreError
 from ..client.errors import ConfigError
 from . import logs
-from .access import access_of, add_client_options, add_registration_options, add_server_options, tls_of
+from .access import access_of, acl_of, add_client_options, add_registration_options, add_server_options, tls_of
 
 log = structlog.get_logger("rocketlet")
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.configure(options.log_level)
     try:
         return int(uvloop.run(options.run(options)))
-    except (StoreError, TlsError, ConfigError) as error:
+    except (StoreError, TlsError, AclError, ConfigError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
     except BrokenPipeError:  # whoever read our output has enough
         sys.stderr.close()
@@ -205,10 +206,10 @@ def _size(text: str) -> int:
 
 async def _start(options: argparse.Namespace) -> int:
     raise_limit()
-    tls = tls_of(options)
+    tls, acl = tls_of(options), acl_of(options)
     address = _bind(options)
     routes = Routes()
-    broker = Broker(_config(options, address, ()), routes, tls=tls)
+    broker = Broker(_config(options, address, ()), routes, tls=tls, acl=acl)
     async with Server(
         options.host,
         options.port,
@@ -216,6 +217,7 @@ async def _start(options: argparse.Namespace) -> int:
         routes=routes,
         external_port=options.external_port,
         tls=tls,
+        acl=acl,
     ) as server:
         _announce(broker)
         print(
@@ -235,11 +237,11 @@ def _quoted(text: str) -> str:
 
 async def _broker(options: argparse.Namespace) -> int:
     raise_limit()
-    tls = tls_of(options)
+    tls, acl = tls_of(options), acl_of(options)
     address = _bind(options)
     name_servers = tuple(part for part in options.nameserver.replace(",", ";").split(";") if part)
-    broker = Broker(_config(options, address, name_servers), tls=tls)
-    async with Server(options.host, options.port, broker=broker, routes=None, tls=tls) as server:
+    broker = Broker(_config(options, address, name_servers), tls=tls, acl=acl)
+    async with Server(options.host, options.port, broker=broker, routes=None, tls=tls, acl=acl) as server:
         _announce(broker)
         print(f"rocketlet broker {broker.config.name} is ready on {address}", flush=True)
         await _until_terminated(server)
@@ -255,6 +257,7 @@ async def _nameserver(options: argparse.Namespace) -> int:
         routes=Routes(),
         external_port=options.external_port,
         tls=tls_of(options),
+        acl=acl_of(options),
     ) as server:
         print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
         await _until_terminated(server)
@@ -319,6 +322,7 @@ def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, 
         segment_bytes=options.segment_bytes,
         vip_channel=not options.no_vip,
         metrics_port=options.metrics_port,
+        name_server_account=getattr(options, "nameserver_account", None),
     )
 
 

@@ -312,6 +312,42 @@ class ClusterName(NamedTuple):
     cluster: str
 
 
+class PutAccount(NamedTuple):
+    """UPDATE_AND_CREATE_ACL_CONFIG; the permissions of single topics and groups are joined by commas."""
+
+    access_key: str
+    secret_key: str
+    white_remote_address: str | None = None
+    admin: bool = False
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: str | None = None
+    group_perms: str | None = None
+
+
+class AccountName(NamedTuple):
+    """DELETE_ACL_CONFIG."""
+
+    access_key: str
+
+
+class WhiteAddresses(NamedTuple):
+    """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: joined by commas; `acl_file_full_path` of mqadmin 4.9.3 or later."""
+
+    global_white_addrs: str
+    acl_file_full_path: str | None = None
+
+
+class AclVersion(NamedTuple):
+    """The answer of GET_BROKER_CLUSTER_ACL_INFO; both versions are JSON."""
+
+    version: str
+    all_acl_file_version: str
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+
+
 def read(kind: type[H], ext: Ext) -> H:
     """The header of a frame. Raises HeaderError, which names the field."""
     values: list[Any] = []

@@ -74,7 +74,7 @@ class Nodes:
         port = free_port()
         address = f"127.0.0.1:{port}"
         name = settings.pop("name", "broker-a")
-        of_server = {key: settings.pop(key) for key in ("tls",) if key in settings}
+        of_server = {key: settings.pop(key) for key in ("tls", "acl") if key in settings}
         settings.setdefault("data_dir", self.folder / name)
         config = replace(BrokerConfig(data_dir=Path(), address=address, name=name), **settings)
         routes = None if config.name_servers else Routes()

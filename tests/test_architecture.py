@@ -29,23 +29,23 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "command": "broker client root",  # the root for its version
         "demo": "broker client command spark",
         "broker.config": "",
-        "broker.permissions": "",
         "broker.tasks": "",
         "broker.settings_files": "",
         "broker.store": "broker.config",
         "broker.open_files": "broker.config broker.store",
         "broker.net": "broker.config broker.settings_files",
+        "broker.access": "broker.config broker.net broker.settings_files",
         "broker.nameserver": "broker.config broker.net",
         "broker.messages": "broker.config broker.net broker.store",
         "broker.groups": "broker.config broker.net broker.store broker.tasks broker.messages",
         "broker.registration": "broker.config broker.messages broker.nameserver",
-        "broker.broker": "broker.config broker.groups broker.messages broker.nameserver broker.net broker.open_files "
-        "broker.registration broker.store broker.tasks",
-        "broker.requests": "broker.broker broker.config broker.groups broker.messages broker.nameserver broker.net "
-        "broker.permissions broker.store",
+        "broker.broker": "broker.access broker.config broker.groups broker.messages broker.nameserver broker.net "
+        "broker.open_files broker.registration broker.store broker.tasks",
+        "broker.requests": "broker.access broker.broker broker.config broker.groups broker.messages broker.nameserver "
+        "broker.net broker.store",
         "broker.metrics": "broker.broker broker.config",
-        "broker.server": "broker.broker broker.config broker.metrics broker.nameserver broker.net broker.open_files "
-        "broker.requests",
+        "broker.server": "broker.access broker.broker broker.config broker.metrics broker.nameserver broker.net "
+        "broker.open_files broker.requests",
     }.items()
 }
 IMPURE = frozenset(

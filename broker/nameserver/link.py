@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -16,15 +16,18 @@ from ..config import REGISTER_TIMEOUT_S
 from ..net.tls import Tls
 from .routes import Routes
 
+Sign = Callable[[Frame], Frame]
+
 log = structlog.get_logger("rocketlet.registration")
 
 
 class Link:
     """A connection to one name server, opened when it is needed."""
 
-    def __init__(self, address: str, tls: Tls) -> None:
+    def __init__(self, address: str, tls: Tls, sign: Sign | None) -> None:
         self.address = address
         self._tls = tls
+        self._sign = sign
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._frames = FrameReader()
         self._numbers = itertools.count(1)
@@ -48,7 +51,7 @@ class Link:
             )
             self._frames = FrameReader()
         reader, writer = self._streams
-        writer.write(encode(frame))
+        writer.write(encode(self._sign(frame) if self._sign else frame))
         while True:
             data = await reader.read(65_536)
             if not data:
@@ -69,11 +72,12 @@ class Link:
 
 
 class NameServers:
-    """`local`: the table of the name server in this process, if there is one. tls: whether and how to encrypt links."""
+    """`local`: the table of the name server in this process, if there is one. tls: whether and how to encrypt
+    links. sign: as which account to ask, if name servers have accounts."""
 
-    def __init__(self, addresses: Iterable[str], local: Routes | None, tls: Tls) -> None:
+    def __init__(self, addresses: Iterable[str], local: Routes | None, tls: Tls, sign: Sign | None) -> None:
         self.local = local
-        self._links = [Link(address, tls) for address in addresses]
+        self._links = [Link(address, tls, sign) for address in addresses]
 
     @property
     def are_elsewhere(self) -> bool:

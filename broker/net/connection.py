@@ -31,7 +31,8 @@ class Host(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """`active_s` is when it was last read from or written to, in the loop's time."""
+    """`active_s` is when it was last read from or written to, in the loop's time; `known` is what the check of accounts
+    keeps of it."""
 
     __slots__ = (
         "_host",
@@ -45,6 +46,7 @@ class Connection(asyncio.Protocol):
         "is_paused",
         "is_vip",
         "kept",
+        "known",
         "peer",
     )
 
@@ -60,6 +62,7 @@ class Connection(asyncio.Protocol):
         self._lost: list[Callable[[Connection], None]] = []
         self.born_host = b""
         self.peer = ""
+        self.known: object = None
         self.active_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -12,5 +12,6 @@ offsets       a group's offsets, and where queues begin and end
 topics        what topics are, and setting them
 assignments   QUERY_ASSIGNMENT
 admin         administration of the broker
+accounts      administration of accounts
 group_admin   administration of groups
 """

@@ -19,12 +19,13 @@ from ...protocol.frame import Frame
 from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
 from ...protocol.schema import BodyError
+from ..access.acl import Acl
+from ..access.rules import Rule
 from ..broker import Broker
 from ..config import LARGE_REPLY_BYTES, TURN_S, LimitExceeded
 from ..nameserver.routes import Routes
 from ..net.answers import Buffers, Refused, answer
 from ..net.connection import Connection
-from ..permissions import Permission
 from ..store.files import StoreError, StoreFull
 from ..store.flusher import Flusher
 from .sends import FULL_REMARK, REGION_EXT, Sends
@@ -33,9 +34,6 @@ from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 log = structlog.get_logger("rocketlet.dispatch")
 
 Handler = Callable[[Connection, Frame], Buffers | None]
-Authorize = Callable[[Connection, Frame, Permission], None]
-"""Raises `Refused` for a request that its sender has no permission for."""
-
 
 # what a client's request may cause; struct.error is a number too large for its field
 _CLIENT_FAULTS = (
@@ -51,25 +49,26 @@ _CLIENT_FAULTS = (
 
 
 class Dispatch:
-    """The handlers of what runs in this process: a broker, a name server, or both. Without `authorize` everybody may
+    """The handlers of what runs in this process: a broker, a name server, or both. Without `acl` everybody may
     do everything."""
 
     def __init__(
         self,
         broker: Broker | None,
         routes: Routes | None,
-        authorize: Authorize | None = None,
+        acl: Acl | None = None,
     ) -> None:
-        self._handlers: dict[int, tuple[Handler, Permission]] = {}
+        self._handlers: dict[int, tuple[Handler, Rule]] = {}
         if routes is not None:
-            for code, (name_server_handler, permission) in NAME_SERVER_REQUESTS.items():
-                self._handlers[code] = partial(name_server_handler, routes), permission
+            for code, (name_server_handler, rule) in NAME_SERVER_REQUESTS.items():
+                self._handlers[code] = partial(name_server_handler, routes), rule
         if broker is not None:
-            for code, (broker_handler, permission) in BROKER_REQUESTS.items():
-                self._handlers[code] = partial(broker_handler, broker), permission
+            for code, (broker_handler, rule) in BROKER_REQUESTS.items():
+                self._handlers[code] = partial(broker_handler, broker), rule
         self._broker = broker
         self._flusher = broker.flusher if broker is not None else None
-        self._authorize = authorize
+        self._acl = acl
+        self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
 
     def serve(self, connection: Connection, frames: list[Frame]) -> None:
@@ -115,8 +114,8 @@ class Dispatch:
 
     def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> None:
         try:
-            if self._authorize is not None:
-                self._authorize(connection, frame, SENDS[frame.code])
+            if self._acl is not None:
+                self._acl.authorize(connection, frame, SENDS[frame.code], self._records)
             sends.stage(connection, frame)
         except Refused as refusal:
             refusal.ext = REGION_EXT
@@ -151,10 +150,10 @@ class Dispatch:
         ):  # as on Apache's VIP channel
             remark = f" request type {frame.code} not supported"
             return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
-        handler, permission = found
+        handler, rule = found
         try:
-            if self._authorize is not None:
-                self._authorize(connection, frame, permission)
+            if self._acl is not None:
+                self._acl.authorize(connection, frame, rule, self._records)
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             return handler(connection, frame)

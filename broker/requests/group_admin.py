@@ -28,6 +28,7 @@ from ...protocol.headers import (
 )
 from ...protocol.message import decode_host
 from ...protocol.schema import BodyError
+from ...protocol.signature import CREDENTIALS
 from ..broker import Broker
 from ..groups.members import ConsumerGroup as Group
 from ..net.answers import Buffers, answer
@@ -247,7 +248,10 @@ def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | N
     if member is None:
         remark = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    ext, body = dict(frame.ext), b""
+    ext = {
+        name: value for name, value in frame.ext.items() if name not in CREDENTIALS
+    }  # whoever gets them could use them
+    body = b""
     if frame.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
         ext["brokerName"] = broker.config.name
         record = broker.store.record_bytes_at(_position_in(header.msg_id))

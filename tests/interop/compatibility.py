@@ -28,7 +28,6 @@ TO_CLIENT = frozenset(
 )
 # What 4.9 has and we do not, and what is answered.
 REFUSED = {
-    "50-54 ACL configuration": "3: there is no ACL yet",
     "13, 22, 23, 27, 209-214, 301, 302": "3, as from Apache's broker: nothing in 4.9 handles them",
     "311-313 unit topics": "3: units are not supported",
     "318 UPDATE_NAMESRV_CONFIG": "3: the name server has nothing to set",

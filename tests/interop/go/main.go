@@ -31,6 +31,11 @@ func get(name, otherwise string) string {
 	return otherwise
 }
 
+// credentials sign the client's requests, if it has keys: access, secret.
+func credentials() primitive.Credentials {
+	return primitive.Credentials{AccessKey: get("access", ""), SecretKey: get("secret", "")}
+}
+
 func say(format string, values ...any) {
 	saying.Lock()
 	defer saying.Unlock()
@@ -68,7 +73,8 @@ func main() {
 
 func started() rocketmq.Producer {
 	client, err := rocketmq.NewProducer(
-		producer.WithNameServer([]string{get("ns", "")}), producer.WithGroupName("go_producers"), producer.WithRetry(2))
+		producer.WithNameServer([]string{get("ns", "")}), producer.WithGroupName("go_producers"), producer.WithRetry(2),
+		producer.WithCredentials(credentials()))
 	must(err)
 	must(client.Start())
 	return client
@@ -137,7 +143,8 @@ func state(name string) primitive.LocalTransactionState {
 
 func transaction() {
 	client, err := rocketmq.NewTransactionProducer(listener{},
-		producer.WithNameServer([]string{get("ns", "")}), producer.WithGroupName("go_transactions"))
+		producer.WithNameServer([]string{get("ns", "")}), producer.WithGroupName("go_transactions"),
+		producer.WithCredentials(credentials()))
 	must(err)
 	must(client.Start())
 	result, err := client.SendMessageInTransaction(context.Background(),
@@ -156,6 +163,7 @@ func consume() {
 		consumer.WithGroupName(get("group", "g")),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
 		consumer.WithConsumerOrder(mode == "orderly"),
+		consumer.WithCredentials(credentials()),
 	}
 	if mode == "broadcast" {
 		settings = append(settings, consumer.WithConsumerModel(consumer.BroadCasting))

@@ -5,6 +5,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
@@ -18,7 +19,8 @@ final class Consumers {
 
     /** topic: names joined by commas. mode: concurrently, orderly, broadcast, fail-once, fail-always, suspend-once. */
     void push() throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(peer.get("group"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+            peer.get("group"), peer.hook(), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(peer.get("ns"));
         consumer.setVipChannelEnabled(peer.get("vip", "false").equals("true"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(peer.get("from", "CONSUME_FROM_FIRST_OFFSET")));

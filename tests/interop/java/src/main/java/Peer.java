@@ -1,7 +1,10 @@
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.Map;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** Unmodified Apache clients, driven by the tests: `Peer MODE name=value...`. Prints what happens, a line each, and ends
  * when stdin does. */
@@ -30,7 +33,7 @@ public final class Peer {
             case "consume" -> new Consumers(this).push();
             case "lite", "assign", "pull" -> new Pulls(this).run(mode);
             case "queries" -> new Queries(this).run();
-            case "mqadmin" -> Mqadmin.run();
+            case "mqadmin" -> Mqadmin.run(hook());
             case "filter" -> Filters.run();
             default -> throw new IllegalArgumentException(mode);
         }
@@ -50,6 +53,11 @@ public final class Peer {
 
     int number(String name, int otherwise) {
         return Integer.parseInt(get(name, String.valueOf(otherwise)));
+    }
+
+    /** Signs the client's requests, if it has keys: access, secret. */
+    RPCHook hook() {
+        return options.containsKey("access") ? new AclClientRPCHook(new SessionCredentials(get("access"), get("secret"))) : null;
     }
 
     static synchronized void say(String line) {

@@ -4,6 +4,7 @@ import java.util.concurrent.CountDownLatch;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.impl.CommunicationMode;
 import org.apache.rocketmq.client.impl.MQClientAPIImpl;
@@ -50,7 +51,7 @@ final class Producers {
     }
 
     private DefaultMQProducer producer() throws Exception {
-        return started(new DefaultMQProducer(peer.get("group", "java_producers")));
+        return started(new DefaultMQProducer(peer.get("group", "java_producers"), peer.hook()));
     }
 
     private static void sent(String kind, SendResult result) {
@@ -160,7 +161,8 @@ final class Producers {
 
     /** outcome: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW at once; check: the same when the broker asks. */
     private void transaction() throws Exception {
-        TransactionMQProducer producer = new TransactionMQProducer(peer.get("group", "java_transactions"));
+        TransactionMQProducer producer = new TransactionMQProducer(
+            peer.get("group", "java_transactions"), peer.hook());
         producer.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
@@ -197,7 +199,8 @@ final class Producers {
 
     private void reply() throws Exception {
         DefaultMQProducer producer = producer();
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("java_repliers");
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+            "java_repliers", peer.hook(), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(peer.get("ns"));
         consumer.subscribe(peer.get("topic"), "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
@@ -219,7 +222,7 @@ final class Producers {
     }
 
     private void trace() throws Exception {
-        DefaultMQProducer producer = started(new DefaultMQProducer("java_traced", true));
+        DefaultMQProducer producer = started(new DefaultMQProducer("java_traced", peer.hook(), true, null));
         sent("sync", producer.send(new Message(peer.get("topic"), "tag", "traced-key", Peer.bytes("traced"))));
         Peer.waitForStdin();
         producer.shutdown();

@@ -27,7 +27,7 @@ final class Pulls {
     }
 
     private DefaultLitePullConsumer consumer() {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(peer.get("group"));
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(peer.get("group"), peer.hook());
         consumer.setNamesrvAddr(peer.get("ns"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         return consumer;
@@ -78,7 +78,7 @@ final class Pulls {
     }
 
     private void pull() throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(peer.get("group"));
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(peer.get("group"), peer.hook());
         consumer.setNamesrvAddr(peer.get("ns"));
         consumer.start();
         List<MessageQueue> queues = new ArrayList<>(consumer.fetchSubscribeMessageQueues(peer.get("topic")));

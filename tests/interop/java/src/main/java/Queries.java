@@ -14,7 +14,7 @@ final class Queries {
     }
 
     void run() throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer("java_queries");
+        DefaultMQProducer producer = new DefaultMQProducer("java_queries", peer.hook());
         producer.setNamesrvAddr(peer.get("ns"));
         producer.start();
         String topic = peer.get("topic");

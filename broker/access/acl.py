@@ -1,0 +1,136 @@
+"""Who may: every request is judged here before it is staged or handled, if the broker or name server has accounts.
+
+In Apache's order (PlainPermissionManager.validate): a global white address passes; the account must be known; from the
+account's white address it passes; the signature must be its own; then the rule that stands beside the handler.
+
+What cannot change on a connection, its address, is looked at once. The signature is computed for every request, because
+it also protects the request's content, and because a frame may come from anybody on a connection without TLS.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from ...protocol import names
+from ...protocol.codes import ResponseCode, request_name
+from ...protocol.frame import Frame
+from ...protocol.signature import ACCESS_KEY, SIGNATURE
+from ..net.answers import Refused
+from ..net.connection import Connection
+from ..net.reports import Reports
+from .accounts import Account, AclError, Permission, Policy
+from .file import AclFile
+from .rules import Need, Records, Rule
+
+log = structlog.get_logger("rocketlet.acl")
+
+_TRACE: Final = Need(names.TRACE_TOPIC, Permission.PUB)  # everybody may trace, as with Apache
+_REMARK_CHARS: Final = 100
+
+
+class Known:
+    """What is known of a connection under one version of the policy."""
+
+    __slots__ = ("host", "is_white", "policy", "trusted")
+
+    def __init__(self, policy: Policy, peer: str) -> None:
+        self.policy = policy
+        self.host = peer.rpartition(":")[0]
+        self.is_white = policy.is_white(self.host)
+        self.trusted: dict[str, bool] = {}  # per access key, whether the account's white address is this one
+
+    def trusts(self, account: Account) -> bool:
+        found = self.trusted.get(account.access_key)
+        if found is None:
+            found = self.trusted[account.access_key] = account.white.matches(self.host)
+        return found
+
+
+class Acl:
+    """`refused`: how many requests, by reason."""
+
+    def __init__(self, file: AclFile) -> None:
+        self.file = file
+        self.refused: Counter[str] = Counter()
+        self._reports = Reports()
+
+    def look(self) -> None:
+        """Takes the file anew if it has changed."""
+        self.file.look()
+
+    def signing(self, access_key: str) -> Callable[[Frame], Frame]:
+        """Signs frames as one of the accounts, whose secret may change. Raises AclError."""
+        if access_key not in self.file.policy.accounts:
+            raise AclError(f"there is no account {access_key} in {self.file.path}")
+
+        def signed(frame: Frame) -> Frame:
+            account = self.file.policy.accounts.get(access_key)
+            if account is None:  # it is gone from the file since: the name server refuses, with a reason
+                return frame
+            ext = {**frame.ext, ACCESS_KEY: access_key}
+            return frame._replace(ext={**ext, SIGNATURE: account.signer.signature(ext, frame.body)})
+
+        return signed
+
+    def authorize(self, connection: Connection, frame: Frame, rule: Rule, records: Records | None) -> None:
+        """Raises Refused, and what a handler raises for a request that it cannot read. `records`: the broker's, if there
+        is one."""
+        policy = self.file.policy
+        known = connection.known
+        if not isinstance(known, Known) or known.policy is not policy:
+            known = connection.known = Known(policy, connection.peer)
+        if known.is_white:
+            return
+        account = policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))
+        if account is None:
+            raise self._stranger(connection, frame)
+        if known.trusts(account):
+            return
+        try:
+            has_signed = account.signer.has_signed(frame.ext, frame.body)
+        except (TypeError, ValueError):  # fields of kinds that cannot be put in an order
+            has_signed = False
+        if not has_signed:
+            raise self._refusal(
+                connection, frame, "signature", f"Check signature failed for accessKey={account.access_key}"
+            )
+        self._check_rule(connection, frame, rule, account, records)
+
+    def _check_rule(
+        self, connection: Connection, frame: Frame, rule: Rule, account: Account, records: Records | None
+    ) -> None:
+        key = account.access_key
+        if rule.is_admin and not account.is_admin:
+            remark = f"Need admin permission for request code={frame.code}, but accessKey={key} is not"
+            raise self._refusal(connection, frame, "admin", remark)
+        for need in rule.needs(frame, records) if rule.needs else ():
+            if need != _TRACE and not account.may(*need):
+                raise self._refusal(
+                    connection, frame, "permission", f"No default permission for {_words(need)}, accessKey={key}"
+                )
+
+    def _stranger(self, connection: Connection, frame: Frame) -> Refused:
+        shown = frame.ext.get(ACCESS_KEY)
+        if shown is None:
+            return self._refusal(connection, frame, "no_key", "No accessKey is configured; sign with an account's keys")
+        return self._refusal(connection, frame, "unknown_key", f"No acl config for {str(shown)[:_REMARK_CHARS]}")
+
+    def _refusal(self, connection: Connection, frame: Frame, reason: str, remark: str) -> Refused:
+        """Apache answers with SYSTEM_ERROR and its exception's text (contract 8.1)."""
+        self.refused[reason] += 1
+        if self._reports.is_due(connection.peer, reason):
+            log.warning(
+                "request_refused", peer=connection.peer, reason=reason, request=request_name(frame.code), remark=remark
+            )
+        return Refused(ResponseCode.SYSTEM_ERROR, f"AclException: {remark}")
+
+
+def _words(need: Need) -> str:
+    is_group = need.resource.startswith(names.RETRY_PREFIX)
+    name = need.resource.removeprefix(names.RETRY_PREFIX)[:_REMARK_CHARS]
+    permission = "PUB or SUB" if need.permission is Permission.ANY else need.permission.name
+    return f"{'group' if is_group else 'topic'}:{name} ({permission})"

@@ -1,0 +1,142 @@
+"""The accounts' file: read at the start, again when it changes, and rewritten by mqadmin's ACL commands.
+
+It needs PyYAML, which only brokers with accounts do: `pip install 'rocketlet[acl]'`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from ...protocol.bodies import DataVersion
+from ..config import MAX_ACL_FILE_BYTES
+from ..settings_files import Watched, is_readable_by_all, read_file, replace_file
+from .accounts import ACCOUNTS, GLOBAL_WHITE, AclError, Policy, read_account, read_policy
+
+log = structlog.get_logger("rocketlet.acl")
+
+_VERSION: Final = "dataVersion"
+
+Document = dict[str, Any]
+
+
+class AclFile:
+    """`policy` is what the file says now. Raises AclError if it cannot be used at the start; a later version that cannot
+    be used is reported, and the former stays."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self._watched = Watched((self.path,))
+        self._document = self._read()
+        self.policy: Policy = read_policy(self._document)
+        if is_readable_by_all(self.path):
+            log.warning("acl_file_readable_by_all", file=str(self.path), hint="it holds secrets; chmod o-r")
+
+    def look(self) -> None:
+        """Takes the file anew if it has changed."""
+        if not self._watched.has_changed():
+            return
+        try:
+            document = self._read()
+            self.policy, self._document = read_policy(document), document
+        except AclError as error:
+            log.error("acl_file_not_reloaded", file=str(self.path), reason=str(error))
+        else:
+            log.info("acl_file_reloaded", file=str(self.path), accounts=len(self.policy.accounts))
+
+    def _read(self) -> Document:
+        import yaml
+
+        try:
+            data = read_file(self.path)
+        except OSError as error:
+            raise AclError(f"cannot read {self.path}: {error.strerror}") from None
+        if len(data) > MAX_ACL_FILE_BYTES:
+            raise AclError(f"{self.path} has {len(data)} bytes; {MAX_ACL_FILE_BYTES} are allowed")
+        try:
+            found = yaml.safe_load(data)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise AclError(f"{self.path} is no YAML{_place(error)}") from None
+        if found is not None and not isinstance(found, dict):
+            raise AclError(f"{self.path} is no mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")
+        return found or {}
+
+    # What mqadmin changes
+
+    @property
+    def entries(self) -> Sequence[Mapping[str, Any]]:
+        """The accounts as the file has them, secrets included."""
+        return self._document.get(ACCOUNTS) or ()
+
+    @property
+    def white_addresses(self) -> list[str]:
+        return [str(text) for text in self._document.get(GLOBAL_WHITE) or ()]
+
+    @property
+    def version(self) -> DataVersion:
+        found = self._document.get(_VERSION)
+        first = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
+        timestamp, counter = first.get("timestamp"), first.get("counter")
+        return DataVersion(timestamp if isinstance(timestamp, int) else 0, counter if isinstance(counter, int) else 0)
+
+    def put_account(self, entry: Mapping[str, Any]) -> None:
+        """A new account, or the fields of one that is there; what `entry` has not stays. Raises AclError."""
+
+        def change(document: Document) -> None:
+            accounts = document.get(ACCOUNTS) or []
+            document[ACCOUNTS] = accounts
+            known = next((account for account in accounts if str(account["accessKey"]) == entry["accessKey"]), None)
+            if known is None:
+                accounts.append(dict(entry))
+            else:
+                known.update(entry)
+            read_account(known or accounts[-1])
+
+        self._change(change)
+
+    def delete_account(self, access_key: str) -> None:
+        """Raises AclError."""
+        if access_key not in self.policy.accounts:
+            raise AclError(f"there is no account {access_key[:100]}")
+
+        def change(document: Document) -> None:
+            document[ACCOUNTS] = [entry for entry in document[ACCOUNTS] if str(entry["accessKey"]) != access_key]
+
+        self._change(change)
+
+    def put_white_addresses(self, addresses: Sequence[str]) -> None:
+        """Raises AclError."""
+
+        def change(document: Document) -> None:
+            document[GLOBAL_WHITE] = list(addresses)
+
+        self._change(change)
+
+    def _change(self, change: Callable[[Document], None]) -> None:
+        """Changes what the file says now, which may be newer than what holds. It is written first: what cannot be kept
+        does not hold either."""
+        import yaml
+
+        document = self._read()
+        read_policy(document)
+        change(document)
+        policy = read_policy(document)
+        version = {"counter": self.version.counter + 1, "timestamp": int(time.time() * 1000)}
+        document[_VERSION] = [version]
+        text = yaml.safe_dump(document, allow_unicode=True, sort_keys=False)
+        try:
+            replace_file(self.path, text.encode())
+        except OSError as error:
+            raise AclError(f"cannot write {self.path}: {error.strerror}") from None
+        self._document, self.policy = document, policy
+        self._watched.has_changed()
+
+
+def _place(error: Exception) -> str:
+    """Where the mistake is; not what stands there, which may be a secret."""
+    mark = getattr(error, "problem_mark", None)
+    return f": see line {mark.line + 1}" if mark is not None else ""

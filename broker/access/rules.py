@@ -1,0 +1,154 @@
+"""What a request needs, told from the request: the rules that stand beside the handlers in the table.
+
+Where Apache's PlainAccessValidator has a rule for a code, it is the same here. Apache lets every signed request of the
+other codes pass; here those about one topic or group need that topic or group, and what concerns the whole broker needs
+an administrator. A message that is named by its place needs its topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+from ...protocol import bodies, group_bodies, names
+from ...protocol import properties as props
+from ...protocol.extents import decode_topics
+from ...protocol.frame import Frame
+from ...protocol.headers import EndTransaction, LogOffset, SendBack, read
+from ...protocol.message import Record
+from .accounts import Permission
+
+PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
+
+
+class Need(NamedTuple):
+    """`resource`: a topic, or the retry topic of a group, as in the accounts."""
+
+    resource: str
+    permission: Permission
+
+
+class Records(Protocol):
+    """The broker's store, as far as a rule looks into it."""
+
+    def record_at(self, position: int) -> Record | None: ...
+
+
+Needs = Callable[[Frame, Records | None], Iterable[Need]]
+
+
+class Rule(NamedTuple):
+    """Whoever passes has an account at least, or comes from a white address. `needs` raises what a handler raises for
+    headers and bodies that cannot be read."""
+
+    is_admin: bool
+    needs: Needs | None = None
+
+
+KNOWN = Rule(is_admin=False)
+ADMIN = Rule(is_admin=True)
+
+
+def needing(needs: Needs) -> Rule:
+    return Rule(False, needs)
+
+
+def topic(name: str, permission: Permission) -> Need:
+    """A topic; of a retry topic the group counts, for reading and for writing, as Apache's."""
+    return Need(name, SUB if name.startswith(names.RETRY_PREFIX) else permission)
+
+
+def group(name: str) -> Need:
+    return Need(names.retry_topic(name), SUB)
+
+
+def named(frame: Frame, field: str) -> str:
+    """The text that a handler reads from a header field; empty if the field is missing."""
+    value = frame.ext.get(field)
+    return "" if value is None else str(value)
+
+
+def fields(*, topics: Iterable[str] = (), groups: Iterable[str] = (), permission: Permission = SUB) -> Rule:
+    """The header fields that name topics and groups; one that is missing or empty needs nothing, for its handler
+    refuses it or does without it."""
+    topic_fields, group_fields = tuple(topics), tuple(groups)
+
+    def needs(frame: Frame, records: Records | None) -> list[Need]:
+        found = [topic(name, permission) for field in topic_fields if (name := named(frame, field))]
+        return found + [group(name) for field in group_fields if (name := named(frame, field))]
+
+    return needing(needs)
+
+
+def _sends_to(field: str) -> Rule:
+    return needing(lambda frame, records: (topic(named(frame, field), PUB),))
+
+
+def _heartbeat(frame: Frame, records: Records | None) -> Iterable[Need]:
+    for consumer in bodies.decode_heartbeat(frame.body).consumers:
+        yield group(consumer.group)
+        for subscription in consumer.subscriptions:
+            yield topic(subscription.topic, SUB)
+
+
+def _locks(frame: Frame, records: Records | None) -> list[Need]:
+    request = group_bodies.decode_lock_request(frame.body)
+    return [group(request.group), *(topic(name, SUB) for name in {queue.topic for queue in request.queues})]
+
+
+def _assignment(frame: Frame, records: Records | None) -> list[Need]:
+    request = group_bodies.decode_assignment_request(frame.body)
+    return [group(request.group), topic(request.topic, SUB)]
+
+
+def _client_check(frame: Frame, records: Records | None) -> list[Need]:
+    return [group(group_bodies.decode_client_check(frame.body).group)]
+
+
+def _extents(frame: Frame, records: Records | None) -> list[Need]:
+    asked = named(frame, "consumerGroup")
+    return [*(topic(name, ANY) for name in decode_topics(frame.body)), *([group(asked)] if asked else [])]
+
+
+def _corrected(frame: Frame, records: Records | None) -> list[Need]:
+    """Without `filterGroups` all groups of the topic are compared."""
+    others = [name for name in named(frame, "filterGroups").split(",") if name]
+    compared = named(frame, "compareGroup")
+    return [topic(named(frame, "topic"), SUB), *(group(name) for name in (compared, *others) if name)]
+
+
+def _message_at(position: int, permission: Permission, records: Records | None) -> list[Need]:
+    """The topic of a message that is named by its place in the log; where it is meant to go if it waits."""
+    record = records.record_at(position) if records is not None else None
+    if record is None:
+        return []
+    waits = record.topic in (names.SCHEDULE_TOPIC, names.HALF_TOPIC)
+    meant = props.find(record.properties, props.REAL_TOPIC) if waits else None
+    return [topic(meant or record.topic, permission)]
+
+
+def _sent_back(frame: Frame, records: Records | None) -> list[Need]:
+    """The message becomes one of the group: without its topic's permission, a group could fetch any message so."""
+    header = read(SendBack, frame.ext)
+    return [group(header.group), *_message_at(header.offset, SUB, records)]
+
+
+SEND = _sends_to("topic")
+SEND_V2 = _sends_to("b")
+READS = fields(topics=("topic",), groups=("consumerGroup",))
+SEND_BACK = needing(_sent_back)
+VIEW = needing(lambda frame, records: _message_at(read(LogOffset, frame.ext).offset, SUB, records))
+END_TRANSACTION = needing(
+    lambda frame, records: _message_at(read(EndTransaction, frame.ext).commit_log_offset, PUB, records)
+)
+HEARTBEAT = needing(_heartbeat)
+LOCKS = needing(_locks)
+ASSIGNMENT = needing(_assignment)
+CLIENT_CHECK = needing(_client_check)
+EXTENTS = needing(_extents)
+CORRECTION = needing(_corrected)
+READS_TOPIC = fields(topics=("topic",))
+MAY_KNOW_TOPIC = fields(topics=("topic",), permission=ANY)  # producers ask for offsets, too
+OF_GROUP = fields(groups=("consumerGroup",))
+OF_GROUP_AND_TOPIC = fields(topics=("topic",), groups=("group",))
+CLONE = fields(topics=("topic",), groups=("srcGroup", "destGroup"))

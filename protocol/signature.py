@@ -1,0 +1,51 @@
+"""Who sent a request: HMAC-SHA1 over its header fields and body, as Apache's clients sign
+(AclClientRPCHook, AclUtils.combineRequestContent, AclSigner).
+
+The values of all fields but the signature itself, in the order of their names, with nothing between them, then the body.
+Neither the request's code nor its number nor the time is signed, and values may be shifted from one field to the next:
+only TLS protects against somebody on the way.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from typing import Final
+
+from .frame import Ext, text_of
+
+ACCESS_KEY: Final = "AccessKey"
+SIGNATURE: Final = "Signature"
+SECURITY_TOKEN: Final = "SecurityToken"
+CREDENTIALS: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN))
+UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"  # Apache's client signs it, its broker does not count it
+
+
+class Signer:
+    """Signs with one secret, whose part of the computation is done once."""
+
+    __slots__ = ("_keyed",)
+
+    def __init__(self, secret: str) -> None:
+        self._keyed = hmac.new(secret.encode(), digestmod="sha1")
+
+    def signature(self, ext: Ext, body: bytes, without: str = SIGNATURE) -> str:
+        """Base64 of the HMAC. `without`: a field that does not count beside the signature."""
+        keyed = self._keyed.copy()
+        values = [
+            value if type(value := ext[name]) is str else text_of(value)
+            for name in sorted(ext)
+            if name != SIGNATURE and name != without
+        ]
+        keyed.update("".join(values).encode())
+        keyed.update(body)
+        return base64.b64encode(keyed.digest()).decode()
+
+    def has_signed(self, ext: Ext, body: bytes) -> bool:
+        """Whether the signature among the fields is this secret's; takes as long for every wrong one."""
+        shown = ext.get(SIGNATURE)
+        if type(shown) is not str or not shown.isascii():
+            return False
+        if hmac.compare_digest(self.signature(ext, body), shown):
+            return True
+        return UNIQUE_KEY_QUERY in ext and hmac.compare_digest(self.signature(ext, body, UNIQUE_KEY_QUERY), shown)

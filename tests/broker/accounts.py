@@ -1,0 +1,87 @@
+"""Accounts for the tests: their file, and a wire that signs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rocketlet.broker.access.acl import Acl
+from rocketlet.broker.access.file import AclFile
+from rocketlet.client import Access
+from rocketlet.protocol.codes import Language
+from rocketlet.protocol.frame import JSON
+from rocketlet.protocol.signature import Signer
+
+from ..conftest import Wire
+
+ADMIN = "admin-key"
+KEYS = (ADMIN, "orders-key", "readers-key", "nobody-key", "trusted-key")
+SECRETS = {name: f"secret-of-{name}" for name in KEYS}
+
+
+def account(access_key: str, **fields: Any) -> dict[str, Any]:
+    return {"accessKey": access_key, "secretKey": SECRETS[access_key], **fields}
+
+
+ACCOUNTS = [
+    account(ADMIN, admin=True),
+    account("orders-key", topicPerms=["orders=PUB"], defaultGroupPerm="DENY"),
+    account("readers-key", topicPerms=["orders=SUB", "secret=DENY"], groupPerms=["shipping=SUB"]),
+    account("nobody-key"),
+    account("trusted-key", whiteRemoteAddress="127.0.0.*"),
+]
+
+
+def access(access_key: str, **settings: Any) -> Access:
+    return Access(access_key=access_key, secret_key=SECRETS[access_key], **settings)
+
+
+class AccountsFile:
+    """plain_acl.yml, whose every write is seen at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.write(ACCOUNTS)
+        self.acl = Acl(AclFile(path))
+
+    def write(self, accounts: list[dict[str, Any]], white: tuple[str, ...] = ()) -> None:
+        self.path.write_text(yaml.safe_dump({"accounts": accounts, "globalWhiteRemoteAddresses": list(white)}))
+        self.path.chmod(0o600)
+
+    def rewrite(self, accounts: list[dict[str, Any]], white: tuple[str, ...] = ()) -> None:
+        self.write(accounts, white)
+        self.acl.look()
+
+
+class SignedWire(Wire):
+    """Signs each request as an account; without one it is a Wire."""
+
+    access_key = ""
+    secret = ""
+
+    def send(
+        self,
+        code: int,
+        ext: dict[str, Any] | None = None,
+        body: bytes = b"",
+        *,
+        flag: int = 0,
+        serialize_type: int = JSON,
+        language: int = Language.JAVA,
+    ) -> int:
+        fields = dict(ext or {})
+        if self.access_key:
+            fields["AccessKey"] = self.access_key
+            fields.setdefault("Signature", Signer(self.secret).signature(fields, body))
+        return super().send(code, fields, body, flag=flag, serialize_type=serialize_type, language=language)
+
+
+async def signed_wire(address: str, access_key: str) -> SignedWire:
+    host, _, port = address.rpartition(":")
+    wire = SignedWire(*await asyncio.open_connection(host, int(port)))
+    if access_key:
+        keys = access(access_key)
+        wire.access_key, wire.secret = keys.access_key, keys.secret_key
+    return wire
