@@ -52,16 +52,17 @@ class Consumer(Receiver):
 
         async with Consumer("host:port", "group", {"topic": "TagA || TagB"}, handler=work) as consumer: ...
 
-    handler: called with a `Message`, or with a list of up to `batch_size` if that is given. Returning None acknowledges;
-    returning RetryLater or raising delivers again later; Reject keeps the message in the dead-letter topic. A plain
-    function runs in a thread. Without a handler, iterate: `async for message in consumer`, `async for messages in
-    consumer.batches()`; a message is acknowledged when the next one is asked for. Or `await consumer.receive()`, and settle
-    the message by `ack`, `retry` or `reject`.
+    With a handler, messages are handled as they come. Without one, iterate (`async for message in consumer`, `async for
+    messages in consumer.batches()`), or `await consumer.receive()` and settle each message by `ack`, `retry` or `reject`.
 
-    subscriptions: expressions by topic, `*` or tags, or `Sql("price > 5")` to filter by properties.
-    orderly: one message of a queue at a time, in order; a failed one holds the queue. broadcasting: every member gets
-    every message. start: where a new group begins. concurrency: handlers at once. drain_s: how long a queue that is
-    given up waits for its running handlers; what still runs then will be delivered again.
+    - `subscriptions`: a topic, or expressions by topic: `*`, tags such as `TagA || TagB`, or `Sql("price > 5")`.
+    - `handler`: gets a `Message`, or with `batch_size` a list of them. Returning None acknowledges, raising or returning
+      RetryLater delivers again later, Reject gives the message up. A plain function runs in a thread.
+    - `concurrency`: how many handlers run at once. `orderly`: one for each queue, in order; a failed message holds it up.
+    - `broadcasting`: every member gets every message. `offsets_file` keeps this member's offsets between runs.
+    - `start`: where a group without offsets begins. `strategy`: how members share queues. `pull`: how far to read ahead.
+    - `max_reconsume_times`: how often a message is tried again; default 16.
+    - `drain_s`: how long a queue that is given up waits for running handlers. What still runs then is delivered again.
     """
 
     @overload
@@ -174,7 +175,7 @@ class Consumer(Receiver):
         return self
 
     async def start(self) -> None:
-        """Registers at the brokers and starts. What is sent from now on is received.
+        """Joins the group and starts. What is sent from now on is received.
 
         Raises ConnectionFailed if no name server can be reached, BrokerRefused for a filter that brokers do not take, and
         ConfigError the second time.
@@ -244,7 +245,7 @@ class Consumer(Receiver):
         await self.stop()
 
     async def stop(self) -> None:
-        """Drains, commits, unlocks, unregisters, closes. The second time, and before `start`, it does nothing."""
+        """Lets running handlers finish, commits, gives up its queues and leaves the group. Harmless if not running."""
         if self._is_stopped or not self._is_started:
             return
         self._is_stopped = True
@@ -266,29 +267,29 @@ class Consumer(Receiver):
         return set(self._membership.owned)
 
     async def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
-        """The queues that this member owns, once it holds what the last rebalance gave it. Raises TimeoutError."""
+        """Waits until this member holds what the last rebalance gave it, and returns its queues. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             await self._membership.settled()
         return self.assignment()
 
     async def pause(self, queues: Iterable[Queue] | None = None) -> None:
-        """When this returns, nothing of these queues begins any more, nor of any if none are named, those that come later
-        included; handlers that run go on. Raises ConfigError for a queue that is not this member's."""
+        """Stops these queues, or all, also those that come later. After it returns no handler begins; those that run finish.
+        Raises ConfigError for a queue that is not this member's."""
         self._is_paused = self._is_paused or queues is None
         for item in self._some(queues):
             item.paused = True
 
     async def resume(self, queues: Iterable[Queue] | None = None) -> None:
-        """Goes on where `pause` stopped. Raises as it does."""
+        """Continues where `pause` stopped. Raises as it does."""
         self._is_paused = self._is_paused and queues is not None
         for item in self._some(queues):
             item.paused = False
             self._go_on(item)
 
     async def seek(self, to: Place, queues: Iterable[Queue] | None = None) -> None:
-        """Goes on from another place, and commits it: "first", "last", a store time in ms since the epoch, or an offset for
-        each queue; in the queues named, or all of this member's but those of retries. What is cached is forgotten; handlers
-        that run go on. Raises ConfigError for a queue that is not this member's, and RocketletError.
+        """Continues from another place and commits it: "first", "last", a store time in ms since the epoch, or an offset for
+        each queue. Concerns the queues named, or all of this member's except those of retries. Messages in memory are
+        dropped; running handlers finish. Raises ConfigError for a queue that is not this member's, and RocketletError.
         """
         named = to.keys() if isinstance(to, Mapping) else queues
         retry = names.retry_topic(self.group)
@@ -303,7 +304,7 @@ class Consumer(Receiver):
         await self._commit_and_pull(item, offset)
 
     async def positions(self) -> dict[Queue, Position]:
-        """How far this member is in each of its queues. Raises RocketletError."""
+        """How far this member has come in each of its queues. Raises RocketletError."""
         offsets = GroupOffsets(self._cluster, self.group)
 
         async def position(item: ProcessQueue) -> Position:
@@ -328,7 +329,7 @@ class Consumer(Receiver):
         return [self._queues[queue] for queue in queues]
 
     async def commit(self) -> None:
-        """Commits now what was acknowledged, and returns when the brokers have answered."""
+        """Commits what was acknowledged, and returns when the brokers have answered."""
         offsets = offsets_to_commit(self._queues.values())
         for queue in await self._membership.commit(offsets):
             item = self._queues.get(queue)
@@ -367,7 +368,7 @@ class Consumer(Receiver):
         }
 
     def reset(self, offsets: Mapping[Queue, int]) -> None:
-        """An administrator set other offsets: goes on from them."""
+        """An administrator set other offsets: continue from there."""
         for queue, offset in offsets.items():
             item = self._queues[queue]
             item.seek(offset)

@@ -243,8 +243,8 @@ class Receiver:
         self._messages: Messages | None = None
 
     def __aiter__(self) -> Messages:
-        """Messages one by one. A message is acknowledged when the next one is asked for, unless `retry` or `reject` was
-        called for it; leaving the loop by `break` or an exception leaves the last one to be delivered again."""
+        """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
+        it. If you leave the loop by `break` or an exception, the last one is delivered again."""
         return Messages(self._handed_out())
 
     def __anext__(self) -> Awaitable[Message]:
@@ -254,11 +254,11 @@ class Receiver:
         return self._messages.__anext__()
 
     def batches(self) -> Batches:
-        """Messages of one queue, as many as `batch_size` at once; acknowledged together when the next are asked for."""
+        """Lists of up to `batch_size` messages of one queue. A list is acknowledged when you ask for the next."""
         return Batches(self._handed_out())
 
     async def receive(self, *, timeout_s: float | None = None) -> Message:
-        """The next message, to be settled by `ack`, `retry` or `reject`; any number may be in hand at a time.
+        """The next message. Settle it by `ack`, `retry` or `reject`; any number may be unsettled at a time.
 
         Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or has been stopped.
         """
@@ -272,16 +272,16 @@ class Receiver:
         return deliveries.hold(hand, is_received=True)
 
     async def ack(self, message: Message) -> None:
-        """Acknowledges a message that was received or iterated to. Raises ConfigError for one that is not in hand."""
+        """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
         self._handed_out().acknowledge(message)
 
     async def retry(self, message: Message, delay_level: int = 0) -> None:
-        """As a handler's RetryLater. Raises ConfigError, and RocketletError if the broker does not take the message, which is
-        then still in hand."""
+        """Delivers a message again later, as a handler's RetryLater. Raises ConfigError, and RocketletError if the broker
+        does not take it; you can then settle it once more."""
         await self._handed_out().retry(message, RetryLater(delay_level).delay_level)
 
     async def reject(self, message: Message) -> None:
-        """As a handler's Reject. Raises as `retry` does."""
+        """Gives a message up, as a handler's Reject. Raises as `retry` does."""
         await self._handed_out().reject(message)
 
     def _handed_out(self) -> Deliveries:

@@ -58,8 +58,8 @@ async def _stored_since(connection: Connection, queue: Queue, time_ms: int) -> i
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a consumer is in a queue. `committed`: the group's offset at the broker, None if it has none; `acknowledged`:
-    the first offset that is not acknowledged, which the next commit stores; `end`: where the next message will be."""
+    """How far a consumer has come in a queue. `committed`: the group's offset on the broker, None if it has none.
+    `acknowledged`: the first offset that is not acknowledged, which the next commit stores. `end`: the next new message's."""
 
     committed: int | None
     acknowledged: int

@@ -10,14 +10,13 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 async def stop_signal() -> signal.Signals:
-    """Returns when the process is told to stop, by SIGTERM (systemd, Docker, Kubernetes) or SIGINT (Ctrl-C); which it was.
+    """Waits until the process is told to stop, by SIGTERM (systemd, Docker, Kubernetes) or SIGINT (Ctrl-C). Returns which.
 
         async with Consumer(...):
             await stop_signal()
 
-    The block then ends as blocks do: running handlers finish, offsets are committed, queues handed over. A second signal is
-    not waited for any more, and ends the process at once. Where a loop has no signal handlers (Windows) this never returns;
-    Ctrl-C raises KeyboardInterrupt there.
+    Leaving the block then lets running handlers finish, commits offsets and hands over queues. A second signal ends the
+    process at once. On Windows, where loops have no signal handlers, this never returns, and Ctrl-C raises KeyboardInterrupt.
     """
     loop = asyncio.get_running_loop()
     came: asyncio.Future[signal.Signals] = loop.create_future()
