@@ -55,7 +55,7 @@ class OpenFiles:
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def get(self, path: str, *, creates: bool = False) -> int:
-        """A descriptor for reading and appending. Raises OSError, also if there is no such file and none is created."""
+        """A descriptor for reading and appending. Raises OSError. `creates`: the file is new and empty, whatever is there."""
         descriptor = self._open.get(path)
         if descriptor is None:
             while len(self._open) >= self._limit:
@@ -67,7 +67,7 @@ class OpenFiles:
 
     def open_apart(self, path: str, *, creates: bool = False) -> int:
         """A descriptor that is the caller's to close, and that never makes room for another."""
-        flags = disk.CREATE if creates else disk.APPEND
+        flags = disk.CREATE | os.O_TRUNC if creates else disk.APPEND
         while True:
             try:
                 return disk.open_file(path, flags, 0o644)

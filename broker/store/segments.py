@@ -260,7 +260,8 @@ class SegmentedFile:
     # Cutting
 
     def truncate(self, end: int) -> None:
-        """Cuts off everything from `end` on. Raises StoreFull if the system refuses."""
+        """Cuts off everything from `end` on. What the system refuses to cut is not read, and is cut before the next
+        append."""
         if not self._starts or end >= self.end:
             return
         self._sizes[self._starts[-1]] = self.end - self._starts[-1]
@@ -268,12 +269,11 @@ class SegmentedFile:
             self._remove(self._starts.pop())
         start = self._starts[-1]
         size = min(max(end - start, 0), self._sizes[start])
-        try:
-            disk.truncate(self._descriptor(start), size)
-        except OSError as error:
-            raise refusal(f"cannot cut {self.path_of(start)}", error) from error
         self.end = start + size
-        self._unsynced[start] = None
+        self._is_torn = True
+        with contextlib.suppress(StoreFull):
+            self._take_back()
+            self._unsynced[start] = None
 
     def drop_first(self) -> None:
         """Removes the oldest segment. The one that is being written stays."""
@@ -303,7 +303,7 @@ class SegmentedFile:
         self._sizes.pop(start, None)
         if self.sums is not None:
             self.sums.pop(start, None)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # a segment that begins there later begins empty
             disk.remove(path)
 
     def delete(self) -> None:

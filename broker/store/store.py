@@ -107,10 +107,7 @@ class Store:
             if data:
                 self.folder.put_aside(f"commitlog-{position:020d}", data)
         if found.torn_bytes:
-            try:
-                self._log.truncate(self._log.end - found.torn_bytes)
-            except StoreFull as error:
-                self.fail(str(error))
+            self._log.truncate(self._log.end - found.torn_bytes)
 
     def _save_recovered(self) -> None:
         try:
