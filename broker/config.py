@@ -13,6 +13,13 @@ REGION: Final = "DefaultRegion"
 # Connections
 
 MAX_CONNECTIONS: Final = 10_000  # fewer if the process may not open as many files
+ADDRESS_SHARE: Final = 0.5  # of the connections, that one client address may have; loopback may have all
+MEMORY_SHARE: Final = 0.25  # of the machine or container: what connections may hold together, without --memory
+MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024
+MEMORY_SWEEP_S: Final = 1.0
+LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold less are not closed to make room
+KEPT_FRAME_BYTES: Final = 1024  # counted for a request that waits, beside its body
+HELD_PULL_BYTES: Final = 2048  # counted for a held pull
 RESERVED_FILES: Final = 32  # neither connections nor segments: listening sockets, state files, name servers
 MIN_OPEN_FILES: Final = 64
 LISTEN_BACKLOG: Final = 1024
@@ -51,6 +58,8 @@ SCAN_ENTRIES: Final = 800  # of an index that one filtered pull looks at: 16,000
 READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around
 MAX_HOLD_S: Final = 60.0
 MAX_HELD_PULLS: Final = 100_000
+MAX_READ_QUEUES: Final = 65_536  # of one connection, in all groups, for which it is watched who reads them
+MAX_ANSWERING: Final = 256  # requests that are answered later, such as searches of the log, at a time
 OTHERS_QUEUE_WAIT_S: Final = 0.2  # before a foreign member is told again that there is nothing new in another's queue
 DRAINING_WAIT_S: Final = 0.01  # the same for a queue that is being drained
 SUBSCRIPTION_LOOKS: Final = 10  # how often a pull that is older than its member's subscription is looked at again
@@ -76,6 +85,7 @@ SAMPLE_INTERVAL_S: Final = 10.0  # of the counters behind the rates
 
 # Groups
 
+MAX_OFFSETS: Final = 1_000_000  # of all groups in all queues; about 100 bytes each
 MAX_GROUPS: Final = 10_000
 MAX_MEMBERS: Final = 10_000
 MAX_RETRY_QUEUES: Final = 64  # of a group's retry topic
@@ -151,6 +161,7 @@ class BrokerConfig:
     delay_levels_ms: tuple[int, ...] = field(default=DELAY_LEVELS_MS)
     vip_channel: bool = True
     metrics_port: int | None = None
+    memory_bytes: int | None = None
     transaction_sweep_s: float = TRANSACTION_SWEEP_S
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
     transaction_check_max: int = TRANSACTION_CHECK_MAX

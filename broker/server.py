@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,15 +13,18 @@ import structlog
 from .access.acl import Acl
 from .broker import Broker
 from .config import (
+    ADDRESS_SHARE,
     DRAIN_TIMEOUT_S,
     IDLE_LIMIT_S,
     LISTEN_BACKLOG,
+    MEMORY_SWEEP_S,
     RELOAD_INTERVAL_S,
     SWEEP_INTERVAL_S,
     VIP_DISTANCE,
 )
 from .nameserver.routes import Routes
-from .net.connection import Connection
+from .net.connection import Connection, is_loopback
+from .net.memory import Memory, default_budget
 from .net.tls import Entrance, Tls
 from .open_files import shares
 from .requests.dispatch import Dispatch
@@ -69,6 +73,9 @@ class Server:
         self.serve = Dispatch(broker, routes, acl).serve
         self.max_connections = shares().connections
         self.now_s = asyncio.get_running_loop().time
+        budget = (broker.config.memory_bytes if broker else None) or default_budget()
+        self.memory = Memory(budget, self._connections)
+        self._of_address: Counter[str] = Counter()
 
     @property
     def port(self) -> int:
@@ -92,6 +99,7 @@ class Server:
             self._metrics = Metrics(self._broker, self._host, self._broker.config.metrics_port)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         self._reloader = asyncio.create_task(self._reload(), name="reload")
+        self._counter = asyncio.create_task(self._count_memory(), name="memory")
         if self._broker is not None:
             self._broker.start()
             await self._broker.registration.start()
@@ -107,6 +115,7 @@ class Server:
                 other.close()
         self._sweeper.cancel()
         self._reloader.cancel()
+        self._counter.cancel()
         if self._broker is not None:
             await self._broker.registration.stop()
         if self._broker is not None:
@@ -145,18 +154,30 @@ class Server:
         return sum(connection.is_vip for connection in self._connections)
 
     def opened(self, connection: Connection) -> None:
-        if len(self._connections) >= self.max_connections:
-            log.warning(
-                "connection_refused_too_many",
-                peer=connection.peer,
-                limit=self.max_connections,
-                hint="raise `ulimit -n`, or close idle clients",
-            )
+        fault, limit = self._refusal(connection)
+        if fault:
+            log.warning("connection_refused", peer=connection.peer, reason=fault, limit=limit)
             connection.abort()
         self._connections[connection] = None
+        self._of_address[connection.address] += 1
+
+    def _refusal(self, connection: Connection) -> tuple[str, int]:
+        """Why another connection is not taken, in words, and the limit; empty if it is."""
+        if len(self._connections) >= self.max_connections:
+            return "there are too many; raise `ulimit -n`, or close idle clients", self.max_connections
+        of_address = int(self.max_connections * ADDRESS_SHARE)
+        if self._of_address[connection.address] >= of_address and not is_loopback(connection.address):
+            return "one address has too many", of_address
+        if self.memory.is_full:
+            return "connections hold more than --memory allows", self.memory.budget_bytes
+        return "", 0
 
     def closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self.memory.forget(connection)
+        self._of_address[connection.address] -= 1
+        if self._of_address[connection.address] <= 0:
+            del self._of_address[connection.address]
         if self._broker is not None:
             self._broker.dropped(connection)
 
@@ -166,6 +187,14 @@ class Server:
             self._tls.look()
             if self._acl is not None:
                 self._acl.look()
+
+    async def _count_memory(self) -> None:
+        while True:
+            await asyncio.sleep(MEMORY_SWEEP_S)
+            try:
+                self.memory.sweep()
+            except Exception:
+                log.exception("timer_failed", action="memory")
 
     async def _sweep(self) -> None:
         while True:
@@ -180,4 +209,4 @@ class Server:
         idle = [connection for connection in self._connections if connection.active_s < limit]
         silent = self._routes.expire() if self._routes is not None else []
         for connection in {*idle, *silent}:
-            connection.close()
+            connection.abort()  # who does not read would never be closed

@@ -8,12 +8,15 @@ from typing import Any
 
 import structlog
 
+from .config import MAX_ANSWERING, LimitExceeded
+
 log = structlog.get_logger("rocketlet.tasks")
 
 
 class Tasks:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
+        self._answering = 0
 
     def every(self, interval_s: float, name: str, action: Callable[[], object]) -> None:
         """Calls `action` at this interval, whether it fails or not: no timer dies silently."""
@@ -26,6 +29,20 @@ class Tasks:
                 action()
             except Exception:
                 log.exception("timer_failed", action=name)
+
+    def answer(self, work: Coroutine[Any, Any, None]) -> None:
+        """What answers a request later. Raises LimitExceeded if too many are answered so already."""
+        if self._answering >= MAX_ANSWERING:
+            work.close()
+            raise LimitExceeded(f"{MAX_ANSWERING} requests such as this one are being answered; try again later")
+        self._answering += 1
+        self.spawn(self._count(work))
+
+    async def _count(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        finally:
+            self._answering -= 1
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -156,6 +156,13 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
         "--metrics-port", type=_port, help="serve Prometheus metrics on this port, at /metrics (default: no metrics)"
     )
     parser.add_argument(
+        "--memory",
+        type=_size,
+        metavar="SIZE",
+        help="what connections may hold together, such as 512M: unfinished requests and unread answers "
+        "(default: a quarter of the machine or container)",
+    )
+    parser.add_argument(
         "--flush",
         choices=("os", "sync"),
         default="os",
@@ -323,6 +330,7 @@ def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, 
         vip_channel=not options.no_vip,
         metrics_port=options.metrics_port,
         name_server_account=getattr(options, "nameserver_account", None),
+        memory_bytes=options.memory,
     )
 
 

@@ -239,20 +239,20 @@ _DECODERS: Final = {JSON: _decode_json, ROCKETMQ: _decode_binary, MSGPACK: _deco
 class FrameReader:
     """Cuts what a socket delivers into frames. Keeps one unfinished frame (16 MiB) at most."""
 
-    __slots__ = ("_needed", "_rest")
+    __slots__ = ("_needed", "waiting")
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self.waiting = bytearray()  # the beginning of a frame whose end has not come
         self._needed = 0
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that `data` completes, in order. Raises FrameError; the reader is then spent."""
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._needed:
+        if self.waiting:
+            self.waiting += data
+            if len(self.waiting) < self._needed:
                 return []
-            data = bytes(self._rest)
-            self._rest = bytearray()
+            data = bytes(self.waiting)
+            self.waiting = bytearray()
         frames: list[Frame] = []
         position, end = 0, len(data)
         while end - position >= 8:
@@ -279,7 +279,7 @@ class FrameReader:
                 if self._needed < 8 or self._needed > MAX_FRAME_BYTES:
                     raise _bad_size(self._needed)
         if position < end:
-            self._rest += data[position:] if position else data
+            self.waiting += data[position:] if position else data
         return frames
 
 

@@ -62,6 +62,7 @@ class Locks:
     ) -> None:
         self._path = path
         self._locks: dict[_Key, Lock] = {}
+        self._keys: dict[Connection, dict[_Key, None]] = {}  # that a connection owned or waited for
         self._on_free = on_free
         self._on_change = on_change
         self._is_held_back = is_held_back
@@ -98,9 +99,11 @@ class Locks:
             if lock.client_id == request.client_id and its_own and asked_epoch == lock.epoch:
                 lock.renewed_s = now_s
                 lock.connection = connection
+                self._note_key(connection, key)
                 return lock.epoch
             if request.handover and queue not in request.epochs:
                 lock.waiters[connection] = None
+                self._note_key(connection, key)
             return None
         if queue in request.epochs:
             return None  # a renewal takes nothing anew: its sender must first let go of what it has
@@ -113,6 +116,7 @@ class Locks:
         if lock is not None:
             fresh.waiters = {waiter: None for waiter in lock.waiters if waiter is not connection}
         self._locks[key] = fresh
+        self._note_key(connection, key)
         self._note("locked", key, fresh)
         return fresh.epoch
 
@@ -134,15 +138,19 @@ class Locks:
 
     def drop(self, connection: Connection) -> None:
         """The connection is gone: its leases end, its waiting too."""
-        for key, lock in list(self._locks.items()):
+        for key in self._keys.pop(connection, ()):
+            lock = self._locks.get(key)
+            if lock is None:
+                continue
             lock.waiters.pop(connection, None)
             if lock.handover and lock.connection is connection:
                 self._free(key, "lock lost")
 
     def leave(self, connection: Connection, group: str) -> None:
         """A member unregisters: what it has not unlocked is free."""
-        for key, lock in list(self._locks.items()):
-            if key[0] == group and lock.handover and lock.connection is connection:
+        for key in list(self._keys.get(connection, ())):
+            lock = self._locks.get(key)
+            if lock is not None and key[0] == group and lock.handover and lock.connection is connection:
                 self._free(key, "unlocked")
 
     def expire(self) -> None:
@@ -205,6 +213,9 @@ class Locks:
     def owners(self, group: str) -> dict[tuple[str, int], str]:
         """Client id by topic and queue id."""
         return {key[1:]: lock.client_id for key, lock in self._locks.items() if key[0] == group}
+
+    def _note_key(self, connection: Connection, key: _Key) -> None:
+        self._keys.setdefault(connection, {})[key] = None
 
     def _free(self, key: _Key, event: str) -> None:
         lock = self._locks.pop(key)

@@ -193,6 +193,7 @@ class ConsumerGroups:
         self._broker_name = broker_name
         self._queues_of = queues_of
         self._groups: dict[str, ConsumerGroup] = {}
+        self._names: dict[Connection, set[str]] = {}
         self._history = history
         self._on_change = on_change
         self.get = self._groups.get
@@ -223,6 +224,7 @@ class ConsumerGroups:
         member = Member(client_id, connection, data, language, version, now_s)
         member.update(data, now_s)
         group.members[connection] = member
+        self._names.setdefault(connection, set()).add(group.name)
         self._changed(group, "joined", member)
 
     def leave(self, connection: Connection, name: str, event: str = "left") -> None:
@@ -230,14 +232,18 @@ class ConsumerGroups:
         member = group.members.pop(connection, None) if group else None
         if group is None or member is None:
             return
+        names = self._names[connection]
+        names.discard(name)
+        if not names:
+            del self._names[connection]
         if not group.members:
             del self._groups[name]
         self._changed(group, event, member)
 
     def drop(self, connection: Connection, event: str = "closed") -> None:
         """The connection is gone, and with it its memberships."""
-        for group in [group for group in self._groups.values() if connection in group.members]:
-            self.leave(connection, group.name, event)
+        for name in sorted(self._names.get(connection, ())):
+            self.leave(connection, name, event)
 
     def expired(self) -> list[Connection]:
         """Connections that sent no heartbeat for 120 s, to be dropped and closed."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from ..config import MAX_OFFSETS, LimitExceeded
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import read_state, write_state
 
@@ -30,6 +31,7 @@ class Offsets:
         for key, queues in state.items():
             topic, _, group = key.partition("@")
             self._offsets[topic, group] = {int(number): int(offset) for number, offset in queues.items()}
+        self._count = sum(map(len, self._offsets.values()))
 
     def clamp(self, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
         """Sets back what stands behind the end of its queue: the end was lost, and what comes there is not read yet."""
@@ -53,12 +55,18 @@ class Offsets:
         return bool(self._offsets.get((topic, group)))
 
     def put(self, group: str, topic: str, queue_id: int, offset: int, *, by_owner: bool = False) -> None:
-        """by_owner: under a lease. Until somebody else has put an offset, nobody but an owner may go back behind it."""
+        """by_owner: under a lease. Until somebody else has put an offset, nobody but an owner may go back behind it.
+
+        Raises LimitExceeded."""
+        queues = self._offsets.setdefault((topic, group), {})
+        if queue_id not in queues:
+            if self._count >= MAX_OFFSETS:
+                raise LimitExceeded(f"this broker keeps {MAX_OFFSETS} offsets; delete groups that nobody needs")
+            self._count += 1
         if by_owner:
             self._of_owners[group, topic, queue_id] = offset
         else:
             self._of_owners.pop((group, topic, queue_id), None)
-        queues = self._offsets.setdefault((topic, group), {})
         if offset < queues.get(queue_id, 0):
             self._rewinds[f"{topic}@{group}"] = self.rewinds(group, topic) + 1
         queues[queue_id] = offset
@@ -95,13 +103,13 @@ class Offsets:
 
     def forget_group(self, group: str) -> None:
         for key in [key for key in self._offsets if key[1] == group]:
-            del self._offsets[key]
+            self._count -= len(self._offsets.pop(key))
             self._rewinds.pop("@".join(key), None)
             self._dirty = True
 
     def forget_topic(self, topic: str) -> None:
         for key in [key for key in self._offsets if key[0] == topic]:
-            del self._offsets[key]
+            self._count -= len(self._offsets.pop(key))
             self._rewinds.pop("@".join(key), None)
             self._dirty = True
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from ..config import MAX_HOLD_S, ORPHAN_S
+from ..config import MAX_HOLD_S, MAX_READ_QUEUES, ORPHAN_S
 from ..net.connection import Connection
 from .history import History
 from .locks import Locks
@@ -31,6 +31,7 @@ class Watch:
         self._queues_of = queues_of
         # the connection that pulled last, another before it, and since when it is the last
         self._readers: dict[_Key, tuple[Connection | None, Connection | None, float]] = {}
+        self._keys: dict[Connection, set[_Key]] = {}
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
         self.double_readers = 0
@@ -41,6 +42,10 @@ class Watch:
         last, before, since_s = self._readers.get(key, (None, None, 0.0))
         if last is connection:
             return
+        keys = self._keys.setdefault(connection, set())
+        if len(keys) >= MAX_READ_QUEUES:
+            return
+        keys.add(key)
         now_s = time.monotonic()
         self._readers[key] = (connection, last, now_s)
         self._locks.note_pull(group, topic, queue_id)
@@ -60,10 +65,12 @@ class Watch:
 
     def drop(self, connection: Connection) -> None:
         """The connection is gone, and reads nothing any more."""
-        for key, readers in list(self._readers.items()):
-            if connection in readers:
-                last, before, since_s = readers
-                last, before = (None if item is connection else item for item in (last, before))
+        for key in self._keys.pop(connection, ()):
+            last, before, since_s = self._readers.get(key, (None, None, 0.0))
+            last, before = (None if item is connection else item for item in (last, before))
+            if last is None and before is None:
+                self._readers.pop(key, None)
+            else:
                 self._readers[key] = (last, before, since_s)
 
     def look(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import iter_unpack
+from typing import TypeVar
 
 import structlog
 
@@ -18,6 +19,8 @@ from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 
 log = structlog.get_logger("rocketlet.pulls")
+
+K = TypeVar("K")
 
 
 @dataclass(slots=True, eq=False)
@@ -56,14 +59,17 @@ def _is_wanted(pull: HeldPull) -> bool:
 
 class HeldPulls:
     def __init__(self) -> None:
-        self._held: dict[ConsumeQueue, list[HeldPull]] = {}
+        self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
+        self._of: dict[Connection, dict[HeldPull, None]] = {}
         self._count = 0
 
     def hold(self, pull: HeldPull, wait_s: float) -> bool:
         """Holds a pull; False if 100,000 are held already."""
         if self._count >= MAX_HELD_PULLS:
             return False
-        self._held.setdefault(pull.queue, []).append(pull)
+        self._held.setdefault(pull.queue, {})[pull] = None
+        self._of.setdefault(pull.connection, {})[pull] = None
+        pull.connection.held_pulls += 1
         self._count += 1
         pull.timer = asyncio.get_running_loop().call_later(wait_s, self.let_go, pull)
         return True
@@ -80,19 +86,14 @@ class HeldPulls:
                     self.let_go(pull)
 
     def let_go(self, pull: HeldPull) -> None:
-        """Answers a pull with what there is."""
+        """Answers a pull with what there is, as soon as its client reads."""
         self._release(pull)
-        try:
-            pull.answer()
-        except Exception:  # whose message woke it must not suffer
-            log.exception("connection_closed_held_pull_failed", topic=pull.queue.topic, queue=pull.queue.queue_id)
-            pull.connection.abort()
+        pull.connection.when_read(lambda: _answer(pull))
 
     def _release(self, pull: HeldPull) -> None:
-        waiting = self._held[pull.queue]
-        waiting.remove(pull)
-        if not waiting:
-            del self._held[pull.queue]
+        _take_out(self._held, pull.queue, pull)
+        _take_out(self._of, pull.connection, pull)
+        pull.connection.held_pulls -= 1
         self._count -= 1
         if pull.timer is not None:
             pull.timer.cancel()
@@ -104,10 +105,25 @@ class HeldPulls:
 
     def of(self, connection: Connection) -> list[HeldPull]:
         """The pulls of a connection."""
-        return [pull for waiting in self._held.values() for pull in waiting if pull.connection is connection]
+        return list(self._of.get(connection, ()))
 
     def answer_all(self) -> None:
         """Before the broker closes: clients learn at once that nothing came."""
         for waiting in list(self._held.values()):
             for pull in list(waiting):
                 self.let_go(pull)
+
+
+def _take_out(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
+    pulls = table[key]
+    del pulls[pull]
+    if not pulls:
+        del table[key]
+
+
+def _answer(pull: HeldPull) -> None:
+    try:
+        pull.answer()
+    except Exception:  # whose message woke it must not suffer
+        log.exception("connection_closed_held_pull_failed", topic=pull.queue.topic, queue=pull.queue.queue_id)
+        pull.connection.abort()

@@ -24,6 +24,9 @@ class Clients:
     def __init__(self) -> None:
         self._producers: dict[str, dict[Connection, ConnectionInfo]] = {}
         self._by_id: dict[str, Connection] = {}
+        self._ids: dict[Connection, set[str]] = {}
+        self._groups: dict[Connection, set[str]] = {}
+        self._asked: dict[Connection, set[int]] = {}
         self._turn = itertools.count()
         self._opaque = itertools.count(1)
         self._waiting: dict[tuple[Connection, int], tuple[Answered, asyncio.TimerHandle]] = {}
@@ -32,6 +35,8 @@ class Clients:
         self, connection: Connection, client_id: str, groups: tuple[str, ...], language: int, version: int
     ) -> None:
         self._by_id[client_id] = connection
+        self._ids.setdefault(connection, set()).add(client_id)
+        self._groups.setdefault(connection, set()).update(groups)
         info = ConnectionInfo(client_id, connection.peer, language, version, int(time.time() * 1000))
         for group in groups:
             self._producers.setdefault(group, {})[connection] = info
@@ -44,12 +49,13 @@ class Clients:
 
     def drop(self, connection: Connection) -> None:
         """The connection is gone; who waits for its answer gets None."""
-        for group in [group for group, members in self._producers.items() if connection in members]:
+        for group in self._groups.pop(connection, ()):
             self.forget_producer(group, connection)
-        for client_id in [name for name, at in self._by_id.items() if at is connection]:
-            del self._by_id[client_id]
-        for key in [key for key in self._waiting if key[0] is connection]:
-            self._settle(key, None)
+        for client_id in self._ids.pop(connection, ()):
+            if self._by_id.get(client_id) is connection:
+                del self._by_id[client_id]
+        for opaque in list(self._asked.get(connection, ())):
+            self._settle((connection, opaque), None)
 
     def producers(self, group: str) -> list[ConnectionInfo]:
         return list(self._producers.get(group, {}).values())
@@ -81,6 +87,7 @@ class Clients:
         key = (connection, opaque)
         timer = asyncio.get_running_loop().call_later(CLIENT_ANSWER_S, self._settle, key, None)
         self._waiting[key] = (answered, timer)
+        self._asked.setdefault(connection, set()).add(opaque)
         connection.write([encode(Frame(code, opaque, ext, body))])
 
     def _next_opaque(self) -> int:
@@ -93,5 +100,9 @@ class Clients:
     def _settle(self, key: tuple[Connection, int], frame: Frame | None) -> None:
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
+            asked = self._asked[key[0]]
+            asked.discard(key[1])
+            if not asked:
+                del self._asked[key[0]]
             waiting[1].cancel()
             waiting[0](frame)

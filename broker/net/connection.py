@@ -8,18 +8,27 @@ from typing import Protocol, cast
 
 import structlog
 
+from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from ...protocol.frame import Frame, FrameError, FrameReader
 from ...protocol.message import encode_host
-from ..config import WRITE_HIGH_BYTES
-from .answers import Buffers
+from ..config import HELD_PULL_BYTES, KEPT_FRAME_BYTES, WRITE_HIGH_BYTES
+from .answers import Buffers, answer
+from .memory import Memory
 
 log = structlog.get_logger("rocketlet.connection")
+
+
+def is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith("127.")
+
 
 _SMALL_BYTES = 65_536
 
 
 class Host(Protocol):
     """What listens: it knows its connections, and serves what they read."""
+
+    memory: Memory
 
     def now_s(self) -> float: ...
 
@@ -36,11 +45,15 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_host",
+        "_later",
         "_lost",
         "_reader",
         "_transport",
         "active_s",
         "born_host",
+        "counted_bytes",
+        "heard_s",
+        "held_pulls",
         "is_encrypted",
         "is_external",
         "is_paused",
@@ -63,7 +76,9 @@ class Connection(asyncio.Protocol):
         self.born_host = b""
         self.peer = ""
         self.known: object = None
-        self.active_s = 0.0
+        self.active_s = self.heard_s = 0.0
+        self.counted_bytes = self.held_pulls = 0
+        self._later: list[Callable[[], None]] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -72,7 +87,7 @@ class Connection(asyncio.Protocol):
         self.peer = f"{host}:{address[1]}"
         self.born_host = encode_host(host, int(address[1]))
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        self.active_s = self._host.now_s()
+        self.active_s = self.heard_s = self._host.now_s()
         self._host.opened(self)
 
     def encrypted(self, transport: asyncio.Transport) -> None:
@@ -81,8 +96,13 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
 
+    @property
+    def address(self) -> str:
+        """The client's, without the port."""
+        return self.peer.rpartition(":")[0]
+
     def data_received(self, data: bytes) -> None:
-        self.active_s = self._host.now_s()
+        self.active_s = self.heard_s = self._host.now_s()
         try:
             frames = self._reader.feed(data)
         except FrameError as error:
@@ -93,26 +113,54 @@ class Connection(asyncio.Protocol):
             self.keep(frames)
         elif frames:
             self._serve(frames)
+        if self._reader.waiting or self.counted_bytes or self.kept:
+            self._host.memory.count(self)
+
+    def held_bytes(self) -> int:
+        """What waits here in both directions."""
+        kept = sum(len(frame.body) + KEPT_FRAME_BYTES for frame in self.kept)
+        unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return len(self._reader.waiting) + kept + unread + self.held_pulls * HELD_PULL_BYTES
 
     def _serve(self, frames: list[Frame]) -> None:
+        if self._host.memory.is_full:
+            self._refuse(frames)
+            return
         try:
             self._host.serve(self, frames)
         except Exception:  # a defect of ours: whoever met it connects again, nobody else notices
             log.exception("connection_closed_requests_failed", peer=self.peer)
             self.abort()
 
+    def _refuse(self, frames: list[Frame]) -> None:
+        remark = (
+            f"system busy: connections hold {self._host.memory.used_bytes} bytes; --memory allows no more, try again"
+        )
+        for frame in frames:
+            if not frame.flag & (RESPONSE_FLAG | ONEWAY_FLAG):
+                self.write(answer(frame, ResponseCode.SYSTEM_BUSY, remark=remark))
+
     def write(self, buffers: Buffers) -> None:
         """Writes all buffers in one go; does nothing on a closed connection."""
         transport = self._transport
         if transport is None or transport.is_closing() or not buffers:
             return
-        self.active_s = self._host.now_s()
+        if not self.is_paused:  # what nobody reads does not keep a connection alive
+            self.active_s = self._host.now_s()
         if len(buffers) == 1:
             transport.write(buffers[0])
         elif sum(map(len, buffers)) <= _SMALL_BYTES:
             transport.write(b"".join(buffers))
         else:
             transport.writelines(buffers)
+            self._host.memory.count(self)
+
+    def when_read(self, action: Callable[[], None]) -> None:
+        """Calls `action`, which writes, as soon as the client reads."""
+        if self.is_paused:
+            self._later.append(action)
+        else:
+            action()
 
     def keep(self, frames: list[Frame]) -> None:
         """Requests that wait until the client has read what is written."""
@@ -130,6 +178,7 @@ class Connection(asyncio.Protocol):
         self.is_paused = True
         if self._transport is not None:
             self._transport.pause_reading()
+            self._host.memory.count(self)
 
     def resume_writing(self) -> None:
         self.is_paused = False
@@ -138,6 +187,10 @@ class Connection(asyncio.Protocol):
     def _go_on(self) -> None:
         """Serves what waits, unless the client does not read again, or is gone."""
         if self.is_paused or self._transport is None or self._transport.is_closing():
+            return
+        while self._later and not self.is_paused:
+            self._later.pop(0)()
+        if self.is_paused:
             return
         kept, self.kept = self.kept, []
         if kept:
@@ -152,6 +205,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.kept = []
+        self._later = []
         for action in self._lost:
             action(self)
         self._host.closed(self)

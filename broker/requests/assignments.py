@@ -22,7 +22,7 @@ def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Bu
     if request.strategy not in _STRATEGIES:
         remark = f"the strategy {request.strategy} is unknown; use {', '.join(_STRATEGIES)}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    broker.tasks.spawn(_answer(broker, connection, frame, request))
+    broker.tasks.answer(_answer(broker, connection, frame, request))
     return None
 
 

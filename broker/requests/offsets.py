@@ -21,7 +21,7 @@ from ...protocol.headers import (
 )
 from ..broker import Broker
 from ..groups.draining import is_foreign
-from ..net.answers import Buffers, answer
+from ..net.answers import Buffers, Refused, answer
 from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 
@@ -48,6 +48,8 @@ def query_consumer_offset(broker: Broker, connection: Connection, frame: Frame) 
 
 
 def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | None) -> int:
+    if broker.group_configs.find(group) is None:
+        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
     if broker.offsets.knows(group, topic):  # the queue is newer than the group
         return queue.begin if queue else 0
     for queue_id in range(broker.topics.queues_of(topic)):
@@ -94,6 +96,9 @@ def is_foreign_member(broker: Broker, connection: Connection, group: str) -> boo
 def offset_fault(broker: Broker, queue: tuple[str, int], offset: int) -> str | None:
     """Why an offset cannot be a group's, in words; None if it can. Apache's broker takes any number."""
     found = broker.store.queues.get(queue)
+    topic = broker.topics.get(queue[0])
+    if found is None and (topic is None or not 0 <= queue[1] < max(topic.read_queues, topic.write_queues)):
+        return f"there is no queue {queue[0]}:{queue[1]}"
     begin, end = (found.begin, found.next) if found else (0, 0)
     if begin <= offset <= end:
         return None

@@ -56,12 +56,13 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
     queue = broker.store.queue(header.topic, header.queue_id)
     wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
     if wants_hold and queue.next == header.queue_offset:
+        small = frame._replace(body=b"")  # nothing that a client adds is held with it
         pull = HeldPull(
             connection,
             queue,
             subscription,
             header.queue_offset,
-            lambda: connection.write(_read_held(broker, frame, header, queue, subscription)),
+            lambda: connection.write(_read_held(broker, small, header, queue, subscription)),
         )
         if broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
             return None

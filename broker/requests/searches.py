@@ -35,7 +35,7 @@ def view_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 
 def query_message(broker: Broker, connection: Connection, frame: Frame) -> None:
     """Answers when the search is done."""
-    broker.tasks.spawn(_answer_query(broker, connection, frame, read(QueryMessage, frame.ext)))
+    broker.tasks.answer(_answer_query(broker, connection, frame, read(QueryMessage, frame.ext)))
 
 
 async def _answer_query(broker: Broker, connection: Connection, frame: Frame, header: QueryMessage) -> None:

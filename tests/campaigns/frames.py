@@ -385,8 +385,8 @@ def replace_texts(frame: Frame) -> Frame:
 class Socket(asyncio.Transport):
     """What a connection writes to, in memory."""
 
-    def __init__(self, port: int) -> None:
-        super().__init__({"peername": ("127.0.0.1", port)})
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        super().__init__({"peername": (host, port)})
         self.written: list[bytes] = []
         self.is_closed = False
 
@@ -408,14 +408,17 @@ class Socket(asyncio.Transport):
 
     def resume_reading(self) -> None: ...
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
 
 class Peer:
     """A connection of the broker's, driven without a socket."""
 
-    def __init__(self, server: Server, port: int) -> None:
-        self.socket = Socket(port)
+    def __init__(self, server: Server, port: int, host: str = "127.0.0.1") -> None:
+        self.socket = Socket(port, host)
         self.connection = Connection(server)
         self.connection.connection_made(self.socket)
         self._reader = FrameReader()
