@@ -207,7 +207,6 @@ async def test_unknown_requests_are_3_and_the_connection_goes_on(wire: Wire) -> 
         b"GET / HTTP/1.1\r\n\r\n",
         b"\0\0\0\0",
         b"\x7f\xff\xff\xff",
-        b"\x16\x03\x01\x00\xa5\x01\x00\x00",
         b"\0\0\0\x0c\0\0\0\x08nonsense",
     ],
 )
