@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import orjson
 
 from ..protocol import admin_answers, admin_bodies, bodies, names
-from ..protocol.admin_answers import GroupConnections, MemberConnection
+from ..protocol.admin_answers import GroupConnections, MemberConnection, Running
 from ..protocol.admin_bodies import Progress, Range
 from ..protocol.bodies import BrokerData, GroupConfig, Queue, TopicConfig
 from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
@@ -34,7 +34,7 @@ from . import message_search
 from .access import Access
 from .cluster import Cluster
 from .config import ADMIN_TIMEOUT_S
-from .errors import BrokerRefused, ConfigError, TopicNotFound
+from .errors import BrokerRefused, ConfigError, RequestTimeout, TopicNotFound
 from .message import Message
 
 To = Literal["first", "last"] | int | Mapping[Queue, int]
@@ -250,20 +250,31 @@ class AdminClient:
             for item in orjson.loads(answer.body)["owners"]:
                 owners[Queue(item["topic"], item["brokerName"], item["queueId"])] = item["clientId"]
         if not owners:
-            for broker, known in connections.items():
-                for member in known.members:
-                    for queue in await self._running_queues(masters[broker], name, member.client_id):
-                        owners.setdefault(queue, member.client_id)
+            for client_id, member in (await self._running(name, masters, connections)).items():
+                for queue in member.commit_offsets:
+                    owners.setdefault(queue, client_id)
         return dict(sorted(owners.items()))
 
-    async def _running_queues(self, address: str, group: str, client_id: str) -> list[Queue]:
-        try:
-            answer = await self._ask(
-                address, RequestCode.GET_CONSUMER_RUNNING_INFO, write(ClientInfo(group, client_id))
-            )
-        except BrokerRefused:  # it has just left, or is of a kind that does not answer
-            return []
-        return list(admin_answers.decode_running_queues(answer.body))
+    async def running(self, group: str) -> dict[str, Running]:
+        """What each connected member says of itself, by client id; without those that do not answer."""
+        masters = await self._masters()
+        return await self._running(group, masters, await self._connections(group, masters))
+
+    async def _running(
+        self, group: str, masters: Mapping[str, str], connections: Mapping[str, GroupConnections]
+    ) -> dict[str, Running]:
+        at = {member.client_id: masters[broker] for broker, known in connections.items() for member in known.members}
+
+        async def one(client_id: str) -> Running | None:
+            try:
+                ext = write(ClientInfo(group, client_id))
+                answer = await self._ask(at[client_id], RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
+            except (BrokerRefused, RequestTimeout):  # it has just left, or is of a kind that does not answer
+                return None
+            return admin_answers.decode_running(answer.body)
+
+        found = await asyncio.gather(*map(one, at))
+        return {client_id: item for client_id, item in zip(at, found, strict=True) if item is not None}
 
     async def history(self, group: str) -> list[dict[str, Any]]:
         """What Rocketlet's brokers say of a group: members, owners, disagreements, events. Others refuse (BrokerRefused)."""

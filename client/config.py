@@ -52,6 +52,11 @@ RESTART_S: Final = 0.1  # of a worker that was cancelled; later than the end of 
 STANDING_S: Final = 60.0  # a queue whose oldest message is in a handler for longer is named in the log
 BLOCKED_S: Final = 5.0  # an event loop that stood still for longer is named in the log
 
+DISK_LOW_RATIO: Final = 0.75  # Apache's brokers delete old messages at once from here on
+DISK_FULL_RATIO: Final = 0.9
+CLOCK_SKEW_S: Final = 5.0
+OLDEST_VERSION: Final = 393  # V4_9_0's ordinal in Apache's MQVersion
+
 ADMIN_TIMEOUT_S: Final = 10.0
 SEARCH_TIMEOUT_S: Final = 30.0  # a search by key may read much of a commit log
 SEARCH_MESSAGES: Final = 256  # a pull without a group

@@ -126,11 +126,23 @@ def decode_consume_times(data: Any) -> dict[Queue, ConsumeTimes]:
     }
 
 
+class Running(NamedTuple):
+    """What a member says of itself. `commit_offsets` has the queues in its hands."""
+
+    subscriptions: Mapping[str, str]
+    commit_offsets: Mapping[Queue, int]
+    properties: Mapping[str, str]
+
+
 @answers("running consumer")
-def decode_running_queues(data: Any) -> dict[Queue, int]:
-    """GET_CONSUMER_RUNNING_INFO: the queues in a member's hands and how far it has committed each."""
-    return {
-        read_queue(orjson.loads(key)): int(item.get("commitOffset", 0))
-        for key, item in (data.get("mqTable") or {}).items()
-        if not item.get("droped")
-    }
+def decode_running(data: Any) -> Running:
+    """GET_CONSUMER_RUNNING_INFO."""
+    return Running(
+        {str(item["topic"]): str(item.get("subString") or "*") for item in data.get("subscriptionSet") or ()},
+        {
+            read_queue(orjson.loads(key)): int(item.get("commitOffset", 0))
+            for key, item in (data.get("mqTable") or {}).items()
+            if not item.get("droped")
+        },
+        {str(name): str(value) for name, value in (data.get("properties") or {}).items()},
+    )
