@@ -30,7 +30,7 @@ from ..protocol.headers import (
     write,
 )
 from ..protocol.subscription import parse_subscription
-from . import message_search
+from . import message_search, replay
 from .access import Access
 from .cluster import Cluster
 from .config import ADMIN_TIMEOUT_S
@@ -214,6 +214,10 @@ class AdminClient:
         owners = await self._owners(name, masters, connections)
         return Group(name, config, connections, progress, owners)
 
+    async def group_configs(self, name: str) -> dict[str, GroupConfig]:
+        """A group's settings by broker name; empty if no broker has any."""
+        return await self._group_configs(name, await self._masters())
+
     async def _group_configs(self, name: str, masters: Mapping[str, str]) -> dict[str, GroupConfig]:
         answers = await self._each(masters, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         tables = {broker: admin_answers.decode_groups(answer.body) for broker, answer in answers.items()}
@@ -391,6 +395,11 @@ class AdminClient:
         async for messages in message_search.read_queue(self._cluster, queue, begin, end, subscription):
             tags = subscription.tags
             yield [message for message in messages if not tags or message.tag in tags]
+
+    async def send_again(self, message: Message, *, group: str | None = None) -> str:
+        """Sends a stored message, such as a dead letter, to the topic that it was first sent to; with `group` only to that
+        group. Returns the new offset id. The stored message stays where it is."""
+        return await replay.send_again(self._cluster, message, group)
 
     # Asking
 

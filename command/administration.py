@@ -1,0 +1,80 @@
+"""The commands that ask and change a cluster, Rocketlet's or Apache's: `rocketlet NOUN VERB`.
+
+Each command is a coroutine. It gets its options, an AdminClient and an Output, and returns the exit status: 0, or 1 if what
+was asked for is not there. The caller prints a RocketletError.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from ..client.admin import AdminClient
+from .output import Output
+
+NAME_SERVER = "127.0.0.1:9876"
+NAME_SERVER_VARIABLE = "ROCKETLET_NAMESERVER"
+
+Commands = argparse._SubParsersAction
+Command = Callable[[argparse.Namespace, AdminClient, Output], Awaitable[int]]
+
+
+def noun(commands: Commands[argparse.ArgumentParser], name: str, text: str) -> Commands[argparse.ArgumentParser]:
+    """A command with verbs."""
+    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    return parser.add_subparsers(required=True, metavar="VERB")
+
+
+def verb(
+    commands: Commands[argparse.ArgumentParser], name: str, text: str, command: Command
+) -> argparse.ArgumentParser:
+    """A verb that runs a command with the options that all of them have."""
+    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument(
+        "--nameserver",
+        default=os.environ.get(NAME_SERVER_VARIABLE, NAME_SERVER),
+        metavar="HOST:PORT[;HOST:PORT]",
+        help=f"the name servers to ask (default: ${NAME_SERVER_VARIABLE}, or {NAME_SERVER})",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each record")
+    parser.set_defaults(run=partial(_run, command), host="", port=0, log_level="warning")
+    return parser
+
+
+async def _run(command: Command, options: argparse.Namespace) -> int:
+    async with AdminClient(options.nameserver) as admin:
+        return await command(options, admin, Output(as_json=options.json))
+
+
+def confirmed(options: argparse.Namespace, question: str) -> bool:
+    """Whether to go on: with --yes, or when the user says so at a terminal."""
+    if options.yes:
+        return True
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print("nobody answers; add --yes to go on without a question")
+        return False
+
+
+def changing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do it without a question")
+
+
+def pairs(texts: Iterable[str]) -> Mapping[str, str]:
+    """`name=value` texts. Raises argparse's error type for others."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise argparse.ArgumentTypeError(f"{text!r} is not name=value")
+        found[name] = value
+    return found
+
+
+def as_record(**fields: Any) -> dict[str, Any]:
+    """A row; a field's name is its column and its key in JSON."""
+    return fields
