@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
 
 from ..client.admin import AdminClient
+from ..client.errors import ConfigError
+from .access import access_of, add_client_options
 from .output import Output
 
 NAME_SERVER = "127.0.0.1:9876"
@@ -40,12 +41,13 @@ def verb(
         help=f"the name servers to ask (default: ${NAME_SERVER_VARIABLE}, or {NAME_SERVER})",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each record")
+    add_client_options(parser)
     parser.set_defaults(run=partial(_run, command), host="", port=0, log_level="warning")
     return parser
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:
-    async with AdminClient(options.nameserver) as admin:
+    async with AdminClient(options.nameserver, access=access_of(options)) as admin:
         return await command(options, admin, Output(as_json=options.json))
 
 
@@ -64,17 +66,12 @@ def changing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do it without a question")
 
 
-def pairs(texts: Iterable[str]) -> Mapping[str, str]:
-    """`name=value` texts. Raises argparse's error type for others."""
+def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """Of `name=value` texts. Raises ConfigError, which names the option."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise argparse.ArgumentTypeError(f"{text!r} is not name=value")
+            raise ConfigError(f"{option} {text!r}: use NAME=VALUE")
         found[name] = value
     return found
-
-
-def as_record(**fields: Any) -> dict[str, Any]:
-    """A row; a field's name is its column and its key in JSON."""
-    return fields

@@ -6,7 +6,7 @@ import argparse
 
 from ..client.admin import AdminClient
 from ..client.errors import ConfigError, RocketletError
-from .administration import Commands, noun, verb
+from .administration import Commands, noun, pairs, verb
 from .output import Output, local_time
 
 _RATES = {"put_per_s": "putTps", "get_per_s": "getTransferedTps"}  # the second is Apache's spelling
@@ -61,9 +61,7 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 
 async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    settings = dict(text.partition("=")[::2] for text in options.setting if "=" in text)
-    if len(settings) != len(options.setting):
-        raise ConfigError("settings are given as NAME=VALUE")
+    settings = pairs("setting", options.setting)
     await admin.update_broker_config(await _address(admin, options.broker), settings)
     output.records(("name", "value"), [{"name": name, "value": value} for name, value in settings.items()])
     return 0

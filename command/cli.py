@@ -22,9 +22,9 @@ from ..broker.net.tls import TlsError
 from ..broker.open_files import raise_limit
 from ..broker.server import Server
 from ..broker.store.files import StoreError
-from ..client.errors import ConfigError
-from . import logs
-from .access import access_of, acl_of, add_client_options, add_registration_options, add_server_options, tls_of
+from ..client.errors import RocketletError
+from . import brokers, doctor, groups, logs, messages, offsets, topics
+from .access import acl_of, add_registration_options, add_server_options, tls_of
 
 log = structlog.get_logger("rocketlet")
 
@@ -37,8 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.configure(options.log_level)
     try:
         return int(uvloop.run(options.run(options)))
-    except (StoreError, TlsError, AclError, ConfigError) as error:
+    except (StoreError, TlsError, AclError, RocketletError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # whoever read our output has enough
         sys.stderr.close()
     except OSError as error:
@@ -48,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="rocketlet", description="Start RocketMQ brokers and name servers, and look at consumer groups."
+        prog="rocketlet",
+        description="Start RocketMQ brokers and name servers, and administer clusters, Rocketlet's or Apache's.",
     )
     parser.add_argument("--version", action="version", version=f"rocketlet {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -72,7 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     add_server_options(nameserver)
     _external_port_option(nameserver)
     nameserver.set_defaults(run=_nameserver)
-    _add_groups_command(commands)
+    for nouns in (topics, groups, offsets, messages, brokers, doctor):
+        nouns.add_to(commands)
     fsck = commands.add_parser("fsck", help="check a data folder that no broker uses: what is whole, what is not")
     fsck.add_argument("folder", type=Path, metavar="DIR", help="the data folder")
     fsck.add_argument("--repair", action="store_true", help="also repair what can be repaired")
@@ -80,36 +84,6 @@ def _parser() -> argparse.ArgumentParser:
     fsck.add_argument("--log-level", choices=logs.LEVELS, default="error")
     fsck.set_defaults(run=_fsck, host="", port=0)
     return parser
-
-
-def _add_groups_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    groups = commands.add_parser(
-        "groups", help="show a consumer group: its members, who owns which queue, and what happened"
-    )
-    groups.add_argument("group", help="the name of the consumer group")
-    groups.add_argument(
-        "--nameserver",
-        default=f"127.0.0.1:{DEFAULT_PORT}",
-        metavar="HOST:PORT[;HOST:PORT]",
-        help=f"the name servers to ask (default: 127.0.0.1:{DEFAULT_PORT})",
-    )
-    groups.add_argument("--timeline", action="store_true", help="also show what happened, oldest first")
-    groups.add_argument(
-        "--follow", action="store_true", help="with --timeline: keep printing new events until you press Ctrl-C"
-    )
-    groups.add_argument(
-        "--json", action="store_true", help="print one JSON object; with --follow, one line of JSON for each event"
-    )
-    groups.add_argument(
-        "--strict",
-        choices=("on", "off"),
-        help="on: refuse members whose subscriptions differ from the others'; off: accept them",
-    )
-    groups.add_argument(
-        "--log-level", choices=logs.LEVELS, default="warning", help="what to log at least (default: warning)"
-    )
-    add_client_options(groups)
-    groups.set_defaults(run=_groups, host="", port=0)
 
 
 def _listen_options(parser: argparse.ArgumentParser, port: int) -> None:
@@ -275,21 +249,6 @@ async def _fsck(options: argparse.Namespace) -> int:
     from .fsck import fsck
 
     return fsck(options.folder, repairs=options.repair, is_json=options.json)
-
-
-async def _groups(options: argparse.Namespace) -> int:
-    from .group_report import report, set_strict
-
-    if options.strict:
-        return await set_strict(options.group, options.nameserver, options.strict == "on", access_of(options))
-    return await report(
-        options.group,
-        options.nameserver,
-        options.timeline,
-        options.json,
-        follow=options.follow,
-        access=access_of(options),
-    )
 
 
 def _bind(options: argparse.Namespace) -> str:

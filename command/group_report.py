@@ -1,89 +1,71 @@
-"""`rocketlet groups`: what every broker knows of a consumer group, as text or JSON."""
+"""`rocketlet groups show`: what every broker knows of a consumer group, as text or JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
-from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from ..client.access import Access
-from ..client.cluster import Cluster
-from ..client.errors import RocketletError
-from ..protocol import fastjson_text
-from ..protocol.bodies import decode_cluster, encode_group, read_group
-from ..protocol.codes import RequestCode
-from ..protocol.headers import ConsumerGroup, write
+from ..client.admin import AdminClient
+from ..client.errors import BrokerRefused
+from ..protocol.codes import ResponseCode
 
 FOLLOW_S = 0.5
 
 
-async def histories(name_server: str, group: str, access: Access | None = None) -> list[dict[str, Any]]:
-    """What each broker of the cluster answers of the group. Raises RocketletError."""
-    cluster = Cluster(name_server, access)
+async def report(admin: AdminClient, group: str, timeline: bool, as_json: bool, *, follow: bool = False) -> int:
+    """Prints the report; the exit status. `follow`: and then events as they come, until interrupted.
+
+    Raises RocketletError.
+    """
     try:
-        answer = await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
-        reports: list[dict[str, Any]] = []
-        for broker in decode_cluster(answer.body):
-            connection = await cluster.connection(broker.addresses[0])
-            found = await connection.request(RequestCode.GET_GROUP_HISTORY, write(ConsumerGroup(group)))
-            reports.append(orjson.loads(found.body))
-        return reports
-    finally:
-        await cluster.close()
-
-
-async def set_strict(group: str, name_server: str, strict: bool, access: Access | None = None) -> int:
-    """Sets at every broker whether a group is strict; the exit status."""
-    cluster = Cluster(name_server, access)
-    try:
-        answer = await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
-        for broker in decode_cluster(answer.body):
-            connection = await cluster.connection(broker.addresses[0])
-            found = await connection.request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
-            known = fastjson_text.loads(found.body)["subscriptionGroupTable"].get(group, {"groupName": group})
-            body = encode_group(replace(read_group(known), strict=strict))
-            await connection.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
-            print(f"{broker.name}: the group {group} is {'strict' if strict else 'not strict'}")
-    except RocketletError as error:
-        print(f"rocketlet: {error}", file=sys.stderr)
-        return 1
-    finally:
-        await cluster.close()
-    return 0
-
-
-async def report(
-    group: str,
-    name_server: str,
-    timeline: bool,
-    as_json: bool,
-    *,
-    follow: bool = False,
-    access: Access | None = None,
-) -> int:
-    """Prints the report; the exit status. `follow`: and then events as they come, until interrupted."""
-    try:
-        reports = await histories(name_server, group, access)
-        status = _print(group, reports, timeline, as_json)
-        while follow and timeline:
-            seen = {orjson.dumps(event) for event in _events(reports)}
-            await asyncio.sleep(FOLLOW_S)
-            reports = await histories(name_server, group, access)
-            fresh = [event for event in _events(reports) if orjson.dumps(event) not in seen]
-            if as_json:
-                for event in fresh:
-                    print(orjson.dumps(event).decode())
-            else:
-                _print_events(fresh)
-            sys.stdout.flush()
-    except RocketletError as error:
-        print(f"rocketlet: {error}", file=sys.stderr)
-        return 1
+        reports = await admin.history(group)
+    except BrokerRefused as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        return await _foreign_report(admin, group, as_json)
+    status = _print(group, reports, timeline, as_json)
+    while follow and timeline:
+        seen = {orjson.dumps(event) for event in _events(reports)}
+        await asyncio.sleep(FOLLOW_S)
+        reports = await admin.history(group)
+        fresh = [event for event in _events(reports) if orjson.dumps(event) not in seen]
+        if as_json:
+            for event in fresh:
+                print(orjson.dumps(event).decode())
+        else:
+            _print_events(fresh)
+        sys.stdout.flush()
     return status
+
+
+async def _foreign_report(admin: AdminClient, group: str, as_json: bool) -> int:
+    """What an Apache broker and the members themselves say: no events, and owners by their own account."""
+    found, running = await admin.group(group), await admin.running(group)
+    members = {
+        member.client_id: {
+            "peer": member.address,
+            "strategy": None,
+            "subscriptions": running[member.client_id].subscriptions if member.client_id in running else {},
+        }
+        for member in found.members
+    }
+    owners = [
+        {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id, "clientId": client_id}
+        for queue, client_id in found.owners.items()
+    ]
+    lag = [
+        {"topic": queue.topic, "messages": max(item.lag, 0), "oldestMs": None} for queue, item in found.progress.items()
+    ]
+    if as_json:
+        print(orjson.dumps({"group": group, "members": members, "owners": owners, "lag": lag, "events": []}).decode())
+        return 0
+    _print_members(group, members, owners)
+    _print_lag(lag)
+    return 0
 
 
 def _events(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:

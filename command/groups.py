@@ -48,7 +48,7 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 
 async def _show(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    return await report(options.group, options.nameserver, options.timeline, options.json, follow=options.follow)
+    return await report(admin, options.group, options.timeline, options.json, follow=options.follow)
 
 
 async def _create(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:

@@ -16,7 +16,8 @@ from ..client.message import Message
 from ..client.producer import Producer
 from ..protocol import names
 from ..protocol.bodies import Queue
-from .administration import Commands, changing, confirmed, noun, verb
+from .access import access_of
+from .administration import Commands, changing, confirmed, noun, pairs, verb
 from .output import Output, local_time
 
 TAIL_INTERVAL_S = 0.5
@@ -182,10 +183,8 @@ def _shortened(text: str) -> str:
 
 async def _send(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     body = sys.stdin.buffer.read() if options.body == "-" else options.body.encode()
-    properties = dict(text.partition("=")[::2] for text in options.property if "=" in text)
-    if len(properties) != len(options.property):
-        raise ConfigError("--property: use NAME=VALUE")
-    async with Producer(options.nameserver, "rocketlet-command") as producer:
+    properties = pairs("--property", options.property)
+    async with Producer(options.nameserver, "rocketlet-command", access=access_of(options)) as producer:
         result = await producer.send(
             options.topic,
             body,

@@ -25,9 +25,9 @@ try:
 except ModuleNotFoundError as missing:
     raise ImportError("the demo needs its extra: pip install 'rocketlet[demo]'") from missing
 
+from ..client.admin import AdminClient
 from ..client.errors import RocketletError
 from ..command import logs
-from ..command.group_report import histories
 from .accounting import (
     DIFFERENCES_SHOWN,
     Account,
@@ -180,7 +180,8 @@ class Job:
     async def _look(self) -> list[dict[str, Any]]:
         """Who owns which queue now; keeps the events that led there."""
         try:
-            reports = await histories(self.name_server, GROUP)
+            async with AdminClient(self.name_server) as admin:
+                reports = await admin.history(GROUP)
         except RocketletError:
             return []
         self.events = [{"broker": item["broker"], **event} for item in reports for event in item["events"]]

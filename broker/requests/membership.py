@@ -52,7 +52,7 @@ def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData
         if at is not connection and found != wanted:
             return (
                 f"the group {consumer.group} is strict: this client subscribes to {_spelled(wanted)}, {member.client_id} to "
-                f"{_spelled(found)}; subscribe to the same, or use `rocketlet groups {consumer.group} --strict off`"
+                f"{_spelled(found)}; subscribe to the same, or use `rocketlet groups strict {consumer.group} off`"
             )
     return None
 

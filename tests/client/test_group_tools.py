@@ -13,11 +13,13 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.client import BrokerRefused, Consumer, Producer, settled
-from rocketlet.command.group_report import report, set_strict
+from rocketlet.client import AdminClient, BrokerRefused, Consumer, Producer, settled
+from rocketlet.command import logs
+from rocketlet.command.cli import main
+from rocketlet.command.group_report import report as report_of
 from rocketlet.protocol import bodies
 from rocketlet.protocol.allocation import AVG, STICKY
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, Queue
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.subscription import parse_subscription
@@ -28,25 +30,36 @@ from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eve
 from .test_consumer import Inbox
 
 
+async def report(group: str, address: str, timeline: bool, as_json: bool) -> int:
+    async with AdminClient(address) as admin:
+        return await report_of(admin, group, timeline, as_json)
+
+
 def owned(consumer: Consumer, topic: str = "t") -> set[Queue]:
     return {queue for queue in consumer.assignment() if queue.topic == topic}
 
 
 async def test_a_strict_group_refuses_other_subscriptions_and_says_what_to_change(
-    node: Node, wire: Wire, capsys: pytest.CaptureFixture[str]
+    node: Node, wire: Wire, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logs, "configure", lambda level: None)  # the broker of this process logs, too
     for topic in ("t", "u"):
         await create_topic(wire, topic)
-    assert await set_strict("g", node.address, True) == 0
+    strict = ("groups", "strict", "g", "on", "--nameserver", node.address)
+    assert await asyncio.to_thread(main, strict) == 1
+    assert "no broker knows the group g" in capsys.readouterr().err
+    async with AdminClient(node.address) as admin:
+        await admin.create_group(GroupConfig("g"))
+    assert await asyncio.to_thread(main, strict) == 0
     assert "the group g is strict" in capsys.readouterr().out
     async with Consumer(node.address, "g", {"t": "A"}, Inbox()):
         for subscriptions in ({"u": "*"}, {"t": "B"}, {"t": "A", "u": "*"}):
-            with pytest.raises(BrokerRefused, match=r"the group g is strict.*--strict off"):
+            with pytest.raises(BrokerRefused, match=r"the group g is strict.*groups strict g off"):
                 async with Consumer(node.address, "g", subscriptions, Inbox()):
                     pass
         async with Consumer(node.address, "g", {"t": "A"}, Inbox()):
             pass
-        assert await set_strict("g", node.address, False) == 0
+        assert await asyncio.to_thread(main, ("groups", "strict", "g", "off", "--nameserver", node.address)) == 0
         async with Consumer(node.address, "g", {"u": "*"}, Inbox()) as consumer:
             await eventually(lambda: len(owned(consumer, "u")) == 4)
 
@@ -192,7 +205,7 @@ async def test_the_timeline_can_be_followed(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     async with Consumer(node.address, "g", "t", Inbox()):
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rocketlet.command.cli", "groups", "g", "--nameserver", node.address, "--timeline",
+            sys.executable, "-m", "rocketlet.command.cli", "groups", "show", "g", "--nameserver", node.address, "--timeline",
             "--follow", "--json", stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None

@@ -69,7 +69,7 @@ def document(proofs: Proofs) -> str:
 
 def _proof(clients: set[str], code: int) -> str:
     if code > 70_000:
-        return "our own, for `rocketlet groups`"
+        return "our own, for `rocketlet groups show`"
     return ", ".join(sorted(clients)) or "our own tests only"
 
 

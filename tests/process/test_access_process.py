@@ -50,9 +50,9 @@ async def test_tls_is_set_up_by_options(start: Start, certificates: Certificates
     async with Producer(broker.address, access=secured) as producer:
         await producer.send("t", b"x")
     shown = ("--tls", "--tls-ca", f"{folder}/ca.pem", "--tls-cert", f"{folder}/client.pem")
-    _, out, err = await run("groups", "g", "--nameserver", broker.address, *shown)
+    _, out, err = await run("groups", "show", "g", "--nameserver", broker.address, *shown)
     assert ("no broker knows the group g" in out, err) == (True, "")
-    status, _, err = await run("groups", "g", "--nameserver", broker.address)
+    status, _, err = await run("groups", "show", "g", "--nameserver", broker.address)
     assert status == 1
     assert "turn TLS on" in err
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import uvloop
-from rocketlet.client import Outgoing, Producer
+from rocketlet.client import AdminClient, Outgoing, Producer
 from rocketlet.client.cluster import Cluster
-from rocketlet.command.group_report import histories
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 
@@ -65,7 +64,11 @@ def committed(address: str, group: str, topic: str = "t") -> int:
 
 
 def report(address: str, group: str) -> dict[str, Any]:
-    return uvloop.run(histories(address, group))[0]
+    async def run() -> dict[str, Any]:
+        async with AdminClient(address) as admin:
+            return (await admin.history(group))[0]
+
+    return uvloop.run(run())
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:

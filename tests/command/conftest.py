@@ -1,0 +1,45 @@
+"""Runs commands as a shell would, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
+
+import orjson
+import pytest
+import structlog
+from rocketlet.command import logs
+from rocketlet.command.cli import main
+
+from ..conftest import Node
+
+
+class Ran(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def records(self) -> list[dict[str, object]]:
+        """What was printed with --json."""
+        return [orjson.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Awaitable[Ran]]
+
+
+@pytest.fixture
+def run(node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """`await run("topics", "list")` asks the cluster of `node`."""
+    # the broker of this process logs, too: not into what commands print
+    monkeypatch.setattr(logs, "configure", lambda level: None)
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+
+    async def ran(*arguments: str) -> Ran:
+        capsys.readouterr()
+        status = await asyncio.to_thread(main, [*arguments, "--nameserver", node.address])
+        return Ran(status, *capsys.readouterr())
+
+    yield ran
+    structlog.reset_defaults()

@@ -1,0 +1,142 @@
+"""`rocketlet NOUN VERB` on a real broker: what is printed, as text and as JSON, and the exit status."""
+
+from __future__ import annotations
+
+import pytest
+from rocketlet.client import Consumer, Message, Producer, Reject
+from rocketlet.command import logs
+from rocketlet.command.cli import main
+
+from ..conftest import Node, eventually
+from .conftest import Run
+
+
+async def test_a_topic_is_created_listed_shown_and_deleted(run: Run) -> None:
+    assert "has 3 queues" in (await run("topics", "create", "orders", "--queues", "3")).out
+    (record,) = (await run("topics", "list", "--json")).records
+    assert record == {
+        "topic": "orders",
+        "brokers": ["broker-a"],
+        "queues": 3,
+        "messages": 0,
+        "last_message": "-",
+    }
+    assert (await run("messages", "send", "orders", "hello", "--tag", "new", "--key", "k1")).status == 0
+    shown = await run("topics", "show", "orders")
+    assert "read by: no group" in shown.out
+    assert shown.out.count("broker-a") == 3
+    assert (await run("topics", "delete", "orders", "--yes")).out == "the topic orders and its 1 messages are deleted\n"
+    gone = await run("topics", "show", "orders")
+    assert (gone.status, gone.out) == (1, "")
+    assert gone.err.startswith("rocketlet: no name server knows the topic orders")
+
+
+async def test_nothing_is_deleted_without_a_yes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    await run("topics", "create", "orders")
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert (await run("topics", "delete", "orders")).status == 1
+
+    def nobody(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", nobody)
+    assert "add --yes" in (await run("topics", "delete", "orders")).out
+    assert [record["topic"] for record in (await run("topics", "list", "--json")).records] == ["orders"]
+
+
+async def test_messages_are_found_followed_and_shown_harmlessly(run: Run, node: Node) -> None:
+    await run("topics", "create", "orders", "--queues", "1")
+    async with Producer(node.address) as producer:
+        first = await producer.send("orders", b"plain", keys="k1", properties={"colour": "red"})
+        await producer.send("orders", b"\x1b[31mred\x1b[0m", tag="T")
+        await producer.send("orders", b"\xff\x00", tag="T")
+    for option in (("--key", "k1"), ("--id", first.message_id), ("--id", first.offset_id), ("--at", "broker-a:0:0")):
+        record = (await run("messages", "find", "orders", *option, "--json")).records[0]
+        assert (record["body"], record["message_id"], record["keys"]) == ("plain", first.message_id, "k1")
+    newest = await run("messages", "find", "orders")
+    assert "\x1b" not in newest.out, "a message cannot colour the terminal"
+    assert r"\u001b[31mred" in newest.out
+    assert "hex:ff00" in newest.out
+    nothing = await run("messages", "find", "orders", "--key", "k2")
+    assert (nothing.status, nothing.out) == (1, "no message was found\n")
+    tailed = await run("messages", "tail", "orders", "--last", "2", "--tags", "T", "--no-follow")
+    assert len(tailed.out.splitlines()) == 2
+
+
+async def test_offsets_are_shown_and_reset_after_a_dry_run(run: Run, node: Node) -> None:
+    await run("topics", "create", "orders", "--queues", "2")
+    seen: list[Message] = []
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "orders", seen.append, start="first"):
+        for number in range(6):
+            await producer.send("orders", b"%d" % number)
+        await eventually(lambda: len(seen) == 6)
+    assert "0 messages are not consumed yet" in (await run("offsets", "show", "g", "orders")).out
+    dry = await run("offsets", "reset", "g", "orders", "--to", "first", "--dry-run")
+    assert "would be: 0 messages skipped, 6 delivered again" in dry.out
+    assert "0 messages are not" in (await run("offsets", "show", "g", "orders")).out
+    assert (await run("offsets", "reset", "g", "orders", "--to", "broker-a:0=1", "--yes")).status == 0
+    committed = {item["queue"]: item["committed"] for item in (await run("offsets", "show", "g", "--json")).records}
+    assert committed[0] == 1
+    wrong = await run("offsets", "reset", "g", "orders", "--to", "yesterday", "--yes")
+    assert wrong.status == 1
+    assert "use first, last, a time such as" in wrong.err
+    assert (await run("offsets", "show", "nobody")).status == 1
+
+
+async def test_dead_letters_are_shown_and_replayed_to_the_group_alone(run: Run, node: Node) -> None:
+    await run("topics", "create", "orders", "--queues", "1")
+    mended: list[Message] = []
+    is_broken = True
+
+    async def handle(message: Message) -> Reject | None:
+        if is_broken:
+            return Reject()
+        mended.append(message)
+        return None
+
+    others: list[Message] = []
+    async with (
+        Consumer(node.address, "g", "orders", handle, start="first"),
+        Consumer(node.address, "other", "orders", others.append, start="first"),
+        Producer(node.address) as producer,
+    ):
+        sent = await producer.send("orders", b"poison", tag="T", keys="k1", properties={"colour": "red"})
+        while "poison" not in (await run("messages", "dead", "g")).out:
+            pass
+        is_broken = False
+        dry = await run("messages", "replay", "g", "--dry-run")
+        assert "would be sent again: 1 messages" in dry.out
+        assert (await run("messages", "replay", "g", "--id", "nothing", "--yes")).status == 1
+        replayed = await run("messages", "replay", "g", "--id", sent.message_id, "--yes")
+        assert "1 messages were sent again; the dead letters stay in %DLQ%g" in replayed.out
+        await eventually(lambda: len(mended) == 1)
+        assert [message.body for message in others] == [b"poison"], "another group does not get it again"
+        assert (await run("messages", "replay", "g", "--to", "topic", "--yes")).status == 0
+        await eventually(lambda: len(mended) == 2 and len(others) == 2)
+    for message in mended:
+        assert (message.topic, message.body, message.tag, message.keys) == ("orders", b"poison", "T", ["k1"])
+        assert (message.properties["colour"], message.message_id) == ("red", sent.message_id)
+
+
+async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> None:
+    await run("groups", "create", "g", "--retries", "3")
+    assert (await run("groups", "list", "--json")).records == [{"group": "g", "members": 0, "topics": [], "lag": 0}]
+    assert (await run("groups", "strict", "g", "on")).out == "broker-a: the group g is strict\n"
+    assert (await run("groups", "delete", "g", "--yes")).status == 0
+    assert (await run("groups", "list")).out == ""
+    (broker,) = (await run("brokers", "list", "--json")).records
+    assert (broker["broker"], broker["address"], broker["state"]) == ("broker-a", node.address, "up")
+    assert (await run("brokers", "set", "broker-a", "defaultTopicQueueNums=3")).status == 0
+    (settings,) = (await run("brokers", "show", "broker-a", "--json")).records
+    assert settings["defaultTopicQueueNums"] == "3"
+    for wrong, reason in ((("broker-a", "x"), "use NAME=VALUE"), (("broker-z", "a=b"), "no broker is named broker-z")):
+        ran = await run("brokers", "set", *wrong)
+        assert (ran.status, reason in ran.err) == (1, True)
+
+
+def test_a_name_server_that_is_away_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "configure", lambda level: None)
+    assert main(["topics", "list", "--nameserver", "127.0.0.1:1"]) == 1
+    assert "no name server can be reached: cannot connect to 127.0.0.1:1" in capsys.readouterr().err

@@ -1,0 +1,178 @@
+"""Each finding of `rocketlet doctor` is provoked on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, settled
+from rocketlet.client.diagnosis import Finding, diagnose
+from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, encode_heartbeat
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.names import dlq_topic
+from rocketlet.protocol.registration_body import encode_registration
+from rocketlet.protocol.subscription import parse_subscription
+
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from .conftest import Run
+
+
+async def found(node: Node, watch_s: float = 0.0) -> dict[str, Finding]:
+    async with AdminClient(node.address) as admin:
+        return {finding.kind: finding for finding in await diagnose(admin, watch_s=watch_s)}
+
+
+async def heartbeat(wire: Wire, client_id: str, group: str, topic: str, **settings: Any) -> None:
+    consumer = ConsumerData(group, subscriptions=(parse_subscription(topic, "*"),), **settings)
+    answer = await wire.call(RequestCode.HEART_BEAT, {}, encode_heartbeat(Heartbeat(client_id, (consumer,))))
+    assert answer.code == 0
+
+
+async def test_a_healthy_cluster_has_nothing_wrong(node: Node, wire: Wire, run: Run) -> None:
+    await create_topic(wire, "t")
+    seen: list[Message] = []
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", seen.append, start="first"):
+        await producer.send("t", b"x")
+        await eventually(lambda: len(seen) == 1)
+        await settled(node.address, "g", members=1)
+        assert {kind for kind in await found(node) if kind != "disk"} <= {"stuck_queue"}
+    kinds = {kind for kind in await found(node) if kind != "disk"}
+    assert kinds == set()
+    ran = await run("doctor", "--watch", "0")
+    assert ran.status == 0 or "disk" in ran.out
+
+
+async def test_messages_that_wait_for_nobody(node: Node, wire: Wire, run: Run) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        async with Consumer(node.address, "g", "t", lambda message: None) as consumer:
+            await consumer.commit()
+        await producer.send("t", b"x")
+    finding = (await found(node))["no_members"]
+    assert (finding.subject, finding.text) == ("g", "1 messages wait and the group has no members")
+    ran = await run("doctor", "--watch", "0")
+    assert ran.status == 1
+    assert "messages wait and nobody handles them:" in ran.out
+    assert any(record["kind"] == "no_members" for record in (await run("doctor", "--watch", "0", "--json")).records)
+
+
+async def test_a_queue_that_stands_names_its_owner(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    stuck = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        await stuck.wait()
+
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", handle, start="first") as consumer:
+        await producer.send("t", b"x")
+        await settled(node.address, "g", members=1)
+        finding = (await found(node, 0.2))["stuck_queue"]
+        assert consumer.client_id in finding.text
+        stuck.set()
+
+
+async def test_lag_that_grows_says_by_how_much_and_what_helps(node: Node, wire: Wire) -> None:
+    """Ten messages arrive between the two looks, and the handler commits one of them."""
+    await create_topic(wire, "t", 1)
+    go = asyncio.Semaphore(1)
+
+    async def handle(message: Message) -> None:
+        await go.acquire()
+
+    async with Producer(node.address) as producer, AsyncExitStack() as stack:
+        consumer = await stack.enter_async_context(
+            Consumer(node.address, "g", "t", handle, start="first", commit_interval_s=0.05)
+        )
+        for _ in range(3):
+            await producer.send("t", b"x")
+        async with AdminClient(node.address) as admin:
+            async with asyncio.timeout(30):
+                while sum(item.consumer_offset for item in (await admin.progress("g", "t")).values()) != 1:
+                    await asyncio.sleep(0.01)
+
+            async def meanwhile() -> None:
+                async with asyncio.timeout(30):
+                    while not looked.done():
+                        await producer.send("t", b"x")
+                        go.release()
+                        await producer.send("t", b"x")
+                        await asyncio.sleep(0.02)
+
+            looked = asyncio.ensure_future(diagnose(admin, watch_s=1.0))
+            sending = asyncio.ensure_future(meanwhile())
+            findings = {finding.kind: finding for finding in await looked}
+            await sending
+        assert "are consumed" in findings["growing_lag"].text
+        assert "1 queues for 1 members: add queues" in findings["growing_lag"].cure
+        for _ in range(1000):
+            go.release()
+        assert consumer.client_id
+
+
+async def test_queues_that_nobody_reads_and_members_that_read_none(node: Node, connect: Connect, wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    one = await connect(node.address)
+    await heartbeat(one, "c1", "g", "t", strategy="AVG")
+    findings = await found(node)
+    assert "nobody reads t@broker-a:0, t@broker-a:1" in findings["unread_queues"].text
+
+
+async def test_members_without_a_queue(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(Consumer(node.address, "g", {"t": "*"}, lambda message: None))
+        await settled(node.address, "g", members=3)
+        async with AdminClient(node.address) as admin:
+            group = await admin.group("g")
+        owners = set(group.owners.values())
+        findings = await found(node)
+        assert ("idle_members" in findings) == (len(owners) < 3)
+
+
+async def test_one_client_id_twice_and_different_subscriptions(node: Node, connect: Connect, wire: Wire) -> None:
+    for topic in ("t", "u"):
+        await create_topic(wire, topic)
+    for topic in ("t", "u"):
+        await heartbeat(await connect(node.address), "c1", "g", topic)
+    findings = await found(node)
+    assert "2 members call themselves c1" in findings["client_id_twice"].text
+    assert "disagreement" in findings
+
+
+async def test_dead_letters_have_a_cure(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", lambda message: Reject()):
+        await producer.send("t", b"x")
+        async with AdminClient(node.address) as admin, asyncio.timeout(30):
+            while dlq_topic("g") not in await admin.topics(system=True):
+                await asyncio.sleep(0.01)
+            while not (await admin.topic(dlq_topic("g"))).messages:
+                await asyncio.sleep(0.01)
+        finding = (await found(node))["dead_letters"]
+    assert "rocketlet messages replay g" in finding.cure
+
+
+async def test_permissions_groups_switched_off_and_brokers_that_are_away(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    wire = await connect(node.address)
+    await create_topic(wire, "t", perm=4)
+    async with AdminClient(node.address) as admin:
+        await admin.create_group(GroupConfig("g", consume_enable=False))
+    await heartbeat(wire, "c1", "g", "t")
+    findings = await found(node)
+    assert findings["permission"].text == "no broker lets it be sent to"
+    assert "consumption_off" in findings
+
+
+async def test_a_broker_that_the_name_server_knows_and_nobody_reaches(node: Node, connect: Connect) -> None:
+    wire = await connect(node.address)
+    ext = {
+        "brokerName": "broker-z", "brokerAddr": "127.0.0.1:1", "clusterName": "DefaultCluster", "haServerAddr": "",
+        "brokerId": 0,
+    }  # fmt: skip
+    answer = await wire.call(RequestCode.REGISTER_BROKER, ext, encode_registration(DataVersion(1), []))
+    assert answer.code == 0, answer.remark
+    finding = (await found(node))["broker_away"]
+    assert (finding.subject, "127.0.0.1:1" in finding.text) == ("broker-z", True)
