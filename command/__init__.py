@@ -1,8 +1,12 @@
 """The `rocketlet` command.
 
-fsck          checks a data folder, repairs it
-cli           its commands and options
-access        the options of TLS and accounts
-logs          how it logs
-group_report  `rocketlet groups`
+cli             its commands and options
+administration  what `rocketlet NOUN VERB` commands share
+brokers, topics, groups, offsets, messages   the nouns
+group_report    what `rocketlet groups show` prints
+doctor          what is wrong, and what to do
+fsck            checks a data folder, repairs it
+output          columns for people, JSON for programs
+access          the options of TLS and accounts
+logs            how it logs
 """

@@ -30,6 +30,14 @@ def used_ratio(path: Path) -> float:
     return usage.used / usage.total
 
 
+def read_file(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
 def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 

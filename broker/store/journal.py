@@ -31,7 +31,7 @@ class Journal:
     def read(self) -> list[Any]:
         """The changes, oldest first, up to the first that is damaged or cut off, which is taken off."""
         try:
-            data = self._path.read_bytes()
+            data = disk.read_file(self._path)
         except FileNotFoundError:
             return []
         values: list[Any] = []
@@ -52,7 +52,7 @@ class Journal:
         content = orjson.dumps(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
-            is_new = self._syncs and not self._path.exists()
+            is_new = self._syncs and not disk.is_there(self._path)
             descriptor = disk.open_file(self._path, disk.CREATE, 0o644)
             try:
                 written = 0
