@@ -122,13 +122,15 @@ async def test_java_is_asked_for_an_outcome(start_cluster: StartCluster, brokers
     async with Consumer(cluster.address, "g", "t", inbox, start="first"):
         async with java("transaction", **options, body="first", check="COMMIT_MESSAGE") as peer:
             await peer.until(lambda: b"first" in inbox.bodies)
-        assert peer.found("ASKED")[0][1:] == ["t", "1", "first"]
+        topic, times, body = peer.found("ASKED")[0][1:]
+        assert (topic, body) == ("t", "first")
+        assert int(times) >= 1
         async with java("transaction", **options, body="orphan") as peer:
             await peer.started()
             await peer.kill()
         async with java("transaction", **options, check="COMMIT_MESSAGE") as other:
             await other.until(lambda: b"orphan" in inbox.bodies)
-        assert [line[3] for line in other.found("ASKED")] == ["orphan"]
+        assert {line[3] for line in other.found("ASKED")} == {"orphan"}, "more than once if its answer takes long"
     assert Counter(inbox.bodies)[b"orphan"] == 1
 
 

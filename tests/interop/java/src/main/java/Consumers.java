@@ -22,6 +22,7 @@ final class Consumers {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
             peer.get("group"), peer.hook(), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(peer.get("ns"));
+        consumer.setMqClientApiTimeout(100_000);
         consumer.setVipChannelEnabled(peer.get("vip", "false").equals("true"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(peer.get("from", "CONSUME_FROM_FIRST_OFFSET")));
         if (peer.options.containsKey("timestamp")) {

@@ -45,7 +45,8 @@ final class Producers {
     private <P extends DefaultMQProducer> P started(P producer) throws Exception {
         producer.setNamesrvAddr(peer.get("ns"));
         producer.setVipChannelEnabled(peer.get("vip", "false").equals("true"));
-        producer.setSendMsgTimeout(10_000);
+        producer.setSendMsgTimeout(100_000);
+        producer.setMqClientApiTimeout(100_000); // a busy machine is no failure
         producer.start();
         return producer;
     }
@@ -192,7 +193,7 @@ final class Producers {
     private void request() throws Exception {
         DefaultMQProducer producer = producer();
         producer.send(new Message(peer.get("topic") + "_warm", Peer.bytes("x"))); // a connection to be answered on
-        Message reply = producer.request(new Message(peer.get("topic"), Peer.bytes("ping")), 20_000);
+        Message reply = producer.request(new Message(peer.get("topic"), Peer.bytes("ping")), 100_000);
         Peer.say("REPLY " + Peer.text(reply.getBody()));
         producer.shutdown();
     }
@@ -202,12 +203,13 @@ final class Producers {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
             "java_repliers", peer.hook(), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(peer.get("ns"));
+        consumer.setMqClientApiTimeout(100_000);
         consumer.subscribe(peer.get("topic"), "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             try {
                 for (MessageExt message : messages) {
                     Message answer = MessageUtil.createReplyMessage(message, Peer.bytes("pong to " + Peer.text(message.getBody())));
-                    sent("reply", producer.send(answer, 10_000));
+                    sent("reply", producer.send(answer, 100_000));
                 }
             } catch (Exception error) {
                 Peer.say("FAILED " + error);

@@ -29,6 +29,7 @@ final class Pulls {
     private DefaultLitePullConsumer consumer() {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(peer.get("group"), peer.hook());
         consumer.setNamesrvAddr(peer.get("ns"));
+        consumer.setMqClientApiTimeout(100_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         return consumer;
     }
@@ -80,6 +81,7 @@ final class Pulls {
     private void pull() throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(peer.get("group"), peer.hook());
         consumer.setNamesrvAddr(peer.get("ns"));
+        consumer.setMqClientApiTimeout(100_000);
         consumer.start();
         List<MessageQueue> queues = new ArrayList<>(consumer.fetchSubscribeMessageQueues(peer.get("topic")));
         for (MessageQueue queue : queues) {
