@@ -1,6 +1,8 @@
 """Producer and push consumer for RocketMQ 4.9 brokers, Rocketlet's or Apache's, in asyncio.
 
 producer, consumer   what users call
+sender, outgoing     where messages go and what is tried again; what may be sent
+requests             request and reply
 membership           one client in one consumer group: heartbeats, rebalance and leases together
 heartbeats           tells brokers that the member is here
 rebalance            WHEN queues change hands
@@ -41,7 +43,7 @@ from .errors import (
 )
 from .message import Message, Outgoing, SendResult
 from .offsets import Position
-from .producer import Producer
+from .producer import Producer, Sending
 from .settling import settled
 from .signals import stop_signal
 
@@ -70,6 +72,7 @@ __all__ = [
     "RetryLater",
     "RocketletError",
     "SendResult",
+    "Sending",
     "Sql",
     "Start",
     "Strategy",

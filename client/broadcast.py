@@ -85,6 +85,11 @@ class Broadcast:
             self._user.lose_queue(queue)
         self._save()
 
+    def unsettled(self) -> str:
+        """What `settled` waits for, in words."""
+        topics = [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
+        return f"no name server knows the topic {', '.join(topics)}" if topics else "a broker of its queues is away"
+
     async def settled(self) -> None:
         await self._settled.wait()
 

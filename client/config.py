@@ -64,6 +64,8 @@ SEARCH_MESSAGES: Final = 256  # a pull without a group
 BATCH_MESSAGES: Final = 1000  # what one SEND_BATCH_MESSAGE of single sends holds at most
 BATCH_BYTES: Final = 64 * 1024
 
+SEND_BACKOFF_S: Final = 0.05  # before a send is tried again; doubled each time
+MAX_SEND_BACKOFF_S: Final = 1.0
 MAX_IN_FLIGHT: Final = 65_536
 MAX_NAME_SERVERS: Final = 64
 

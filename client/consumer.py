@@ -132,7 +132,7 @@ class Consumer(Receiver):
         self._subscriptions = parse_subscriptions(subscriptions)
         if not broadcasting:
             retry = names.retry_topic(group)
-            self._subscriptions[retry] = Subscription(retry, version=_now_ms())
+            self._subscriptions[retry] = Subscription(retry, version=int(time.time() * 1000))
         self._run_size = batch_size or 1
         self._handler = handler
         self._middleware = tuple(middleware)
@@ -155,7 +155,7 @@ class Consumer(Receiver):
             if broadcasting
             else Membership(self._cluster, group, self._subscriptions, self, start=start, strategy=strategy)
         )
-        self._began_ms = _now_ms()
+        self._began_ms = int(time.time() * 1000)
         self._questions = Questions(self._cluster, self)
         self._workers: Workers | None = None
         self._puller: Puller | None = None
@@ -267,9 +267,14 @@ class Consumer(Receiver):
         return set(self._membership.owned)
 
     async def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
-        """Waits until this member holds what the last rebalance gave it, and returns its queues. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_s):
-            await self._membership.settled()
+        """Waits until this member holds what the last rebalance gave it, and returns its queues. Raises TimeoutError, which
+        says what is missing."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._membership.settled()
+        except TimeoutError:
+            reason = self._membership.unsettled()
+            raise TimeoutError(f"{self.group} has not settled here in {timeout_s} s: {reason}") from None
         return self.assignment()
 
     async def pause(self, queues: Iterable[Queue] | None = None) -> None:
@@ -492,10 +497,6 @@ class Consumer(Receiver):
             MAX_RECONSUME_TIMES if self._max_reconsume_times is None else self._max_reconsume_times,
         )
         await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 __all__ = ["Consumer", "Reject", "RetryLater"]

@@ -140,6 +140,17 @@ class Membership:
         await self._heartbeats.beat()
         self._rebalance.add_topics(subscriptions)
 
+    def unsettled(self) -> str:
+        """What `settled` waits for, in words."""
+        if self._rebalance.missing:
+            topics = ", ".join(sorted(self._rebalance.missing))
+            return f"no name server knows the topic {topics}; create it, or check its name"
+        if self._leases.are_suspended:
+            return "a broker of its queues is away"
+        return (
+            f"it owns {len(self.owned)} queues; other members or brokers have not let go of the rest of its share yet"
+        )
+
     async def settled(self) -> None:
         """Returns when this member holds exactly the queues that the last allocation gave it."""
         await self._settled.wait()

@@ -75,6 +75,17 @@ class Message:
         return props.decode(self.record.properties)
 
     @property
+    def user_properties(self) -> dict[str, str]:
+        """The properties that the sender set, without those that RocketMQ adds: they may be sent again."""
+        return {name: value for name, value in self.properties.items() if name not in props.RESERVED}
+
+    def outgoing(self) -> Outgoing:
+        """The message as it was sent first, to be sent again. Raises MessageError as `body` does."""
+        return Outgoing(
+            self.body, self.tag, self.keys, self.user_properties, flag=self.record.flag, message_id=self.message_id
+        )
+
+    @property
     def tag(self) -> str | None:
         return self.properties.get(props.TAGS)
 

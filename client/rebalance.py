@@ -54,6 +54,7 @@ class Rebalance:
         self._settled = settled
         self._grown: set[str] = set()
         self._retry_s = REBALANCE_INTERVAL_S
+        self.missing: set[str] = set()  # topics that no name server knows
         self.reported: Collection[Queue] = set()
 
     def add_topics(self, topics: Iterable[str]) -> None:
@@ -125,13 +126,24 @@ class Rebalance:
             mine |= share
         return mine, complete
 
+    def _miss(self, topic: str) -> None:
+        """Says once that a topic does not exist; a group's retry topic comes with its first retry."""
+        if topic not in self.missing and not topic.startswith(names.RETRY_PREFIX):
+            self.missing.add(topic)
+            hint = (
+                "create it, send to it, or check its name and its brokers; it is read from its start when it is there"
+            )
+            log.warning("topic_missing", topic=topic, hint=hint)
+
     async def _share_of(self, topic: str) -> set[Queue] | None:
         """The queues of a topic that are this member's; None if that cannot be known now."""
         try:
             route = self._cluster.route(topic) or await self._cluster.find_route(topic)
             if route is None:
                 self._retry_s = min(self._retry_s, MISSING_ROUTE_INTERVAL_S)
+                self._miss(topic)
                 return set() if topic.startswith(names.RETRY_PREFIX) else None
+            self.missing.discard(topic)
             queues = subscribe_queues(topic, route)
             share = await self._shares.of(topic, queues)
         except (RocketletError, BodyError) as error:

@@ -1,0 +1,73 @@
+"""What a message is on the wire: its properties' text, and what may not be sent. Each function raises MessageIllegal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from ..protocol import names
+from ..protocol import properties as props
+from ..protocol.message import MAX_BODY_BYTES
+from .errors import MessageIllegal
+
+_PROPERTY_BYTES: Final = props.MAX_BYTES - 100
+
+
+def checked_body(body: bytes) -> bytes:
+    if not isinstance(body, bytes):
+        raise MessageIllegal(f"the body is {type(body).__name__}; it must be bytes, such as text.encode()")
+    if not body:
+        raise MessageIllegal("the body is empty")
+    if len(body) > MAX_BODY_BYTES:
+        raise MessageIllegal(f"the body has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
+    return body
+
+
+def properties_text(
+    tag: str | None,
+    keys: str | Sequence[str],
+    properties: Mapping[str, str] | None,
+    unique_key: str,
+    delay_level: int,
+) -> str:
+    """The properties' text. Raises MessageIllegal."""
+    text = f"UNIQ_KEY\x01{_plain('message id', unique_key)}"
+    if tag:
+        text = f"TAGS\x01{_plain('tag', tag)}\x02{text}"
+    if keys:
+        joined = keys if isinstance(keys, str) else _joined(keys)
+        text = f"KEYS\x01{_plain('keys', joined)}\x02{text}"
+    if delay_level:
+        if not isinstance(delay_level, int) or delay_level < 0:
+            raise MessageIllegal(f"the delay level is {delay_level!r}; 1 to 18 delay, 0 does not")
+        text = f"DELAY\x01{delay_level}\x02{text}"
+    if properties:
+        if not isinstance(properties, Mapping):
+            raise MessageIllegal(f"the properties {properties!r} are not a mapping of texts")
+        fault = props.reserved_fault(properties)
+        if fault:
+            raise MessageIllegal(fault)
+        text = f"{text}\x02{props.encode(properties)}"
+    if len(text) * 4 > _PROPERTY_BYTES and len(text.encode()) > _PROPERTY_BYTES:
+        raise MessageIllegal(f"the properties have {len(text.encode())} bytes; {_PROPERTY_BYTES} are allowed")
+    return text
+
+
+def check_topic(topic: str) -> None:
+    fault = names.topic_fault(topic) if isinstance(topic, str) else f"the topic {topic!r} is not a text"
+    if fault:
+        raise MessageIllegal(fault)
+
+
+def _joined(keys: Sequence[str]) -> str:
+    if not isinstance(keys, Iterable) or not all(isinstance(key, str) for key in keys):
+        raise MessageIllegal(f"the keys {keys!r} are neither a text nor texts; use str(...)")
+    return " ".join(keys)
+
+
+def _plain(name: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise MessageIllegal(f"the {name} {text!r} is not a text; use str({text!r})")
+    if not text.strip() or "\x01" in text or "\x02" in text:
+        raise MessageIllegal(f"the {name} {text!r} may neither be blank nor hold U+0001 or U+0002")
+    return text

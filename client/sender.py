@@ -1,0 +1,300 @@
+"""Where a producer's messages go, and what is tried again.
+
+A send that fails is tried on another queue, if possible of another broker. A broker that cannot be reached is waited for,
+with pauses that grow, as long as the send has time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from ..protocol import bodies, names
+from ..protocol.bodies import Heartbeat, Queue
+from ..protocol.codes import RequestCode, ResponseCode
+from ..protocol.compression import compressed
+from ..protocol.frame import ExtValue, Frame
+from ..protocol.message import MAX_BODY_BYTES
+from .access import Access
+from .accumulator import Accumulator, Batch, Pending
+from .cluster import Cluster
+from .config import BATCH_BYTES, MAX_SEND_BACKOFF_S, SEND_BACKOFF_S
+from .connection import Connection
+from .errors import (
+    BrokerRefused,
+    ConnectionFailed,
+    MessageIllegal,
+    RequestTimeout,
+    RocketletError,
+)
+from .log import get_logger
+from .message import SendResult, UniqueKeys, new_client_id
+from .outgoing import check_topic, checked_body, properties_text
+
+log = get_logger("rocketlet.producer")
+
+# a full success, or stored but not yet flushed or copied: never to be sent again
+_STORED: Final[Mapping[int, Literal["ok", "flush timeout", "slave timeout", "no slave"]]] = {
+    ResponseCode.SUCCESS: "ok",
+    ResponseCode.FLUSH_DISK_TIMEOUT: "flush timeout",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "slave timeout",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "no slave",
+}
+
+# another queue or broker may do better
+_WORTH_ANOTHER: Final = frozenset(
+    (
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    )
+)
+
+# one message may be the reason that a batch is refused
+_OF_ONE_MESSAGE: Final = frozenset((ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+
+
+class Sender:
+    """The part of a producer that knows routes, connections and batches."""
+
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        *,
+        timeout_s: float,
+        retries: int,
+        compress_over_bytes: int,
+        default_queues: int,
+        batching: bool,
+        access: Access | None,
+    ) -> None:
+        self.client_id = new_client_id()
+        self.group = group
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._compress_over_bytes = compress_over_bytes
+        self._join_below_bytes = min(compress_over_bytes, BATCH_BYTES)
+        self._default_queues = default_queues
+        self._cluster = Cluster(name_server, access)
+        self._cluster.on_change = self._forget_queues
+        self._queues: dict[str, list[Queue]] = {}
+        self._greeted: dict[str, Connection] = {}
+        self._turn = time.time_ns() & 0xFFFF
+        self._keys = UniqueKeys()
+        self._accumulator = Accumulator(self._header, self._answered, timeout_s) if batching else None
+        self._resending: set[asyncio.Task[None]] = set()
+
+    def _brokers(self) -> list[Connection]:
+        found = (self._cluster.connected(name) for name in self._cluster.masters())
+        return [connection for connection in found if connection is not None]
+
+    def _answered(self, batch: Batch, answer: Frame | Exception) -> None:
+        """Gives each message of a batch its result, or tries again, each message for itself."""
+        if isinstance(answer, Frame) and answer.code in _STORED:
+            offset_ids = str(answer.ext["msgId"]).split(",")
+            first, status, queue = int(answer.ext["queueOffset"]), _STORED[answer.code], batch.queue
+            for number, (future, key, *_) in enumerate(batch.messages):
+                if not future.done():
+                    future.set_result(SendResult(key, offset_ids[number], queue, first + number, status))
+            return
+        if isinstance(answer, Frame):
+            answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
+        for message in batch.messages:
+            task = asyncio.create_task(self._settle(batch, message, answer))
+            self._resending.add(task)
+            task.add_done_callback(self._resending.discard)
+
+    async def _settle(self, batch: Batch, message: Pending, error: Exception) -> None:
+        """A message whose batch failed: the tries that are left, alone, or the error."""
+        topic = batch.queue.topic
+        future, key, body, text, queue_key, queue = message
+        # a fault of one message refuses all: alone, each gets its own answer
+        is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
+        tries = 1 if is_anothers else self._retries
+        timeout_s = batch.sent_s + self._timeout_s - time.monotonic()
+        try:
+            if not tries or timeout_s <= 0 or not (is_anothers or _may_help(error)):
+                raise error
+            if not is_anothers:
+                log.info("send_failed", queue=str(batch.queue), reason=str(error), hint="trying again")
+                await self._look_again(topic)
+            ext = self._header(topic, text, int(time.time() * 1000))
+            code, failed = RequestCode.SEND_MESSAGE_V2, None if is_anothers else batch.queue
+            answer, target = await self._send(topic, code, ext, body, queue_key, queue, failed, tries, timeout_s)
+            if not future.done():
+                future.set_result(sent_result(answer, key, target))
+        except Exception as failure:
+            if not future.done():
+                future.set_exception(failure)
+
+    def _may_join(self, topic: str, body: bytes) -> bool:
+        """Whether a message may travel with others. A compressed one may not, and brokers take no batch for a retry topic."""
+        if type(body) is not bytes or not body:
+            checked_body(body)
+        return len(body) < self._join_below_bytes and topic[0] != "%"
+
+    def _of_turn(self, accumulator: Accumulator, topic: str, queues: list[Queue], queue_key: str | None) -> Queue:
+        """The queue of a key; without one that of all messages of this turn, so that they travel together."""
+        if queue_key is not None:
+            return self._choose(queues, queue_key, None)
+        queue = accumulator.queue_of_turn.get(topic)
+        if queue is None:
+            queue = accumulator.queue_of_turn[topic] = self._choose(queues, None, None)
+        return queue
+
+    def _prepared(
+        self,
+        topic: str,
+        body: bytes,
+        tag: str | None,
+        keys: str | Sequence[str],
+        properties: Mapping[str, str] | None,
+        delay_level: int,
+        message_id: str | None = None,
+    ) -> tuple[dict[str, ExtValue], bytes, str]:
+        """Header fields but the queue, the body as it travels, and the message's key."""
+        if topic not in self._queues:
+            check_topic(topic)
+        if type(body) is not bytes or not 0 < len(body) <= MAX_BODY_BYTES:
+            checked_body(body)
+        now_ms = int(time.time() * 1000)
+        key = message_id or self._keys.next(now_ms)
+        text = properties_text(tag, keys, properties, key, delay_level)
+        sys_flag = 0
+        if len(body) >= self._compress_over_bytes:
+            packed, packed_flag = compressed(body)
+            if len(packed) < len(body):  # what does not shrink is sent as it is: compression would make it larger
+                body, sys_flag = packed, packed_flag
+        return self._header(topic, text, now_ms, sys_flag), body, key
+
+    def _header(
+        self, topic: str, text: str, now_ms: int, sys_flag: int = 0, flag: int = 0, *, batch: bool = False
+    ) -> dict[str, ExtValue]:
+        """SEND_MESSAGE_V2's fields but the queue; spelled out, because it is made per message."""
+        return {
+            "a": self.group,
+            "b": topic,
+            "c": names.DEFAULT_TOPIC,
+            "d": self._default_queues,
+            "f": sys_flag,
+            "g": now_ms,
+            "h": flag,
+            "i": text,
+            "j": 0,
+            "k": False,
+            "m": batch,
+        }
+
+    async def _send(
+        self,
+        topic: str,
+        code: int,
+        ext: dict[str, ExtValue],
+        body: bytes,
+        queue_key: str | None,
+        queue: Queue | None,
+        failed: Queue | None = None,
+        tries: int = 0,
+        timeout_s: float = 0.0,
+    ) -> tuple[Frame, Queue]:
+        """The answer, and the queue. `failed`, `tries`, `timeout_s`: what a first try has left."""
+        tries, timeout_s = tries or self._retries + 1, timeout_s or self._timeout_s
+        end_s, pause_s = time.monotonic() + timeout_s, SEND_BACKOFF_S
+        while True:
+            target = queue or failed
+            try:
+                target = queue or self._choose(await self._find_queues(topic), queue_key, failed)
+                return await self._try(target, code, ext, body, end_s - time.monotonic()), target
+            except (ConnectionFailed, RequestTimeout, BrokerRefused) as error:
+                is_away = isinstance(error, ConnectionFailed) and self._retries > 0
+                tries -= not is_away
+                if tries <= 0 or time.monotonic() >= end_s or not _may_help(error):
+                    raise
+                log.info("send_failed", topic=topic, queue=str(target), reason=str(error), hint="trying again")
+                if failed is not None or self._has_one_broker(topic):
+                    await asyncio.sleep(min(pause_s, max(end_s - time.monotonic(), 0.0)))
+                    pause_s = min(pause_s * 2, MAX_SEND_BACKOFF_S)
+                    if time.monotonic() >= end_s:
+                        raise
+                failed = target
+                await self._look_again(topic)
+
+    async def _try(self, target: Queue, code: int, ext: dict[str, ExtValue], body: bytes, timeout_s: float) -> Frame:
+        ext["e"] = target.queue_id
+        connection = self._greeted.get(target.broker_name)
+        if connection is None or not connection.is_open:
+            connection = await self._connect(target)
+        if not connection.is_writable:
+            await connection.writable()
+        if self._accumulator is not None:  # what was sent before goes first
+            self._accumulator.flush()
+        answer = await connection.ask(code, ext, body, timeout_s)
+        if answer.code and answer.code not in _STORED:
+            raise BrokerRefused(code, answer.code, answer.remark, connection.address)
+        return answer
+
+    def _has_one_broker(self, topic: str) -> bool:
+        return len({queue.broker_name for queue in self._queues.get(topic, ())}) <= 1
+
+    async def _find_queues(self, topic: str) -> list[Queue]:
+        queues = self._queues.get(topic)
+        if queues is None:
+            queues = await self._cluster.route_to_publish(topic, self._default_queues)
+            if self._cluster.route(topic) is not None:  # until the topic exists, ask again
+                self._queues[topic] = queues
+        return queues
+
+    async def _look_again(self, topic: str) -> None:
+        """A send failed: asks for the route, which may have changed."""
+        self._queues.pop(topic, None)
+        try:
+            await self._cluster.find_route(topic)
+        except RocketletError as error:
+            log.info("route_not_refreshed", topic=topic, reason=str(error))
+
+    async def _connect(self, queue: Queue) -> Connection:
+        """The connection to a queue's broker, which the broker knows by a heartbeat as this producer's."""
+        connection = await self._cluster.broker(queue.broker_name)
+        if self._greeted.get(queue.broker_name) is not connection:
+            self._greeted[queue.broker_name] = connection
+            body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
+            await connection.request(RequestCode.HEART_BEAT, {}, body)
+        return connection
+
+    def _choose(self, queues: list[Queue], queue_key: str | None, failed: Queue | None) -> Queue:
+        """By key, or in turn; after a failure on another broker if there is one."""
+        if queue_key is not None:
+            if not isinstance(queue_key, str):
+                raise MessageIllegal(f"the queue key {queue_key!r} is not a text; use str({queue_key!r})")
+            return queues[zlib.crc32(queue_key.encode()) % len(queues)]
+        self._turn = turn = self._turn + 1
+        if failed is not None:
+            others = [queue for queue in queues if queue.broker_name != failed.broker_name]
+            queues = others or queues
+        return queues[turn % len(queues)]
+
+    def _forget_queues(self, topic: str) -> None:
+        self._queues.pop(topic, None)
+
+
+def _may_help(error: Exception) -> bool:
+    """Whether another try may succeed."""
+    if isinstance(error, BrokerRefused):
+        return error.code in _WORTH_ANOTHER
+    return isinstance(error, ConnectionFailed | RequestTimeout)
+
+
+def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:
+    ext = answer.ext
+    queue_id = int(ext["queueId"])
+    if queue_id != queue.queue_id:
+        queue = queue._replace(queue_id=queue_id)
+    return SendResult(key, str(ext["msgId"]), queue, int(ext["queueOffset"]), _STORED[answer.code])

@@ -1,0 +1,185 @@
+"""Sends in an outage, requests and replies, messages that are sent again, middleware, a producer's life."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.server import Server
+from rocketlet.client import (
+    BrokerRefused,
+    ConfigError,
+    ConnectionFailed,
+    Consumer,
+    Message,
+    Outgoing,
+    Producer,
+    Reject,
+    RequestTimeout,
+)
+from rocketlet.client.producer import Sending
+
+from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
+from .test_consumer import Inbox
+
+
+async def restarted(nodes: Nodes, node: Node) -> None:
+    """The same broker and name server on the same port."""
+    routes = Routes()
+    broker = Broker(node.config, routes)
+    server = Server("127.0.0.1", int(node.address.rpartition(":")[2]), broker=broker, routes=routes)
+    nodes.stack.push_async_exit(await server.__aenter__())
+
+
+async def test_a_send_in_an_outage_uses_the_time_it_has(nodes: Nodes) -> None:
+    node = await nodes.start()
+    async with Producer(node.address, timeout_s=PATIENCE_S, retries=1) as producer:
+        await producer.send("t", b"before")
+        await node.stop()
+        sends = [asyncio.create_task(producer.send("t", b"%d" % number)) for number in range(3)]
+        sends.append(asyncio.create_task(producer.send_batch("t", [b"a", b"b"])))
+        await asyncio.wait(sends, timeout=0.3)
+        assert not any(task.done() for task in sends)
+        await restarted(nodes, node)
+        results = await asyncio.gather(*sends)
+    assert [result.status for result in results] == ["ok"] * 4
+
+
+async def test_a_send_in_an_outage_ends_with_its_time_or_at_once_without_retries(nodes: Nodes) -> None:
+    node = await nodes.start()
+    async with (
+        Producer(node.address, timeout_s=0.5) as patient,
+        Producer(node.address, timeout_s=PATIENCE_S, retries=0) as hasty,
+    ):
+        for producer in (patient, hasty):
+            await producer.send("t", b"before")
+        await node.stop()
+        began_s = time.monotonic()
+        with pytest.raises(ConnectionFailed):
+            await patient.send("t", b"x")
+        assert time.monotonic() - began_s >= 0.45
+        with pytest.raises(ConnectionFailed):
+            await hasty.send("t", b"x")
+
+
+async def test_a_request_gets_the_reply_of_who_consumed_it(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    async with Producer(node.address, "askers") as asker, Producer(node.address, "repliers") as replier:
+
+        async def handle(message: Message) -> None:
+            if message.body != b"silence":
+                await replier.reply(message, b"pong to " + message.body, properties={"mood": "good"})
+
+        async with Consumer(node.address, "g", "t", handle, start="first"):
+            replies = await asyncio.gather(
+                *(asker.request("t", b"%d" % number, timeout_s=PATIENCE_S) for number in range(10))
+            )
+            assert [reply.body for reply in replies] == [b"pong to %d" % number for number in range(10)]
+            assert replies[0].user_properties == {"mood": "good"}
+            big = await asker.request("t", b"x" * 10_000, timeout_s=PATIENCE_S)
+            assert len(big.body) == 10_008
+            with pytest.raises(RequestTimeout, match="nobody replied to the request"):
+                await asker.request("t", b"silence", timeout_s=0.2)
+
+
+async def test_a_reply_needs_a_request_and_somebody_who_waits(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    inbox = Inbox()
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", inbox, start="first"):
+        await producer.send("t", b"plain")
+        async with Producer(node.address, "gone") as gone:
+            with pytest.raises(RequestTimeout):
+                await gone.request("t", b"ping", timeout_s=0.05)
+        await eventually(lambda: len(inbox.messages) == 2)
+        with pytest.raises(ConfigError, match="was not sent as a request"):
+            await producer.reply(inbox.messages[0], b"x")
+        with pytest.raises(BrokerRefused, match="not found"):
+            await producer.reply(inbox.messages[1], b"x")
+
+
+async def test_a_dead_letter_can_be_sent_again_as_it_was(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    seen: list[Message] = []
+    dead: list[Message] = []
+
+    async def handle(message: Message) -> Reject | None:
+        seen.append(message)
+        return Reject() if len(seen) == 1 else None
+
+    async def bury(message: Message) -> None:
+        dead.append(message)
+
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", handle, start="first"):
+        sent = await producer.send("t", b"x" * 9000, tag="new", keys=["a", "b"], properties={"price": "5"})
+        async with Consumer(node.address, "undertakers", "%DLQ%g", bury, start="first"):
+            await eventually(lambda: len(dead) == 1)
+        assert dead[0].user_properties == {"price": "5"}
+        assert dead[0].properties.keys() > {"price", "UNIQ_KEY"}
+        await producer.resend(dead[0])
+        await eventually(lambda: len(seen) == 2)
+        again = seen[1]
+        assert (again.topic, again.body, again.tag, again.keys) == ("t", b"x" * 9000, "new", ["a", "b"])
+        assert (again.user_properties, again.message_id, again.reconsume_times) == ({"price": "5"}, sent.message_id, 0)
+        await producer.resend(again, "elsewhere")
+    assert (
+        node.broker.store.queue("elsewhere", 0).next
+        + sum(node.broker.store.queue("elsewhere", number).next for number in range(1, 4))
+        == 1
+    )
+    assert again.outgoing() == Outgoing(b"x" * 9000, "new", ["a", "b"], {"price": "5"}, message_id=sent.message_id)
+
+
+async def test_middleware_is_around_sends(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    inbox = Inbox()
+    trace: list[str] = []
+
+    def layer(name: str) -> Any:
+        async def around(sending: Sending, call: Any) -> Any:
+            trace.append(f"{name}>{len(sending.messages)}")
+            marked = tuple(
+                replace(message, properties={**message.properties, name: "1"}) for message in sending.messages
+            )
+            result = await call(replace(sending, messages=marked))
+            trace.append(f"<{name}")
+            return result
+
+        return around
+
+    async with Producer(node.address, middleware=[layer("a"), layer("b")]) as producer:
+        await producer.send("t", b"one", keys="k")
+        await producer.send_batch("t", [b"two", b"three"])
+    assert trace == ["a>1", "b>1", "<b", "<a", "a>2", "b>2", "<b", "<a"]
+    async with Consumer(node.address, "g", "t", inbox, start="first"):
+        await eventually(lambda: len(inbox.messages) == 3)
+    assert all(message.user_properties == {"a": "1", "b": "1"} for message in inbox.messages)
+    with pytest.raises(ConfigError, match="middleware"):
+        Producer(node.address, middleware=["print"])  # type: ignore[list-item]
+
+
+async def test_a_producer_is_started_once_and_stopped_at_any_time(node: Node) -> None:
+    producer = Producer(node.address)
+    await producer.stop()
+    await producer.start()
+    await producer.send("t", b"x")
+    await producer.stop()
+    await producer.stop()
+    with pytest.raises(ConfigError, match="started before; make another one"):
+        await producer.start()
+
+
+async def test_a_topic_that_does_not_exist_is_named_once_and_in_the_timeout(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Consumer(node.address, "g", "nowhere", Inbox()) as consumer:
+        with pytest.raises(TimeoutError, match="no name server knows the topic nowhere"):
+            await consumer.assigned(timeout_s=1.2)
+        named = [record for record in caplog.records if "topic_missing" in record.getMessage()]
+        assert len(named) == 1
+        assert "nowhere" in named[0].getMessage()
+        assert "create it" in named[0].getMessage()
