@@ -267,8 +267,7 @@ class Consumer(Receiver):
         return set(self._membership.owned)
 
     async def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
-        """Waits until this member holds what the last rebalance gave it, and returns its queues. Raises TimeoutError, which
-        says what is missing."""
+        """Waits until this member holds what the last rebalance gave it; its queues. Raises TimeoutError, saying why."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._membership.settled()
