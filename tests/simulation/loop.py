@@ -196,6 +196,11 @@ class Transport(asyncio.Transport):
         for data in early:
             self._receive(data)
 
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """The broker's ports decide by the first byte who speaks on."""
+        assert isinstance(protocol, asyncio.Protocol)
+        self._protocol = protocol
+
     def _later(self, callback: Callable[..., object], *arguments: Any, target: Transport) -> None:
         """Runs at the other end when it arrives: in order, and in the context of whom it belongs to."""
         ends = (self._context.get(_process), target._context.get(_process))
