@@ -5,13 +5,13 @@ broker        a broker's state and its timers
 registration  tells name servers of the broker
 metrics       Prometheus metrics
 tasks         what runs at intervals, and what answers a request later
-open_files    how many files the process may open, and what they are shared out to
+open_files    how many files the process may open, and how they are shared out
 settings_files  certificates and accounts, which an operator changes
 config        every setting and limit
 requests/     the table from request code to handler, and the handlers
 access/       who may do what
-messages/, groups/  the state that they read and change
+messages/, groups/  the state that the handlers read and change
 nameserver/   the name server
 net/          sockets and clients
-store/        what lies on disk
+store/        what is on the disk
 """

@@ -1,4 +1,4 @@
-"""A broker: its state, put together, and its timers. What requests do with the state is in `requests/`."""
+"""A broker: assembles the state and runs the timers. What requests do with the state is in `requests/`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ log = structlog.get_logger("rocketlet.broker")
 
 
 class Broker:
-    """Opens the data folder and recovers it. Raises StoreError if that cannot be done.
+    """Opens the data folder and recovers it. Raises StoreError if that fails.
 
     routes: the table of the name server in the same process, if there is one. Everything that is made here gets what it
     needs, and knows nothing else.
@@ -136,8 +136,8 @@ class Broker:
         self.delays.start()
 
     async def stop(self) -> None:
-        """Stops the timers, answers what is held, keeps everything, and unlocks the folder. Connections that close after
-        this free nothing: their members may come back to the next run."""
+        """Stops the timers, answers held pulls, saves everything and unlocks the folder. Connections that close later free
+        no queues: their members may come back after a restart."""
         self._is_stopping = True
         if self._saving_locks is not None:
             self._saving_locks.cancel()
@@ -157,7 +157,7 @@ class Broker:
             self.flusher.after_sync(action, otherwise)
 
     def change_config(self, config: BrokerConfig) -> None:
-        """Other settings from now on; name servers are told."""
+        """Applies other settings and tells the name servers."""
         self.settings.change(config)
         self.group_configs.auto_create = config.auto_create_groups
         self.topics.change_config(config)
@@ -208,7 +208,7 @@ class Broker:
             connection.close()
 
     def _save_locks_later(self) -> None:
-        """Soon, so that a broker that is killed remembers; not at each of the many that a rebalance moves."""
+        """Saves the locks soon, in case the broker is killed, but not for each of the many queues that a rebalance moves."""
         if self._saving_locks is None:
             loop = asyncio.get_running_loop()
             self._saving_locks = loop.call_later(limits.SAVE_LOCKS_DELAY_S, self._save_locks)
@@ -222,7 +222,7 @@ class Broker:
 
 
 def _store_host(address: str) -> bytes:
-    """The address that message ids name. A host name that is no IP address is looked up."""
+    """The address in message ids. A host name is looked up."""
     import socket
 
     host, _, port = address.rpartition(":")

@@ -131,7 +131,7 @@ N = TypeVar("N", int, float)
 
 
 def within(what: str, value: N, low: N, high: N) -> N:
-    """The value, if it lies in the range. Raises LimitExceeded, for what is no number, too."""
+    """The value, if it is in the range. Raises LimitExceeded, also for NaN."""
     if not low <= value <= high:
         raise LimitExceeded(f"{what}: {value} is not between {low} and {high}")
     return value
@@ -139,8 +139,8 @@ def within(what: str, value: N, low: N, high: N) -> N:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """A broker's settings. `address` is what clients are told to connect to, as `host:port`; `external_address` is what
-    those are told that ask at a name server's external port. `name_server_account`: the access key of the account as which
+    """A broker's settings. `address` is what clients are told to connect to, as `host:port`; `external_address` is for
+    clients that ask at a name server's external port. `name_server_account`: the access key of the account as which
     registrations are signed."""
 
     data_dir: Path

@@ -1,6 +1,6 @@
 """Prometheus metrics, served by prometheus-client in a thread of its own; it asks the broker's loop for the numbers.
 
-Imported only if a port is given.
+Imported only if a metrics port is given.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many files the operating system lets this process open, and what they are shared out to.
+"""How many files the operating system lets this process open, and how they are shared out.
 
 Segments take half at most, connections the rest; a few stay free for listening sockets, state files and name servers.
 """
@@ -27,7 +27,7 @@ class OpenFileShares(NamedTuple):
 
 
 def raise_limit() -> None:
-    """Raises the soft limit of open files as far as the hard one lets it, and says what is missing."""
+    """Raises the soft limit of open files up to the hard one, and logs what is missing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -46,7 +46,7 @@ def raise_limit() -> None:
 
 
 def shares() -> OpenFileShares:
-    """What the limit allows now. Raises StoreError if it is too low to run at all."""
+    """What the limit allows now. Raises StoreError if it is too low to run."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     allowed = _WANTED if soft == resource.RLIM_INFINITY else soft
     if allowed < MIN_OPEN_FILES:

@@ -1,6 +1,6 @@
-"""Tells name servers of the broker: at the start, every 30 s, with each topic that changes, and at the end.
+"""Registers the broker with name servers: at the start, every 30 s, whenever a topic changes, and at the end.
 
-The name server in the broker's own process is told directly; others over one connection each, a request at a time.
+The name server in the broker's own process is called directly. Others get a connection each, with one request at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Listens, and owns what runs in this process: a broker, a name server, or both on one port."""
+"""Listens, and owns what runs in this process: a broker, a name server, or both, on one port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that an operator writes, certificates and accounts: whether they have changed, and how one is replaced."""
+"""Files that an operator writes, such as certificates and accounts: have they changed, and how is one replaced?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Watched:
         self._seen = self._states()
 
     def has_changed(self) -> bool:
-        """Whether they differ from what they were the last time, or at the beginning."""
+        """Whether they have changed since the last look."""
         now = self._states()
         changed, self._seen = now != self._seen, now
         return changed

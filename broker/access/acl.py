@@ -1,9 +1,9 @@
-"""Who may: every request is judged here before it is staged or handled, if the broker or name server has accounts.
+"""If the broker or name server has accounts, every request is judged here before it is staged or handled.
 
 In Apache's order (PlainPermissionManager.validate): a global white address passes; the account must be known; from the
 account's white address it passes; the signature must be its own; then the rule that stands beside the handler.
 
-What cannot change on a connection, its address, is looked at once. The signature is computed for every request, because
+The address of a connection cannot change, so it is checked once. The signature is computed for every request, because
 it also protects the request's content, and because a frame may come from anybody on a connection without TLS.
 """
 
@@ -59,7 +59,7 @@ class Acl:
         self._reports = Reports()
 
     def look(self) -> None:
-        """Takes the file anew if it has changed."""
+        """Reads the file again if it has changed."""
         self.file.look()
 
     def signing(self, access_key: str) -> Callable[[Frame], Frame]:

@@ -7,7 +7,7 @@
     *                       every address; also *.*.*.* and *:*:*:*:*:*:*:*
     (nothing)               none
 
-Apache checks what follows after the first range not at all, and some of its patterns match more than they say
+Apache does not check what follows the first range, and some of its patterns match more than they say
 (`10.0.1-5.7` matches 10.0.3.9). Here every part counts.
 """
 
@@ -24,7 +24,7 @@ _MAX_ALTERNATIVES: Final = 1000
 
 
 class PatternError(ValueError):
-    """The text is no pattern. It says why."""
+    """The text is not a pattern. The error says why."""
 
 
 class AddressPattern(NamedTuple):

@@ -37,7 +37,7 @@ class AclFile:
             log.warning("acl_file_readable_by_all", file=str(self.path), hint="it holds secrets; chmod o-r")
 
     def look(self) -> None:
-        """Takes the file anew if it has changed."""
+        """Reads the file again if it has changed."""
         if not self._watched.has_changed():
             return
         try:
@@ -117,8 +117,8 @@ class AclFile:
         self._change(change)
 
     def _change(self, change: Callable[[Document], None]) -> None:
-        """Changes what the file says now, which may be newer than what holds. It is written first: what cannot be kept
-        does not hold either."""
+        """Changes what the file says now, which may be newer than what is in force. The file is written first: a change
+        that cannot be kept does not take effect."""
         import yaml
 
         document = self._read()
@@ -137,6 +137,6 @@ class AclFile:
 
 
 def _place(error: Exception) -> str:
-    """Where the mistake is; not what stands there, which may be a secret."""
+    """Where the mistake is, but not the text there, which may be a secret."""
     mark = getattr(error, "problem_mark", None)
     return f": see line {mark.line + 1}" if mark is not None else ""

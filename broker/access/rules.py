@@ -1,8 +1,8 @@
-"""What a request needs, told from the request: the rules that stand beside the handlers in the table.
+"""The rules beside the handlers in the table: what each request needs.
 
-Where Apache's PlainAccessValidator has a rule for a code, it is the same here. Apache lets every signed request of the
-other codes pass; here those about one topic or group need that topic or group, and what concerns the whole broker needs
-an administrator. A message that is named by its place needs its topic.
+Where Apache's PlainAccessValidator has a rule for a code, it is the same here. Apache lets every signed request with another
+code pass. Here, a request about a topic or group needs permission for that topic or group, and one about the whole broker
+needs an administrator. A request for a message by its position needs permission for the message's topic.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The state of consumer groups: nothing here knows the broker that it belongs to.
+"""The state of consumer groups. Nothing here knows its broker.
 
 members        who is a member, and what each subscribes to
 settings       the settings of groups
 offsets        committed offsets
-progress       how far groups are
+progress       how far groups have come
 locks          which client owns which queue
-watch          who reads which queue: names two readers, and none
-draining       how foreign members let go of a queue before the next one is told of it
+watch          who reads which queue: reports queues with two readers or none
+draining       how foreign members finish with a queue before it moves
 notifications  tells members that their group changed
-history        what happened, for people to look at
+history        what happened, for administrators
 """

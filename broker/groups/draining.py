@@ -1,9 +1,9 @@
-"""Foreign members let go of a queue before the next one is told of it, as far as an unmodified client can be made to.
+"""Makes foreign members finish with a queue before it moves, as well as that works with an unmodified client.
 
-A foreign member that learns of another one drops queues at once, with messages of them in its handlers, which are then
-delivered again. So the broker keeps the change to itself for a moment: queues that will move get no new messages, and their
-reader's pulls, which carry how far it has come, say when everything is handled. Then the members are told. The newcomer is
-not in the list that it is given until then, and reads nothing. Long handlers are waited for 2 s.
+A foreign member that hears of another one drops queues at once, while its handlers still work on their messages, which are
+then delivered again. So the broker delays the news for a moment. Queues that will move get no new messages. The pulls of
+their reader carry how far it has come, and so show when everything is handled. Then the members are told. Until then, a new
+member gets a list without itself and reads nothing. Handlers get 2 s at most.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Draining:
         return drain is not None and bool(drain.left)
 
     def keep_back(self, group: str) -> bool:
-        """Whether foreign members are to be told later; they will be."""
+        """Whether the news for foreign members is delayed. If so, they will be told later."""
         drain = self._drains.get(group)
         if drain is None or not drain.left:
             return False

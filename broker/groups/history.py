@@ -1,4 +1,4 @@
-"""What happened to a group's queues and members, the newest events of each group, for people to look at."""
+"""What happened to a group's queues and members: the newest events of each group, for administrators."""
 
 from __future__ import annotations
 

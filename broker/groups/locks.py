@@ -3,10 +3,10 @@
 Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection.
 A Rocketlet consumer locks every queue that it reads (`handover`). Its lock is a lease with an epoch: freed when the
 socket closes, ended when it is not renewed in time, and checked at every commit, so that a late one changes nothing.
-A refused member is remembered and told as soon as the queue is free.
+A member that was refused is told as soon as the queue is free.
 
-Leases are kept in a file: after a restart of the broker a member that comes back in time gets the same epoch, and goes on
-where it was as if nothing had happened.
+Leases are kept in a file. After a restart of the broker, a member that comes back in time gets the same epoch and continues
+as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Locks:
         return fresh.epoch
 
     def unlock(self, request: LockRequest, connection: Connection) -> list[str]:
-        """Frees the client's own locks; others' are left alone. Which it did not have, in words."""
+        """Frees the client's own locks, not those of others. Returns a text that names the queues that were not its own."""
         faults: list[str] = []
         for queue in request.queues:
             key = (request.group, queue.topic, queue.queue_id)
@@ -147,7 +147,7 @@ class Locks:
                 self._free(key, "lock lost")
 
     def leave(self, connection: Connection, group: str) -> None:
-        """A member unregisters: what it has not unlocked is free."""
+        """A member unregisters: frees what it has not unlocked."""
         for key in list(self._keys.get(connection, ())):
             lock = self._locks.get(key)
             if lock is not None and key[0] == group and lock.handover and lock.connection is connection:
@@ -173,7 +173,7 @@ class Locks:
         return now_s
 
     def commit_fault(self, group: str, queue: tuple[str, int], connection: Connection, epoch: int | None) -> str | None:
-        """Why a commit may not be stored, in words; None if it may. Only leases fence commits."""
+        """Why a commit may not be stored; None if it may. Only leases fence commits."""
         lock = self._locks.get((group, *queue))
         if lock is None or not lock.handover:
             return None if epoch is None else f"the queue {queue[0]}:{queue[1]} is not locked by this client"

@@ -68,7 +68,7 @@ class ConsumerGroup:
         return next(iter(self.members.values())).data.message_model
 
     def subscription(self, connection: Connection | None, topic: str) -> Subscription | None:
-        """What the member of this connection wants of a topic; of a stranger, what the newest subscription says."""
+        """The subscription of this connection's member to a topic; for a stranger, the newest subscription of the group."""
         member = self.members.get(connection) if connection else None
         if member is not None and topic in member.subscriptions:
             return member.subscriptions[topic]
@@ -120,7 +120,7 @@ class ConsumerGroup:
         return seen
 
     def changed(self) -> None:
-        """Members, their topics or what they see are others than before."""
+        """Members, their topics or what they see have changed."""
         self._places.clear()
         self._seen_queues.clear()
 
@@ -129,14 +129,14 @@ class ConsumerGroup:
         return frozenset(member.data.strategy or "foreign" for member in self.members.values())
 
     def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:
-        """What members disagree in, among themselves or with the broker, in words that name them."""
+        """Where members disagree with each other or with the broker, as texts that name them."""
         members = list(self.members.values())
         stale = _stale_queue_lists(members, broker_name, queues_of)
         return frozenset((*_differing_topics(members), *_differing_settings(members), *_doubled_ids(members), *stale))
 
 
 def _own_topics(member: Member) -> set[str]:
-    """The topics that a member wants, without the retry topic that all have."""
+    """The topics that a member subscribes to, without the retry topic that all members have."""
     return {topic for topic in member.subscriptions if not topic.startswith(RETRY_PREFIX)}
 
 
@@ -264,7 +264,7 @@ class ConsumerGroups:
         self._on_change(group)
 
     def check(self, group: ConsumerGroup, client_id: str = "") -> None:
-        """Names what members disagree in, each thing once."""
+        """Reports where members disagree, each disagreement once."""
         faults = group.faults(self._broker_name, self._queues_of)
         for fault in sorted(faults - group.reported):
             log.warning("members_disagree", group=group.name, fault=fault)

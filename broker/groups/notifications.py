@@ -1,4 +1,4 @@
-"""Tells members that their group is another than before: NOTIFY_CONSUMER_IDS_CHANGED.
+"""Tells members that their group has changed: NOTIFY_CONSUMER_IDS_CHANGED.
 
 Changes within 5 ms make one notification. Foreign members are told when the queues that move away from them are drained
 (`draining`), Rocketlet members at once: they hand a queue over under its lock.
@@ -33,7 +33,7 @@ class Notifications:
         self._waiting: dict[str, None] = {}
 
     def changed(self, group: ConsumerGroup) -> None:
-        """Members or their topics are others than before: the members will be told."""
+        """Members or their topics have changed: the members will be told."""
         self._draining.changed(group, self._tell)
         if not self._waiting:
             asyncio.get_running_loop().call_later(NOTIFY_DELAY_S, self._tell_waiting)

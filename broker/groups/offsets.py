@@ -34,7 +34,7 @@ class Offsets:
         self._count = sum(map(len, self._offsets.values()))
 
     def clamp(self, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
-        """Sets back what stands behind the end of its queue: the end was lost, and what comes there is not read yet."""
+        """Sets back offsets beyond the end of their queue: the end was lost, and what will take its place is not read yet."""
         for (topic, group), offsets in self._offsets.items():
             for number, offset in offsets.items():
                 queue = queues.get((topic, number))

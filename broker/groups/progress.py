@@ -1,4 +1,4 @@
-"""How far groups are: what administration and metrics show of it. A group needs no members to have lag."""
+"""How far groups have come, as administration and metrics show it. A group without members has lag, too."""
 
 from __future__ import annotations
 

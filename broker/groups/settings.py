@@ -1,4 +1,4 @@
-"""The settings of consumer groups: made at the first heartbeat, kept in a file."""
+"""The settings of consumer groups: created with the first heartbeat, kept in a file."""
 
 from __future__ import annotations
 

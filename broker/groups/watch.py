@@ -1,4 +1,4 @@
-"""Watches who reads which queue: names queues that two members read, and queues that nobody reads, when it happens.
+"""Watches who reads which queue, and reports queues that two members read or that nobody reads.
 
 Rocketlet members cannot read a queue that another one has locked; foreign ones do not lock, and two of them read a queue
 while they disagree about the members. A member that pulls again soon after another one has pulled is the second reader; one
@@ -64,7 +64,7 @@ class Watch:
         return found[0] if found else None
 
     def drop(self, connection: Connection) -> None:
-        """The connection is gone, and reads nothing any more."""
+        """The connection is closed and reads nothing any more."""
         for key in self._keys.pop(connection, ()):
             last, before, since_s = self._readers.get(key, (None, None, 0.0))
             last, before = (None if item is connection else item for item in (last, before))
@@ -74,7 +74,7 @@ class Watch:
                 self._readers[key] = (last, before, since_s)
 
     def look(self) -> None:
-        """Names the queues that no member has read or locked for some seconds though members subscribe to them."""
+        """Reports the queues that no member has read or locked for some seconds, although members subscribe to them."""
         now_s = time.monotonic()
         unread: set[_Key] = set()
         for group in self._groups:

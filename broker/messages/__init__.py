@@ -1,10 +1,10 @@
-"""The state around messages: nothing here knows the broker that it belongs to.
+"""The state around messages. Nothing here knows its broker.
 
 topics        the topics' settings
-appender      the one way of a message into the store
+appender      the only way into the store
 held_pulls    pulls that wait for a message
 delays        delayed messages
 transactions  half messages
-statistics    counters behind rates
+statistics    the counters behind rates
 sql_filter    SQL92 filters
 """

@@ -1,4 +1,4 @@
-"""The one way of a message into the store: begin, stage, commit. Then the pulls that wait for it are answered.
+"""The only way of a message into the store: begin, stage, commit. Then the pulls that wait for it are answered.
 
 What is staged in one turn of the event loop is committed in the same turn, so that nobody reads the store in between.
 """
@@ -24,13 +24,13 @@ class Appender:
         self.stage = store.stage  # the store's own: a call between would cost every message
 
     def commit(self) -> None:
-        """Writes what is staged, together. Whatever this raises, such as StoreFull, nothing of it is kept."""
+        """Writes everything that is staged. If this raises, such as StoreFull, nothing of it is kept."""
         if self.store.staged:
             self._wake(self.store.commit())
 
     @contextmanager
     def batch(self) -> Iterator[int]:
-        """Commits what the block stages; if it raises, nothing of it is kept. Yields the store time, in ms."""
+        """Commits what the block stages. If the block raises, nothing is kept. Yields the store time in ms."""
         kept = self.store.staged
         try:
             yield self.begin()

@@ -1,7 +1,7 @@
 """Delayed messages: kept in SCHEDULE_TOPIC_XXXX, a queue per level, and stored again in their own topic when due.
 
 The index of a schedule queue holds the due time (ms) where others hold the tag's hash, so waiting reads no message.
-Progress per level is saved like offsets; after a crash what was delivered since the last save is delivered again.
+Progress is saved like offsets, for each level. After a crash, what was delivered since the last save is delivered again.
 """
 
 from __future__ import annotations

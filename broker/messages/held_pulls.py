@@ -50,7 +50,7 @@ class HeldPull:
 
 
 def _is_wanted(pull: HeldPull) -> bool:
-    """As the pull says; one that cannot be looked at is answered with what is wrong."""
+    """Answers a held pull; one that fails is answered with the fault."""
     try:
         return pull.is_wanted()
     except Exception:

@@ -5,7 +5,7 @@ RocketMQ's rules, compared with its own classes in tests: a property is text and
 boolean where it is compared with one; a missing property is NULL; logic has three values; what cannot be compared (`'x' > 5`,
 `'1.5' > 1`) ends the evaluation, and the message does not match.
 
-Imported at the first filter: most brokers never see one, and sqlglot takes longer to load than the broker.
+Imported with the first filter: most brokers never see one, and sqlglot takes longer to load than the broker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_LONG: Final = 2**63 - 1
 
 
 class FilterError(ValueError):
-    """The expression is no filter; the text says what is wrong with it."""
+    """The expression is not a filter. The text says what is wrong."""
 
 
 class _Incomparable(Exception):
@@ -191,7 +191,7 @@ _ORDER: Final = {"GT": operator.gt, "GTE": operator.ge, "LT": operator.lt, "LTE"
 
 
 def _number_of(text: str, other: Value) -> int | float:
-    """Text as a number of the other's kind. Raises _Incomparable for what is none."""
+    """Text as a number of the other's kind. Raises _Incomparable if it is not one."""
     try:
         return int(text) if isinstance(other, int) else float(text)
     except ValueError:

@@ -1,7 +1,7 @@
 """Counters behind the rates that administration shows: messages put per topic, got per topic and group.
 
-What is put is read off the queues' ends, so that a send costs nothing here; a pull costs one addition. Every 10 s a sample
-is kept, those of one hour at most.
+Puts are computed from the ends of queues, so a send costs nothing here; a pull costs one addition. A sample is taken every
+10 s and kept for one hour.
 """
 
 from __future__ import annotations

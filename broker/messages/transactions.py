@@ -1,9 +1,9 @@
 """Transactions: half messages wait in RMQ_SYS_TRANS_HALF_TOPIC until their producer commits or rolls back.
 
-What is resolved is noted in RMQ_SYS_TRANS_OP_HALF_TOPIC, in the same append as the committed message. A producer that
-stays silent is asked (CHECK_TRANSACTION_STATE), it or another of its group; after 15 times the message is put aside in
-TRANS_CHECK_MAX_TIME_TOPIC. Unlike Apache's broker this one stores no new copy per check, so that a late answer still meets
-its half message, and a second commit stores nothing.
+An outcome is noted in RMQ_SYS_TRANS_OP_HALF_TOPIC, in the same append as the committed message. If a producer stays silent,
+it or another one of its group is asked (CHECK_TRANSACTION_STATE). After 15 times the message is moved to
+TRANS_CHECK_MAX_TIME_TOPIC. Unlike Apache's broker, this one does not store a new copy with each check, so a late answer still
+finds its half message, and a second commit stores nothing.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Transactions:
     # Outcomes
 
     def end(self, header: EndTransaction) -> str | None:
-        """Commits or rolls back; why it cannot, in words. An outcome that is known already changes nothing.
+        """Commits or rolls back; returns why it cannot. An outcome that is known already changes nothing.
         Raises StoreFull."""
         offset = header.tran_state_table_offset
         half = self._halves.get(offset)

@@ -1,4 +1,4 @@
-"""What a broker has of its name servers: the table of the one in its own process, and links to the others."""
+"""A broker's links to its name servers: to the table in its own process, and to others by connections."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Link:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the name server may be another than the one that was told before: it has hung up, or was never told."""
+        """Whether the name server may be a new one: it has hung up, or was never told."""
         return self._streams is None or self._streams[0].at_eof()
 
     def close(self) -> None:

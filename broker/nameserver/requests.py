@@ -141,7 +141,7 @@ def topics_of_cluster(routes: Routes, connection: Connection, frame: Frame) -> B
 
 
 def system_topics(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
-    """The names of clusters and brokers, which are topics, too."""
+    """The names of clusters and brokers, which are also topics."""
     found = routes.brokers()
     names = dict.fromkeys(name for broker in found for name in (broker.cluster, broker.name))
     address = next((at for broker in found for at in broker.addresses.values()), "")

@@ -50,7 +50,7 @@ class Routes:
         connection: Connection | None,
         external: str | None = None,
     ) -> str | None:
-        """Takes over what a broker says of itself. Returns the master's address, for a slave."""
+        """Stores what a broker says about itself. Returns the master's address, for a slave."""
         broker = self._brokers.get(name)
         if broker is None:
             broker = self._brokers[name] = _Broker(cluster)

@@ -26,7 +26,7 @@ _SMALL_BYTES = 65_536
 
 
 class Host(Protocol):
-    """What listens: it knows its connections, and serves what they read."""
+    """The server: knows its connections, and serves what they read."""
 
     memory: Memory
 
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
             action()
 
     def keep(self, frames: list[Frame]) -> None:
-        """Requests that wait until the client has read what is written."""
+        """Requests that wait until the client has read its answers."""
         self.kept += frames
 
     def put_off(self, frames: list[Frame]) -> None:

@@ -1,4 +1,4 @@
-"""What clients do wrong goes into the log, but one that tries for ever does not fill it."""
+"""Logs what clients do wrong. A client that keeps trying does not fill the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..config import MAX_REPORTED_PEERS, REPORT_AGAIN_S
 
 
 class Reports:
-    """One report for an address and reason in ten minutes, and only so many of them at all."""
+    """One report for an address and reason in ten minutes, and a limited number in all."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

@@ -1,4 +1,4 @@
-"""The requests that a broker answers: each is a function of the broker, the connection and the frame.
+"""The requests that a broker answers. Each handler is a function of the broker, the connection and the frame.
 
 table         every request code with its handler and permission
 dispatch      the way of the frames of one socket read to their handlers and back
@@ -9,7 +9,7 @@ searches      QUERY_MESSAGE, VIEW_MESSAGE_BY_ID
 transactions  END_TRANSACTION
 membership    heartbeats, member lists, locks
 offsets       a group's offsets, and where queues begin and end
-topics        what topics are, and setting them
+topics        the settings of topics
 assignments   QUERY_ASSIGNMENT
 admin         administration of the broker
 accounts      administration of accounts

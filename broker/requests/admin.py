@@ -69,7 +69,7 @@ def broker_config(broker: Broker, connection: Connection, frame: Frame) -> Buffe
 
 
 def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """Takes all of the settings or none; they last until the broker ends."""
+    """Applies all settings or none. They last until the broker stops."""
     wanted = admin_bodies.decode_properties(frame.body)
     changes: dict[str, Any] = {}
     for name, text in wanted.items():

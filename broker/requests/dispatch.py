@@ -1,8 +1,8 @@
-"""The way of the frames of one socket read to their handlers and back.
+"""Takes the frames of one socket read to their handlers, and the answers back.
 
 Sends are staged one by one and committed together, before any other request of the same read is looked at and before
 anything is written: one log append and one socket write per socket read. Every other request is answered by the handler
-that the table has for its code. Whatever a request asks, it is authorized here, before it is staged or handled.
+that the table has for its code. Every request is authorized here before it is staged or handled.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffe
 
 
 def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """INVOKE_BROKER_TO_RESET_OFFSET: the members are told the offsets and go on from there; offline the tool commits them.
+    """INVOKE_BROKER_TO_RESET_OFFSET: members are told the offsets. Without members, the tool commits them.
 
     `isForce` false only goes back, as Apache's.
     """
@@ -272,7 +272,7 @@ def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | N
 
 
 def _position_in(message_id: str | None) -> int:
-    """The commit log position in an offset id; -1 if it is none."""
+    """The commit log position in an offset id; -1 if it is not an offset id."""
     try:
         data = bytes.fromhex(message_id or "")
         decode_host(data[:-8])

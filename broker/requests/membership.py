@@ -44,7 +44,7 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 
 
 def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData) -> str | None:
-    """Why a strict group does not take a member, in words; None if it does."""
+    """Why a strict group refuses a member; None if it does not."""
     wanted = {item.topic: item.expression for item in consumer.subscriptions}
     group = broker.groups.get(consumer.group)
     for at, member in group.members.items() if group else ():

@@ -29,9 +29,9 @@ log = structlog.get_logger("rocketlet.broker")
 
 
 def query_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """Apache's broker answers 0 for a group that has no offset and a queue whose start is still there (contract 6.8),
-    so that "latest" starts at 0. A Rocketlet client says what an unknown offset should be: an error, or the latest,
-    which is then fixed for all queues of the topic at once, so that members who start together agree."""
+    """Apache's broker answers 0 for a group that has no offset and a queue whose start is still there
+    (ConsumerManageProcessor.queryConsumerOffset), so "latest" starts at 0. A Rocketlet client says what it wants instead:
+    an error, or the latest, which is then fixed for all queues of the topic, so that members who start together agree."""
     header = read(QueueOffset, frame.ext)
     group, topic = header.consumer_group, header.topic
     offset = broker.offsets.get(group, topic, header.queue_id)
@@ -79,7 +79,7 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
 
 
 def stale_fault(broker: Broker, connection: Connection, group: str, queue: tuple[str, int], offset: int) -> str | None:
-    """Why a foreign member's commit is no progress, in words; None if it may be. It has loaded its offset before a Rocketlet
+    """Why a foreign member's commit is not progress; None if it may be. It has loaded its offset before a Rocketlet
     member owned the queue, and does not know how far that one has come. An administrator is no member and may go back."""
     if not is_foreign_member(broker, connection, group) or not broker.offsets.is_behind_owner(group, *queue, offset):
         return None
@@ -94,7 +94,7 @@ def is_foreign_member(broker: Broker, connection: Connection, group: str) -> boo
 
 
 def offset_fault(broker: Broker, queue: tuple[str, int], offset: int) -> str | None:
-    """Why an offset cannot be a group's, in words; None if it can. Apache's broker takes any number."""
+    """Why an offset cannot be a group's; None if it can. Apache's broker takes any number."""
     found = broker.store.queues.get(queue)
     topic = broker.topics.get(queue[0])
     if found is None and (topic is None or not 0 <= queue[1] < max(topic.read_queues, topic.write_queues)):
@@ -122,7 +122,7 @@ def min_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 
 
 def queue_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """GET_QUEUE_OFFSETS, our own. Topics that are not here are left out."""
+    """GET_QUEUE_OFFSETS, our own. Topics that are not here are skipped."""
     group = read(OptionalGroup, frame.ext).consumer_group or ""
     found = {name: _extent(broker, group, name) for name in decode_topics(frame.body) if broker.topics.get(name)}
     return answer(frame, body=encode_extents(found))

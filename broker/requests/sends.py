@@ -247,7 +247,7 @@ def _property_bytes(text: str) -> bytes:
 
 
 def _delay_level(text: str, delays: Delays) -> int:
-    """The delay level a message asks for; 0 for none. Raises Refused for what is not a number."""
+    """The delay level that a message asks for; 0 for none. Raises Refused if it is not a number."""
     value = props.find(text, props.DELAY)
     if value is None:
         return 0

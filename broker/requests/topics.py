@@ -1,4 +1,4 @@
-"""Topics: what they are, and setting them."""
+"""The settings of topics, asked for and changed."""
 
 from __future__ import annotations
 

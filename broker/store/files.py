@@ -33,7 +33,7 @@ class StoreFull(StoreError):
 
 
 class StoreFailed(StoreFull):
-    """The device failed: what was written before may be lost, too, so that nothing is written until a new start."""
+    """The device failed. What was written before may be lost, too, so nothing is written until the next start."""
 
 
 class Damaged(StoreError):
@@ -47,7 +47,7 @@ class Unreadable(StoreError):
 class OpenFiles:
     """File descriptors by path, least recently used closed first, so that thousands of queues need few.
 
-    `limit` is never exceeded. When the process has no descriptor left, those held here make room.
+    `limit` is never exceeded. When the process runs out of descriptors, some of these are closed.
     """
 
     def __init__(self, limit: int = MAX_OPEN_SEGMENTS) -> None:
@@ -136,7 +136,7 @@ def find_state(path: Path, *, is_derivable: bool = False) -> State:
 
 
 def state_fault(path: Path) -> str | None:
-    """What is wrong with a state file, in words; None if it is whole."""
+    """What is wrong with a state file; None if it is whole."""
     try:
         _state_of(path.read_bytes())
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """`--flush sync`: answers wait until their messages are on the device. One sync at a time serves all that came before.
 
-After a sync that failed nobody knows what the device holds, and a second one may succeed all the same ("fsyncgate"): the
-store takes nothing more, and whoever waits is told.
+After a failed sync nobody knows what the device holds, and a second sync may still succeed ("fsyncgate"). So the store
+takes nothing more, and every sender that waits gets an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of a data folder is whole and what is not: reads all of it, changes nothing."""
+"""Finds what is damaged in a data folder. Reads all of it, changes nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Index:
 
 
 def inspect(path: Path) -> Iterator[Finding]:
-    """The parts of a data folder one after the other. Raises StoreError if it is none, or a broker uses it."""
+    """The parts of a data folder, one by one. Raises StoreError if it is not a data folder, or if a broker uses it."""
     folder = Folder(path, creates=False)
     files = OpenFiles()
     try:

@@ -1,4 +1,4 @@
-"""What has changed since a state file was written, a line each: a change costs its own size and not that of the file.
+"""The changes since a state file was written, one line each. So a change costs its own size, not that of the file.
 
 A line is the CRC-32 of its JSON, a blank, the JSON. The last line may be cut off, by a crash; it was never acknowledged.
 """

@@ -1,7 +1,7 @@
 """Messages out of the log: by queue and offset, by position, by time.
 
-What this process wrote, or looked at when it started, is handed out as it lies there, many records at a time. Older
-records are checked one by one. One that is damaged is left out, counted and said; those behind it are delivered.
+What this process has written, or has checked at its start, is handed out as it is, many records at a time. Older records are
+checked one by one. A damaged one is skipped, counted and logged; those behind it are delivered.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Reader:
         ]
 
     def _record(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> Record | None:
-        """The queue's record at an offset; None if it is damaged, which is said once."""
+        """The queue's record at an offset; None if it is damaged, which is logged once."""
         record = None
         if 0 < size <= MAX_RECORD_BYTES:
             record = whole_record(self._log.read_up_to_damage(position, size), 0, position)

@@ -1,11 +1,11 @@
-"""What happens at a start: the log is believed, the indexes are checked.
+"""What happens at a start: the log is trusted, the indexes are checked.
 
 The checkpoint names a commit log position below which every message is in its queue's index file, where each queue
 began and ended, and a sum of every index file. Recovery cuts the indexes back to it and reads the log from there on. An
-index that is not what the checkpoint says is made anew from the whole log; the others stay as they are.
+index that differs from the checkpoint is rebuilt from the whole log; the others stay as they are.
 
-Where the log holds no whole record, the next one behind is searched for. What lies between is damage: it is put aside,
-and said. What lies behind the last whole record is torn: nobody was told that it is stored; it is put aside and cut off.
+Where the log has no whole record, the next one is searched for. What lies between is damage: it is kept aside and
+logged. What follows the last whole record is torn: it was never acknowledged, so it is kept aside and cut off.
 
 Records of a topic that was deleted stay in the log; `since`, the position at which a topic was created, keeps them
 from coming back.
@@ -45,8 +45,8 @@ class Lost(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What recovery found: records read, bytes of a torn tail cut off, queues whose index was made anew and why, damage
-    in the log, messages that are lost, and how many queues were found of topics that nobody knows."""
+    """What recovery found: records read, bytes of a torn tail cut off, queues whose index was rebuilt and why, damage
+    in the log, messages that are lost, and how many queues belong to unknown topics."""
 
     records: int = 0
     torn_bytes: int = 0

@@ -76,7 +76,7 @@ class Store:
 
         knows_topics: there are no others, but those made since the last checkpoint; False if their file was lost. All that
         the log has are then taken in.
-        rebuilds: all indexes are made anew.
+        rebuilds: all indexes are rebuilt.
         """
         since = dict(topics)
         checkpoint = read_checkpoint(read_state(self.folder.path / "checkpoint.json", is_derivable=True))
@@ -97,7 +97,7 @@ class Store:
         return found
 
     def _put_aside(self, found: Recovered) -> None:
-        """Keeps what the log holds beside records, and cuts off what is torn."""
+        """Keeps aside what the log holds besides records, and cuts off what is torn."""
         for position, size in (*found.damage, Damage(self._log.end - found.torn_bytes, found.torn_bytes)):
             data = (
                 self._log.read_up_to_damage(position, min(size, DAMAGE_ASIDE_BYTES))
@@ -125,10 +125,10 @@ class Store:
                 raise
 
     def checkpoint(self, sync: bool = False, *, closes: bool = False) -> None:
-        """Everything committed so far is in its index file, and said so. Raises StoreFull.
+        """Writes everything committed so far to the index files, and says so in the checkpoint. Raises StoreFull.
 
-        sync: the log is on the device, and what is said of it. closes: the index files are, too; without it, a machine
-        that loses its power makes those anew that it lost."""
+        sync: the log is on the device, and what is said of it. closes: the index files are, too; without it, indexes
+        that are lost in a power cut are rebuilt."""
         state = (self._log.end, len(self.queues), closes)
         if self.fault is not None or self._checkpointed == state:
             return
@@ -146,7 +146,7 @@ class Store:
         write_state(self.folder.path / "checkpoint.json", value, sync=sync)
 
     def fail(self, reason: str) -> None:
-        """Nothing is written from now on, because what the device holds is not known; `fault` says why."""
+        """Stops all writing, because nobody knows what the device holds. `fault` says why."""
         if self.fault is None:
             self.fault = f"the broker writes no more: {reason}; check the disk, then start it again"
             log.critical("store_stopped_writing", reason=reason, hint="check the disk, then start the broker again")
@@ -262,7 +262,7 @@ class Store:
             self._staged_queues.pop().take_back()
 
     def commit(self) -> list[ConsumeQueue]:
-        """Writes what is staged and returns its queues. Whatever this raises, such as StoreFull, nothing of it is kept."""
+        """Writes what is staged and returns its queues. If this raises, such as StoreFull, nothing of it is kept."""
         try:
             if self.fault is not None:
                 raise StoreFailed(self.fault)
