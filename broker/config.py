@@ -119,6 +119,8 @@ REGISTER_INTERVAL_S: Final = 30.0
 REGISTER_TIMEOUT_S: Final = 6.0
 REGISTER_LOOK_S: Final = 1.0  # between two looks whether a name server has hung up
 MAX_PENDING_TOPICS: Final = 10_000  # changed ones that name servers do not know yet; others wait for the interval
+MAX_BROKERS: Final = 1000  # by name
+MAX_BROKER_ADDRESSES: Final = 16  # of one broker: master and slaves
 MAX_KV_NAMESPACES: Final = 100
 MAX_KV_KEYS: Final = 10_000
 
@@ -161,6 +163,7 @@ class BrokerConfig:
     delay_levels_ms: tuple[int, ...] = field(default=DELAY_LEVELS_MS)
     vip_channel: bool = True
     metrics_port: int | None = None
+    metrics_host: str | None = None
     memory_bytes: int | None = None
     transaction_sweep_s: float = TRANSACTION_SWEEP_S
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S

@@ -53,6 +53,7 @@ class Server:
         external_port: int | None = None,
         tls: Tls | None = None,
         acl: Acl | None = None,
+        admin_is_local: bool = False,
     ) -> None:
         self._host = host
         self._port = port
@@ -70,7 +71,7 @@ class Server:
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._reloader: asyncio.Task[None] | None = None
-        self.serve = Dispatch(broker, routes, acl).serve
+        self.serve = Dispatch(broker, routes, acl, admin_is_local=admin_is_local).serve
         self.max_connections = shares().connections
         self.now_s = asyncio.get_running_loop().time
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
@@ -86,6 +87,9 @@ class Server:
 
     async def __aenter__(self) -> Server:
         loop = asyncio.get_running_loop()
+        if self._host != "localhost" and not is_loopback(self._host):
+            hint = "give --acl, so that only who may can read, write and administrate" if self._acl is None else None
+            log.warning("listening_to_other_machines", host=self._host, port=self._port, hint=hint)
         self._server = await loop.create_server(self._entrance, self._host, self._port, backlog=LISTEN_BACKLOG)
         if self._external_port is not None:
             self._external = await loop.create_server(
@@ -96,7 +100,9 @@ class Server:
         if self._broker is not None and self._broker.config.metrics_port is not None:
             from .metrics import Metrics
 
-            self._metrics = Metrics(self._broker, self._host, self._broker.config.metrics_port)
+            self._metrics = Metrics(
+                self._broker, self._broker.config.metrics_host or self._host, self._broker.config.metrics_port
+            )
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         self._reloader = asyncio.create_task(self._reload(), name="reload")
         self._counter = asyncio.create_task(self._count_memory(), name="memory")

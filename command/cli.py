@@ -87,7 +87,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _listen_options(parser: argparse.ArgumentParser, port: int) -> None:
-    parser.add_argument("--host", default="0.0.0.0", help="the address to listen on (default: all)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="the address to listen on; 0.0.0.0: all, for clients on other machines (default: 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--admin",
+        choices=("any", "loopback"),
+        default="any",
+        help="where requests that administrate may come from: anywhere, or this machine (default: any)",
+    )
     parser.add_argument(
         "--port", type=_port, default=port, help=f"the port to listen on; 0 takes any free one (default: {port})"
     )
@@ -129,6 +139,7 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-port", type=_port, help="serve Prometheus metrics on this port, at /metrics (default: no metrics)"
     )
+    parser.add_argument("--metrics-host", help="the address to serve metrics on, such as 127.0.0.1 (default: --host)")
     parser.add_argument(
         "--memory",
         type=_size,
@@ -199,6 +210,7 @@ async def _start(options: argparse.Namespace) -> int:
         external_port=options.external_port,
         tls=tls,
         acl=acl,
+        admin_is_local=_admin_is_local(options),
     ) as server:
         _announce(broker)
         print(
@@ -212,6 +224,10 @@ async def _start(options: argparse.Namespace) -> int:
     return 0
 
 
+def _admin_is_local(options: argparse.Namespace) -> bool:
+    return bool(options.admin == "loopback")
+
+
 def _quoted(text: str) -> str:
     return f'"{text}"'
 
@@ -222,7 +238,15 @@ async def _broker(options: argparse.Namespace) -> int:
     address = _bind(options)
     name_servers = tuple(part for part in options.nameserver.replace(",", ";").split(";") if part)
     broker = Broker(_config(options, address, name_servers), tls=tls, acl=acl)
-    async with Server(options.host, options.port, broker=broker, routes=None, tls=tls, acl=acl) as server:
+    async with Server(
+        options.host,
+        options.port,
+        broker=broker,
+        routes=None,
+        tls=tls,
+        acl=acl,
+        admin_is_local=_admin_is_local(options),
+    ) as server:
         _announce(broker)
         print(f"rocketlet broker {broker.config.name} is ready on {address}", flush=True)
         await _until_terminated(server)
@@ -239,6 +263,7 @@ async def _nameserver(options: argparse.Namespace) -> int:
         external_port=options.external_port,
         tls=tls_of(options),
         acl=acl_of(options),
+        admin_is_local=_admin_is_local(options),
     ) as server:
         print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
         await _until_terminated(server)
@@ -289,6 +314,7 @@ def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, 
         vip_channel=not options.no_vip,
         metrics_port=options.metrics_port,
         name_server_account=getattr(options, "nameserver_account", None),
+        metrics_host=options.metrics_host,
         memory_bytes=options.memory,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 import orjson
+import structlog
 
 from ...protocol import admin_bodies, bodies, registration_body
 from ...protocol.codes import ResponseCode
@@ -20,9 +21,11 @@ from ...protocol.headers import (
     TopicName,
     read,
 )
-from ..net.answers import Buffers, answer
+from ..net.answers import Buffers, Refused, answer
 from ..net.connection import Connection
 from .routes import Routes
+
+log = structlog.get_logger("rocketlet.nameserver")
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
@@ -31,6 +34,7 @@ def register_broker(routes: Routes, connection: Connection, frame: Frame) -> Buf
     header = read(RegisterBroker, frame.ext)
     if header.body_crc32 and header.body_crc32 != zlib.crc32(frame.body) & 0x7FFFFFFF:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
+    _refuse_if_ours(routes, connection, header.broker_name, header.broker_addr)
     decode = (
         registration_body.decode_compressed_registration if header.compressed else registration_body.decode_registration
     )
@@ -53,8 +57,17 @@ def register_broker(routes: Routes, connection: Connection, frame: Frame) -> Buf
 
 def unregister_broker(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
     header = read(BrokerName, frame.ext)
+    _refuse_if_ours(routes, connection, header.broker_name, header.broker_addr)
     routes.unregister(header.broker_name, header.broker_addr)
     return answer(frame)
+
+
+def _refuse_if_ours(routes: Routes, connection: Connection, name: str, address: str) -> None:
+    """One frame of a stranger would send all clients elsewhere. Raises Refused."""
+    fault = routes.ownership_fault(name, address)
+    if fault:
+        log.warning("registration_refused", peer=connection.peer, broker=name, address=address, reason=fault)
+        raise Refused(ResponseCode.NO_PERMISSION, fault)
 
 
 def route(routes: Routes, connection: Connection, frame: Frame) -> Buffers:

@@ -10,7 +10,15 @@ import structlog
 
 from ...protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
 from ...protocol.codes import PERM_READ_WRITE, PERM_WRITE
-from ..config import HEARTBEAT_LIMIT_S, MAX_KV_KEYS, MAX_KV_NAMESPACES, LimitExceeded
+from ..config import (
+    HEARTBEAT_LIMIT_S,
+    MAX_BROKER_ADDRESSES,
+    MAX_BROKERS,
+    MAX_KV_KEYS,
+    MAX_KV_NAMESPACES,
+    MAX_TOPICS,
+    LimitExceeded,
+)
 from ..net.connection import Connection
 
 log = structlog.get_logger("rocketlet.nameserver")
@@ -50,22 +58,50 @@ class Routes:
         connection: Connection | None,
         external: str | None = None,
     ) -> str | None:
-        """Stores what a broker says about itself. Returns the master's address, for a slave."""
+        """Stores what a broker says about itself. Returns the master's address, for a slave. Raises LimitExceeded."""
         broker = self._brokers.get(name)
+        if broker is not None and connection is None and not self._is_local(name):
+            self._forget(name)  # somebody took the name before the broker of this process was there
+            broker = None
         if broker is None:
+            if len(self._brokers) >= MAX_BROKERS:
+                raise LimitExceeded(f"this name server knows {MAX_BROKERS} brokers; no more")
             broker = self._brokers[name] = _Broker(cluster)
             log.info("broker_registered", broker=name, cluster=cluster, address=address)
         for other in [number for number, at in broker.addresses.items() if at == address]:
             del broker.addresses[other]
+        if len(broker.addresses) >= MAX_BROKER_ADDRESSES and broker_id not in broker.addresses:
+            raise LimitExceeded(f"the broker {name} has {MAX_BROKER_ADDRESSES} addresses; no more")
         broker.addresses[broker_id] = address
         known = self._addresses.get(address)
         if broker_id == 0 and (known is None or known.version != version):
-            broker.topics |= {
+            fresh = {
                 topic.name: QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
                 for topic in topics
             }
+            if len(broker.topics.keys() | fresh.keys()) > MAX_TOPICS:
+                raise LimitExceeded(f"the broker {name} has more than {MAX_TOPICS} topics")
+            broker.topics |= fresh
         self._addresses[address] = _Address(connection, time.monotonic(), version, external or address)
         return broker.addresses.get(0)
+
+    def ownership_fault(self, name: str, address: str) -> str | None:
+        """Why a stranger may not register, or unregister, this broker: it is the one in this process. None if it may."""
+        if self._is_local(name):
+            return f"the broker {name} runs with this name server, which takes its registration from nobody else"
+        entry = self._addresses.get(address)
+        if entry is not None and entry.connection is None:
+            return f"{address} is the address of the broker that runs with this name server"
+        return None
+
+    def _is_local(self, name: str) -> bool:
+        broker = self._brokers.get(name)
+        found = [self._addresses.get(address) for address in broker.addresses.values()] if broker else []
+        return any(entry is not None and entry.connection is None for entry in found)
+
+    def _forget(self, name: str) -> None:
+        for address in list(self._brokers[name].addresses.values()):
+            self.unregister(name, address)
 
     def unregister(self, name: str, address: str) -> None:
         self._addresses.pop(address, None)

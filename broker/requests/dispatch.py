@@ -25,11 +25,11 @@ from ..broker import Broker
 from ..config import LARGE_REPLY_BYTES, TURN_S, LimitExceeded
 from ..nameserver.routes import Routes
 from ..net.answers import Buffers, Refused, answer
-from ..net.connection import Connection
+from ..net.connection import Connection, is_loopback
 from ..store.files import StoreError, StoreFull
 from ..store.flusher import Flusher
 from .sends import FULL_REMARK, REGION_EXT, Sends
-from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
+from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, REGISTRATIONS, SENDS
 
 log = structlog.get_logger("rocketlet.dispatch")
 
@@ -57,6 +57,7 @@ class Dispatch:
         broker: Broker | None,
         routes: Routes | None,
         acl: Acl | None = None,
+        admin_is_local: bool = False,
     ) -> None:
         self._handlers: dict[int, tuple[Handler, Rule]] = {}
         if routes is not None:
@@ -68,6 +69,7 @@ class Dispatch:
         self._broker = broker
         self._flusher = broker.flusher if broker is not None else None
         self._acl = acl
+        self._admin_is_local = admin_is_local
         self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
 
@@ -152,6 +154,8 @@ class Dispatch:
             return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         handler, rule = found
         try:
+            if self._admin_is_local and rule.is_admin and frame.code not in REGISTRATIONS:
+                _refuse_strangers(connection, frame)
             if self._acl is not None:
                 self._acl.authorize(connection, frame, rule, self._records)
             if self._flusher is not None:
@@ -190,3 +194,13 @@ class Dispatch:
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
         log.exception("request_failed", request=request_name(frame.code), peer=connection.peer)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+
+
+def _refuse_strangers(connection: Connection, frame: Frame) -> None:
+    """`--admin loopback`. Raises Refused."""
+    if not is_loopback(connection.address):
+        log.warning("admin_refused", request=request_name(frame.code), peer=connection.peer)
+        remark = (
+            f"{request_name(frame.code)} is administration, which is taken from the broker's own machine only (--admin)"
+        )
+        raise Refused(ResponseCode.NO_PERMISSION, remark)

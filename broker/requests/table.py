@@ -126,3 +126,5 @@ NAME_SERVER_REQUESTS: Mapping[int, tuple[NameServerHandler, Rule]] = {
     Code.WIPE_WRITE_PERM_OF_BROKER: (nameserver.wipe_write, ADMIN),
     Code.ADD_WRITE_PERM_OF_BROKER: (nameserver.add_write, ADMIN),
 }
+# Of brokers, which are on other machines than their name server. `--admin loopback` does not concern them.
+REGISTRATIONS = frozenset((Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from rocketlet.broker.store.files import read_state
 from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RocketletError
+from rocketlet.command.cli import _parser
 from rocketlet.protocol.bodies import Queue
 
 from ..conftest import PATIENCE_S, free_port
@@ -277,3 +278,21 @@ def test_wrong_options_are_named(arguments: list[str], reason: str) -> None:
     )
     assert found.returncode == 2
     assert reason in found.stderr
+
+
+async def test_a_broker_says_when_other_machines_can_reach_it(start: Start) -> None:
+    port = free_port()
+    broker = await start(port=port)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=20)
+    _, err = await broker.end()
+    assert b"listening_to_other_machines" not in err
+    everywhere = await start("--host", "0.0.0.0", port=port)
+    socket.create_connection(("127.0.0.2", port), timeout=20).close()
+    _, err = await everywhere.end()
+    assert b"listening_to_other_machines" in err
+
+
+@pytest.mark.parametrize("command", [["start"], ["broker", "--nameserver", "x:1"], ["nameserver"]])
+def test_the_default_host_is_this_machine(command: list[str]) -> None:
+    assert _parser().parse_args(command).host == "127.0.0.1"

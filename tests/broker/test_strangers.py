@@ -1,0 +1,101 @@
+"""What a stranger may not do though nobody gave it an account: send clients elsewhere, and administrate from afar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS
+from rocketlet.broker.server import Server
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import DataVersion, TopicConfig
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import Frame, encode
+
+from ..campaigns.frames import Peer
+from ..conftest import Connect, Node, Nodes, Wire, create_topic
+
+
+def registration(name: str, address: str, number: int = 0) -> dict[str, Any]:
+    return {
+        "brokerName": name,
+        "brokerAddr": address,
+        "clusterName": "c",
+        "haServerAddr": "",
+        "brokerId": number,
+    }
+
+
+TOPICS = orjson.dumps(
+    {"topicConfigSerializeWrapper": {"topicConfigTable": {"t": {"topicName": "t", "writeQueueNums": 9}}}}
+)
+
+
+async def addresses(wire: Wire, topic: str = "t") -> list[dict[int, str]]:
+    answer = await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+    return [dict(broker.addresses) for broker in bodies.decode_route(answer.body).brokers]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_stranger_cannot_redirect_the_clients_of_the_broker_in_this_process(
+    node: Node, wire: Wire, connect: Connect, number: int
+) -> None:
+    await create_topic(wire, "t")
+    stranger = await connect(node.address)
+    for name, address in (("broker-a", "6.6.6.6:1"), ("broker-a", node.address), ("mine", node.address)):
+        for code in (RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER):
+            answer = await stranger.call(code, registration(name, address, number), TOPICS)
+            assert (answer.code, "name server" in (answer.remark or "")) == (16, True), (name, address, code)
+    await stranger.close()
+    assert await addresses(wire) == [{0: node.address}]
+    assert (await wire.call(RequestCode.REGISTER_BROKER, registration("other", "10.0.0.1:1"), TOPICS)).code == 0
+    assert await addresses(wire) == [{0: node.address}, {0: "10.0.0.1:1"}]
+
+
+def test_the_broker_in_this_process_takes_its_name_back() -> None:
+    routes = Routes()
+    stranger: Any = object()
+    routes.register("c", "broker-a", 0, "6.6.6.6:1", DataVersion(1), [TopicConfig("t")], stranger)
+    routes.register("c", "broker-a", 1, "6.6.6.6:2", DataVersion(1), [], stranger)
+    routes.register("c", "broker-a", 0, "127.0.0.1:1", DataVersion(1), [TopicConfig("u")], None)
+    assert [dict(broker.addresses) for broker in routes.brokers()] == [{0: "127.0.0.1:1"}]
+    assert routes.route("t") is None
+    routes.drop(stranger)
+    assert routes.route("u") is not None
+
+
+@pytest.mark.parametrize(
+    ("limit", "field"), [("MAX_BROKERS", "brokerName"), ("MAX_BROKER_ADDRESSES", "brokerId"), ("MAX_TOPICS", "")]
+)
+async def test_what_brokers_register_is_limited_at_its_edge(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, limit: str, field: str
+) -> None:
+    monkeypatch.setattr(f"rocketlet.broker.nameserver.routes.{limit}", 2)
+    codes = []
+    for number in range(4):
+        ext = registration("b", f"10.0.0.{number}:1") | ({field: number} if field else {})
+        table = {f"t{number}": {"topicName": f"t{number}"}} if not field else {}
+        version = {"timestamp": number, "counter": number}
+        body = {"topicConfigSerializeWrapper": {"topicConfigTable": table, "dataVersion": version}}
+        codes.append((await wire.call(RequestCode.REGISTER_BROKER, ext, orjson.dumps(body))).code)
+    known = 1 if limit == "MAX_BROKERS" else 2  # the broker of this process is one, too
+    assert codes == [0] * known + [1] * (4 - known)
+
+
+async def test_administration_can_be_confined_to_the_brokers_machine(nodes: Nodes) -> None:
+    node = await nodes.start()
+    server = Server("127.0.0.1", 0, broker=node.broker, routes=node.broker.name_servers.local, admin_is_local=True)
+    far, near = Peer(server, 1, "10.0.0.1"), Peer(server, 2, "127.0.0.1")
+    registers = (RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER, RequestCode.QUERY_DATA_VERSION)
+    for code, (_, rule) in (*BROKER_REQUESTS.items(), *NAME_SERVER_REQUESTS.items()):
+        for peer in (far, near):
+            peer.send(encode(Frame(code, 7, {"topic": "t"})))
+        refused = [
+            any(frame.opaque == 7 and "administration" in (frame.remark or "") for frame in peer.received())
+            for peer in (far, near)
+        ]
+        assert refused == [rule.is_admin and code not in registers, False], code
+    for peer in (far, near):
+        peer.hang_up()
