@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import structlog
@@ -95,7 +95,14 @@ class Broker:
         )
         self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of)
         self.draining = Draining(
-            config.name, self.groups, self.watch, self.held_pulls, self.name_servers.find_route, self.tasks
+            config.name,
+            self.groups,
+            self.watch,
+            self.held_pulls,
+            self.offsets,
+            self.name_servers.find_route,
+            self.tasks,
+            self._tell_members,
         )
         self.notifications = Notifications(self.groups, self.group_configs, self.history, self.clients, self.draining)
         self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
@@ -118,6 +125,9 @@ class Broker:
 
     def _group_changed(self, group: ConsumerGroup) -> None:
         self.notifications.changed(group)
+
+    def _tell_members(self, group: ConsumerGroup, connections: Iterable[Connection]) -> None:
+        self.notifications.tell(group, connections)
 
     def _is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         return self.draining.is_draining(group, topic, queue_id)

@@ -1,46 +1,68 @@
-"""Makes foreign members finish with a queue before it moves, as well as that works with an unmodified client.
+"""Foreign members let go of a queue before the next one reads it, as far as an unmodified client can be made to.
 
-A foreign member that hears of another one drops queues at once, while its handlers still work on their messages, which are
-then delivered again. So the broker delays the news for a moment. Queues that will move get no new messages. The pulls of
-their reader carry how far it has come, and so show when everything is handled. Then the members are told. Until then, a new
-member gets a list without itself and reads nothing. Handlers get 2 s at most.
+A foreign member that learns of a change drops the queues that it loses at once, with messages of them in its handlers, which
+are then delivered again. So the broker drains first: a queue that will move gets no new messages, and its reader's pulls,
+which carry how far it has come, say when everything is handled. A change comes to the members in steps:
+
+- a member that loses no queue here is told at once; what it pulls of a queue that still is drained waits
+- a reader is told when all queues that it loses are drained, and is given the list of members that it had until then
+- a drain takes what it needs as long as it progresses; a reader that stands for 2 s is told anyway
+
+Who reads a queue follows from the list of members that each foreign member was last given, because that is what it shares
+the queues out by. Only where nobody was given a list it is who pulled last.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 import structlog
 
 from ...protocol import names
 from ...protocol.allocation import AVG, subscribe_queues
-from ...protocol.bodies import Route
+from ...protocol.bodies import Queue, Route
 from ...protocol.headers import PullMessage
-from ..config import DRAIN_LIMIT_S, DRAINED_WAIT_S
+from ..config import DRAIN_LIMIT_S, DRAIN_MAX_S, DRAINED_WAIT_S
 from ..messages.held_pulls import HeldPulls
 from ..net.connection import Connection
 from ..tasks import Tasks
 from .members import ConsumerGroup, ConsumerGroups, Member
+from .offsets import Offsets
 from .watch import Watch
 
 log = structlog.get_logger("rocketlet.groups")
 
 _Place = tuple[str, int]  # topic, queue id
-Tell = Callable[[ConsumerGroup], None]
-_NOT_KNOWN_YET: _Place = ("", -1)
+Tell = Callable[[ConsumerGroup, Iterable[Connection]], None]
 
 
 @dataclass(slots=True)
 class Drain:
-    """A change that the group's foreign members do not know yet. `moving`: who reads the queues that will move."""
+    """A change that not all foreign members know yet.
 
-    moving: dict[_Place, Connection]
-    tell: Tell
-    left: set[_Place] = field(default_factory=set)
-    was_kept_back: bool = False
+    moving: who gets nothing more of which queue. waiting: what each reader has not handled yet. kept: who is to be told
+    later. gated: pulls of queues whose earlier reader is not done. is_open: who will move is not known yet.
+    """
+
+    began_s: float
+    moving: dict[_Place, Connection] = field(default_factory=dict)
+    waiting: dict[Connection, set[_Place]] = field(default_factory=dict)
+    commits: dict[_Place, int] = field(default_factory=dict)
+    kept: set[Connection] = field(default_factory=set)
+    gated: dict[_Place, list[Callable[[], None]]] = field(default_factory=dict)
+    queues: dict[str, list[Queue]] = field(default_factory=dict)
+    is_open: bool = True
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return not self.is_open and not self.waiting
+
+    def has(self, place: _Place) -> bool:
+        """Whether messages of the queue are still handled by who loses it."""
+        return any(place in places for places in self.waiting.values())
 
 
 def is_foreign(member: Member) -> bool:
@@ -50,7 +72,8 @@ def is_foreign(member: Member) -> bool:
 
 
 class Draining:
-    """`find_route(topic)`: which queues a topic has on all brokers, because members share them all."""
+    """`find_route(topic)`: which queues a topic has on all brokers, because members share them all. `tell(group,
+    connections)` tells members that their group is another than before."""
 
     def __init__(
         self,
@@ -58,99 +81,54 @@ class Draining:
         groups: ConsumerGroups,
         watch: Watch,
         held_pulls: HeldPulls,
+        offsets: Offsets,
         find_route: Callable[[str], Awaitable[Route | None]],
         tasks: Tasks,
+        tell: Tell,
     ) -> None:
         self._broker_name = broker_name
         self._groups = groups
         self._watch = watch
         self._held_pulls = held_pulls
+        self._offsets = offsets
         self._find_route = find_route
         self._tasks = tasks
-        self._told: dict[str, list[str]] = {}
+        self._tell = tell
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
+        self._settled: dict[str, list[str]] = {}  # who the members were when the last drain was over
+        self._given: dict[
+            str, dict[Connection, list[str]]
+        ] = {}  # the list that each foreign member had last, latest last
 
-    def is_pending(self, group: str) -> bool:
-        """Whether foreign members do not know of a change yet."""
-        drain = self._drains.get(group)
-        return drain is not None and bool(drain.left)
+    # What others ask
 
-    def keep_back(self, group: str) -> bool:
-        """Whether the news for foreign members is delayed. If so, they will be told later."""
+    def is_kept_back(self, group: str, connection: Connection) -> bool:
+        """Whether this foreign member is to be told of the group's change later; it will be."""
         drain = self._drains.get(group)
-        if drain is None or not drain.left:
+        if drain is None or not (drain.is_open or connection in drain.waiting):
             return False
-        drain.was_kept_back = True
+        drain.kept.add(connection)
         return True
 
-    def known(self, group: str, client_ids: list[str]) -> list[str]:
-        """Of these members, those that foreign ones may know of."""
-        if not self.is_pending(group):
+    def given(self, group: ConsumerGroup, connection: Connection, client_ids: list[str]) -> list[str]:
+        """The list of members that a member gets, of these that there are. A reader that is being drained gets the one that
+        it had; it drops queues by what it is given here."""
+        member = group.members.get(connection)
+        if member is None or not is_foreign(member):
             return client_ids
-        told = self._told.get(group, [])
-        return [client_id for client_id in client_ids if client_id in told]
+        drain, lists = self._drains.get(group.name), self._given.setdefault(group.name, {})
+        if drain is not None and (drain.is_open or connection in drain.waiting):
+            settled = self._settled.get(group.name, ())
+            return lists.get(connection) or [client_id for client_id in client_ids if client_id in settled]
+        lists.pop(connection, None)
+        lists[connection] = client_ids
+        return client_ids
 
     def is_draining(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether nobody else may have the queue yet."""
         drain = self._drains.get(group)
-        return drain is not None and (topic, queue_id) in drain.left
-
-    def changed(self, group: ConsumerGroup, tell: Tell) -> None:
-        """Members or their topics have changed: drains what will move from a foreign reader, if there is one. `tell(group)`
-        is called when that is done, if it was kept back meanwhile."""
-        self._changes[group.name] = change = self._changes.get(group.name, 0) + 1
-        if any(map(is_foreign, group.members.values())):
-            self._replace(group.name, Drain({}, tell, {_NOT_KNOWN_YET}))
-            self._tasks.spawn(self._start(group, change, tell))
-            return
-        drain = self._drains.pop(group.name, None)
-        if drain is not None and drain.timer is not None:
-            drain.timer.cancel()
-        if not group.members:
-            self._told.pop(group.name, None)
-            self._changes.pop(group.name, None)
-
-    async def _start(self, group: ConsumerGroup, change: int, tell: Tell) -> None:
-        moving: dict[_Place, Connection] = {}
-        topics = {topic for member in group.members.values() for topic in member.subscriptions}
-        for topic in sorted(topics):
-            moving |= await self._moving(group, topic)
-        if self._changes.get(group.name) != change:  # another change came meanwhile
-            return
-        self._replace(group.name, Drain(moving, tell, set(moving)))
-        if not moving:
-            self._finish(group.name)
-            return
-        for connection in dict.fromkeys(moving.values()):
-            for pull in self._held_pulls.of(connection):
-                if (pull.queue.topic, pull.queue.queue_id) in moving:
-                    self._held_pulls.let_go(pull)  # its member comes back at once, and says how far it is
-
-    def _replace(self, name: str, drain: Drain) -> None:
-        before = self._drains.get(name)
-        if before is not None:
-            drain.was_kept_back = before.was_kept_back
-            if before.timer is not None:
-                before.timer.cancel()
-        self._drains[name] = drain
-        drain.timer = asyncio.get_running_loop().call_later(DRAIN_LIMIT_S, self._finish, name)
-
-    async def _moving(self, group: ConsumerGroup, topic: str) -> dict[_Place, Connection]:
-        """The queues here whose foreign reader will not be their owner any more."""
-        route = await self._find_route(topic)
-        if route is None:
-            return {}
-        queues = subscribe_queues(topic, route)
-        ids = names.sorted_ids(group.client_ids(topic))
-        owners = {queue: client_id for client_id in ids for queue in AVG.allocate(client_id, queues, ids)}
-        moving: dict[_Place, Connection] = {}
-        for queue, owner in owners.items():
-            reader = self._watch.reader(group.name, topic, queue.queue_id)
-            member = group.members.get(reader) if reader else None
-            here = queue.broker_name == self._broker_name
-            if here and member is not None and is_foreign(member) and member.client_id != owner:
-                moving[topic, queue.queue_id] = member.connection
-        return moving
+        return drain is not None and (drain.is_open or drain.has((topic, queue_id)))
 
     def holds_back(self, connection: Connection, header: PullMessage) -> bool:
         """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
@@ -158,30 +136,143 @@ class Draining:
         place = (header.topic, header.queue_id)
         if drain is None or drain.moving.get(place) is not connection:
             return False
-        if header.commit_offset >= header.queue_offset and place in drain.left:
-            drain.left.discard(place)
-            if not drain.left:
-                self._finish(header.consumer_group)
+        if place in drain.waiting.get(connection, ()):
+            if header.commit_offset >= header.queue_offset:
+                self._drained(header.consumer_group, drain, connection, place)
+            elif header.commit_offset > drain.commits.get(place, -1):
+                drain.commits[place] = header.commit_offset
+                self._progressed(header.consumer_group, drain)
         return True
 
-    def _finish(self, name: str) -> None:
-        """Everything is handled, or has had its time: the foreign members learn of the change."""
-        drain, group = self._drains.get(name), self._groups.get(name)
+    def gates(self, connection: Connection, header: PullMessage, go_on: Callable[[], None]) -> bool:
+        """Whether this pull of a queue's next reader waits until the earlier one is done; `go_on` is called then."""
+        drain = self._drains.get(header.consumer_group)
+        place = (header.topic, header.queue_id)
+        group = self._groups.get(header.consumer_group)
+        member = group.members.get(connection) if group else None
+        if drain is None or member is None or not is_foreign(member) or not drain.has(place):
+            return False
+        drain.gated.setdefault(place, []).append(go_on)
+        return True
+
+    # A drain
+
+    def changed(self, group: ConsumerGroup) -> None:
+        """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
+        self._changes[group.name] = change = self._changes.get(group.name, 0) + 1
+        lists = self._given.get(group.name, {})
+        self._given[group.name] = {at: ids for at, ids in lists.items() if at in group.members}
+        if any(map(is_foreign, group.members.values())):
+            drain = self._drains.setdefault(group.name, Drain(asyncio.get_running_loop().time()))
+            if drain.is_over:
+                drain.began_s = asyncio.get_running_loop().time()
+            drain.is_open = True
+            drain.waiting = {at: places for at, places in drain.waiting.items() if at in group.members}
+            self._progressed(group.name, drain)
+            self._tasks.spawn(self._start(group, drain, change))
+            return
+        self._forget(group.name)
+        if not group.members:
+            self._changes.pop(group.name, None)
+            self._given.pop(group.name, None)
+            self._settled.pop(group.name, None)
+
+    def _forget(self, name: str) -> None:
+        drain = self._drains.pop(name, None)
         if drain is not None:
             if drain.timer is not None:
                 drain.timer.cancel()
-            if drain.left - {_NOT_KNOWN_YET}:
-                log.warning(
-                    "queues_moved_undrained",
-                    group=name,
-                    queues=sorted(drain.left),
-                    hint="their handlers were still running",
-                )
-            drain.left.clear()
-            # its reader drops a queue at once; one that does not, because it allocates in another way, reads on after this
-            asyncio.get_running_loop().call_later(DRAINED_WAIT_S, drain.moving.clear)
+            _let_on(drain, list(drain.gated))
+
+    async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
+        queues: dict[str, list[Queue]] = {}
+        for topic in sorted({topic for member in group.members.values() for topic in member.subscriptions}):
+            route = await self._find_route(topic)
+            queues[topic] = subscribe_queues(topic, route) if route is not None else []
+        if self._changes.get(group.name) != change:  # another change came meanwhile
+            return
+        drain.queues, drain.is_open = queues, False
+        drain.moving = {place: at for topic in queues for place, at in self._moving(group, topic, queues[topic])}
+        drain.waiting = {}
+        for place, connection in drain.moving.items():
+            drain.waiting.setdefault(connection, set()).add(place)
+        _let_on(drain, [place for place in drain.gated if not drain.has(place)])
+        self._progressed(group.name, drain)
+        self._tell_kept(group.name, drain)
+        for connection in list(drain.waiting):
+            for pull in self._held_pulls.of(connection):
+                if (pull.queue.topic, pull.queue.queue_id) in drain.moving:
+                    self._held_pulls.let_go(pull)  # its member comes back at once, and says how far it is
+
+    def _moving(self, group: ConsumerGroup, topic: str, queues: list[Queue]) -> list[tuple[_Place, Connection]]:
+        """The queues here whose foreign reader will not be their owner any more, with the reader."""
+        ids = names.sorted_ids(group.client_ids(topic))
+        owners = {queue: client_id for client_id in ids for queue in AVG.allocate(client_id, queues, ids)}
+        readers = self._readers(group, queues)
+        moving: list[tuple[_Place, Connection]] = []
+        for queue in queues:
+            reader = readers.get(queue) or self._watch.reader(group.name, topic, queue.queue_id)
+            member = group.members.get(reader) if reader and queue.broker_name == self._broker_name else None
+            if member is not None and is_foreign(member) and member.client_id != owners.get(queue):
+                moving.append(((topic, queue.queue_id), member.connection))
+        return moving
+
+    def _readers(self, group: ConsumerGroup, queues: list[Queue]) -> dict[Queue, Connection]:
+        """Who takes each queue for its own, by the list that it was given; the latest list, where two do."""
+        readers: dict[Queue, Connection] = {}
+        for connection, ids in self._given.get(group.name, {}).items():
+            member = group.members.get(connection)
+            if member is not None:
+                readers |= dict.fromkeys(AVG.allocate(member.client_id, queues, names.sorted_ids(ids)), connection)
+        return readers
+
+    def _drained(self, name: str, drain: Drain, connection: Connection, place: _Place) -> None:
+        """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
+        places = drain.waiting[connection]
+        places.discard(place)
+        self._offsets.mark(name, *place)
+        if not places:
+            del drain.waiting[connection]
+        _let_on(drain, [place])
+        self._progressed(name, drain)
+        self._tell_kept(name, drain)
+
+    def _progressed(self, name: str, drain: Drain) -> None:
+        loop = asyncio.get_running_loop()
+        if drain.timer is not None:
+            drain.timer.cancel()
+        limit_s = max(min(DRAIN_LIMIT_S, drain.began_s + DRAIN_MAX_S - loop.time()), 0.0)
+        drain.timer = loop.call_later(limit_s, self._give_up, name, drain)
+
+    def _give_up(self, name: str, drain: Drain) -> None:
+        left = sorted(place for places in drain.waiting.values() for place in places)
+        if left:
+            log.warning("queues_moved_undrained", group=name, queues=left, hint="their handlers were still running")
+        drain.waiting.clear()
+        drain.is_open = False
+        _let_on(drain, list(drain.gated))
+        self._tell_kept(name, drain)
+
+    def _tell_kept(self, name: str, drain: Drain) -> None:
+        """Tells those that are not kept back any more; at the end also who was refused a lock of what was drained."""
+        group = self._groups.get(name)
+        ready = {connection for connection in drain.kept if connection not in drain.waiting}
+        drain.kept -= ready
         if group is not None:
-            self._told[name] = group.client_ids()
-            if drain is not None and drain.was_kept_back:
-                drain.was_kept_back = False
-                drain.tell(group)
+            members = group.members.items()
+            ours = {at for at, member in members if not is_foreign(member)} if drain.is_over and drain.moving else set()
+            self._tell(group, [connection for connection in group.members if connection in ready or connection in ours])
+            if drain.is_over:
+                self._settled[name] = group.client_ids()
+        if drain.is_over and self._drains.get(name) is drain:
+            if drain.timer is not None:
+                drain.timer.cancel()
+            # a reader that was told drops its queues at once; one that allocates in another way reads on after this
+            drain.timer = asyncio.get_running_loop().call_later(DRAINED_WAIT_S, self._forget, name)
+
+
+def _let_on(drain: Drain, places: list[_Place]) -> None:
+    """The pulls of these queues need not wait any more."""
+    for place in places:
+        for go_on in drain.gated.pop(place, ()):
+            go_on()

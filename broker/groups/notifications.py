@@ -7,12 +7,14 @@ Changes within 5 ms make one notification. Foreign members are told when the que
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import structlog
 
 from ...protocol.bodies import TopicConfig
 from ..config import NOTIFY_DELAY_S
 from ..net.clients import Clients
+from ..net.connection import Connection
 from .draining import Draining, is_foreign
 from .history import History
 from .members import ConsumerGroup, ConsumerGroups
@@ -34,7 +36,7 @@ class Notifications:
 
     def changed(self, group: ConsumerGroup) -> None:
         """Members or their topics have changed: the members will be told."""
-        self._draining.changed(group, self._tell)
+        self._draining.changed(group)
         if not self._waiting:
             asyncio.get_running_loop().call_later(NOTIFY_DELAY_S, self._tell_waiting)
         self._waiting[group.name] = None
@@ -53,11 +55,18 @@ class Notifications:
         settings = self._settings.find(group.name)
         if settings is None or not settings.notify_enable:
             return
-        later = self._draining.keep_back(group.name)
-        told = [connection for connection, member in group.members.items() if not (later and is_foreign(member))]
-        for connection in told:
+        keeps = self._draining.is_kept_back
+        self.tell(
+            group, [at for at, member in group.members.items() if not (is_foreign(member) and keeps(group.name, at))]
+        )
+
+    def tell(self, group: ConsumerGroup, connections: Iterable[Connection]) -> None:
+        """Tells these members that the group is another than before."""
+        told = 0
+        for told, connection in enumerate(connections, 1):  # noqa: B007
             self._clients.group_changed(connection, group.name)
-        self._history.add(group.name, "notified", "", members=len(told))
+        if told:
+            self._history.add(group.name, "notified", "", members=told)
 
     def topic_changed(self, topic: TopicConfig) -> None:
         """Tells the groups that read a topic that it has other queues; name servers know it by now."""

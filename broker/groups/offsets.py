@@ -65,7 +65,7 @@ class Offsets:
             self._count += 1
         if by_owner:
             self._of_owners[group, topic, queue_id] = offset
-        else:
+        elif self._of_owners.get((group, topic, queue_id)) != offset:
             self._of_owners.pop((group, topic, queue_id), None)
         if offset < queues.get(queue_id, 0):
             self._rewinds[f"{topic}@{group}"] = self.rewinds(group, topic) + 1
@@ -75,6 +75,12 @@ class Offsets:
     def rewinds(self, group: str, topic: str) -> int:
         """How often the group's offset of a queue of the topic went back."""
         return self._rewinds.get(f"{topic}@{group}", 0)
+
+    def mark(self, group: str, topic: str, queue_id: int) -> None:
+        """What is committed now counts as an owner's: the next reader goes on from here."""
+        offset = self.get(group, topic, queue_id)
+        if offset is not None:
+            self._of_owners[group, topic, queue_id] = offset
 
     def is_behind_owner(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Whether an offset is one from before the last owner of a lease has gone on from it."""

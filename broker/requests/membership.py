@@ -79,7 +79,7 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
         if header.topic:
             client_ids = group.client_ids(header.topic)
         else:
-            client_ids = broker.draining.known(group.name, group.companions(connection))
+            client_ids = broker.draining.given(group, connection, group.companions(connection))
     if not client_ids:
         remark = f"no consumer for this group, {header.consumer_group}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)

@@ -49,6 +49,10 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
     if header.sys_flag & codes.PULL_SUSPEND and _is_anothers(broker, connection, header):
         asyncio.get_running_loop().call_later(OTHERS_QUEUE_WAIT_S, _answer_anothers, connection, frame, header)
         return None
+    if header.sys_flag & codes.PULL_SUSPEND and broker.draining.gates(
+        connection, header, lambda: _look_again(broker, connection, frame, attempt)
+    ):
+        return None
     committed = _overtaken_by(broker, connection, header)
     if committed is not None:
         return _nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", committed, 0, committed)

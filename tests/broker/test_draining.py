@@ -47,7 +47,9 @@ async def test_a_reader_ends_before_the_next_one_is_told(node: Node, wire: Wire,
     two = await connect(node.address)
     await join(two, "c2")
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
-    assert await known(two) == ["c1"], "the newcomer is not in the list yet"
+    assert await known(two) == ["c1", "c2"], "the newcomer loses nothing, and is told at once"
+    assert await known(wire) == ["c1"], "the reader goes on with the list that it had"
+    waits = two.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=0, flags=FLAGS))
     await send(wire, b"later", queue=1)
     answer = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
     assert (answer.code, answer.ext["nextBeginOffset"]) == (19, "1"), "nothing new while its handlers run"
@@ -56,8 +58,11 @@ async def test_a_reader_ends_before_the_next_one_is_told(node: Node, wire: Wire,
     handled = pull(queue=1, offset=1, flags=FLAGS | 0x1, commit_offset=1)
     assert (await wire.call(RequestCode.PULL_MESSAGE, handled)).code == 19
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
-    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
-    assert await known(two) == ["c1", "c2"]
+    assert await known(wire) == ["c1", "c2"]
+    let_on = await two.answer(waits)
+    assert (let_on.code, let_on.ext["nextBeginOffset"], let_on.body) == (19, "1", b""), "not what c1 has handled"
+    fresh = await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
+    assert [record.body for record in decode_records(fresh.body)] == [b"later"]
     assert node.broker.offsets.get("g", "t", 1) == 1
     assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))).code == 0
     assert node.broker.watch.double_readers == 0
@@ -131,3 +136,61 @@ async def test_a_foreign_member_goes_on_where_the_last_owner_of_a_lease_came(
     admin = await connect(node.address)
     assert (await admin.call(RequestCode.UPDATE_CONSUMER_OFFSET, late)).code == 0, "an administrator may go back"
     assert node.broker.offsets.get("g", "t", 0) == 1
+
+
+async def handled(wire: Wire, queue: int, offset: int) -> None:
+    flags = FLAGS | 0x1
+    await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=offset, flags=flags, commit_offset=offset))
+
+
+async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    """Two changes in a row: c2 has its list and has not pulled yet, c1 has let go though it pulled last."""
+    await reading(node, wire)
+    assert await known(wire) == ["c1"]
+    two, three = await connect(node.address), await connect(node.address)
+    await join(two, "c2")
+    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
+    await handled(wire, 1, 1)
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert await known(wire) == ["c1", "c2"]
+    assert await known(two) == ["c1", "c2"]
+    await join(three, "c0")  # c0 gets queue 0, c1 queue 1, c2 nothing: both queues move
+    await eventually(lambda: node.broker.draining.is_draining("g", "t", 0))
+    await eventually(lambda: not node.broker.draining._drains["g"].is_open)
+    drain = node.broker.draining._drains["g"]
+    ids = {place: node.broker.groups.get("g").members[at].client_id for place, at in drain.moving.items()}  # type: ignore[union-attr]
+    assert ids == {("t", 0): "c1", ("t", 1): "c2"}
+
+
+async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect) -> None:
+    """A reader that is done is told, though another one still handles what it read."""
+    await create_topic(wire, "t", 4)
+    two = await connect(node.address)
+    await join(wire, "c1")
+    assert await known(wire) == ["c1"]
+    for queue in range(4):
+        await send(wire, queue=queue)
+    for queue in range(2):
+        assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
+    await join(two, "c2")
+    await eventually(lambda: not node.broker.draining._drains["g"].is_open)
+    for queue in (2, 3):
+        await handled(wire, queue, 0)
+    assert await known(wire) == ["c1", "c2"]
+    assert await known(two) == ["c1", "c2"]
+    for queue in (2, 3):
+        assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
+    three = await connect(node.address)
+    await join(three, "c0")  # of 4 queues: 0 and 1 to c0, 2 to c1, 3 to c2
+    await eventually(lambda: not node.broker.draining._drains["g"].is_open)
+    assert node.broker.draining.is_draining("g", "t", 2)
+    await handled(two, 2, 1)
+    assert sorted(await known(two)) == ["c0", "c1", "c2"], "told"
+    assert await known(wire) == ["c1", "c2"], "not told: its handlers run"
+    await handled(wire, 0, 1)
+    assert await known(wire) == ["c1", "c2"]
+    await handled(wire, 1, 1)
+    assert sorted(await known(wire)) == ["c0", "c1", "c2"]
+    assert not node.broker.draining.is_draining("g", "t", 0)
