@@ -26,7 +26,7 @@ from .arguments import (
 )
 from .broadcast import Broadcast
 from .cluster import Cluster
-from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, At, PullLimits, Start
+from .config import COMMIT_INTERVAL_S, IDLE_COMMIT_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, At, PullLimits, Start
 from .deliveries import Deliveries, Receiver
 from .errors import ConfigError
 from .handling import BatchHandler, Handler, MessageHandler, Middleware, Outcome, Reject, RetryLater, Workers
@@ -148,6 +148,8 @@ class Consumer(Receiver):
         super().__init__(takes_batches=batch_size is not None)
         self._queues: dict[Queue, ProcessQueue] = {}
         self._ending: dict[Queue, ProcessQueue] = {}  # no longer ours, but handlers of them still run
+        self._idle_queues: set[ProcessQueue] = set()
+        self._idle_commit: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._cluster = Cluster(name_server, access)
         self._membership: Membership | Broadcast = (
@@ -189,6 +191,7 @@ class Consumer(Receiver):
             self._subscriptions,
             self._limits,
             span_counts=not self._orderly,
+            commits=not self._broadcasting,
             on_messages=self._take,
             on_moved=self._correct_offset,
         )
@@ -255,6 +258,8 @@ class Consumer(Receiver):
             self._committer.cancel()
             await asyncio.gather(self._committer, return_exceptions=True)
         await self._membership.leave()
+        if self._idle_commit is not None:
+            self._idle_commit.cancel()
         if self._workers is not None:
             await self._workers.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -334,7 +339,9 @@ class Consumer(Receiver):
 
     async def commit(self) -> None:
         """Commits what was acknowledged, and returns when the brokers have answered."""
-        offsets = offsets_to_commit(self._queues.values())
+        await self._commit(offsets_to_commit(self._queues.values()))
+
+    async def _commit(self, offsets: Mapping[Queue, int]) -> None:
         for queue in await self._membership.commit(offsets):
             item = self._queues.get(queue)
             if item is not None:
@@ -467,8 +474,20 @@ class Consumer(Receiver):
             self._deliveries.put(runs)
 
     def _acknowledged(self, item: ProcessQueue) -> None:
+        if not item.messages and not self._broadcasting and not item.dropped:
+            self._idle_queues.add(item)
+            if self._idle_commit is None:
+                self._idle_commit = asyncio.get_running_loop().call_later(IDLE_COMMIT_S, self._commit_idle)
         if item.throttled and self._puller is not None:
             self._puller.resume(item)
+
+    def _commit_idle(self) -> None:
+        """Commits queues of which everything is handled: their next pull, which would say so, is held by the broker."""
+        self._idle_commit = None
+        queues, self._idle_queues = self._idle_queues, set()
+        offsets = offsets_to_commit(item for item in queues if not item.messages and not item.stopped)
+        if offsets:
+            self._spawn(self._commit(offsets))
 
     def _correct_offset(self, item: ProcessQueue, offset: int) -> None:
         """The broker does not have the offset: go on from the one that it names, and let the group know."""

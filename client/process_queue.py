@@ -46,6 +46,7 @@ class ProcessQueue:
     def __init__(self, queue: Queue, offset: int, lease: Lease) -> None:
         self.queue = queue
         self.lease = lease
+        self.begin_offset = offset
         self.next_offset = offset
         self.committed: int | None = None
         self.stopped = False

@@ -9,7 +9,7 @@ from functools import partial
 
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
-from ..protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode, code_name
+from ..protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode, code_name
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import HeaderError, PullMessage, PullMessageResult, read, write
 from ..protocol.message import MessageError, decode_records
@@ -44,7 +44,8 @@ def pull_header(group: str, queue: Queue, offset: int, count: int, subscription:
 
 
 class Puller:
-    """Keeps a pull in flight for each queue that it was given, until the queue stops.
+    """Keeps a pull in flight for each queue that it was given, until the queue stops. Each carries how far the queue is
+    handled (`commits`), so that a member that is killed repeats what was in its handlers, and one pull at most.
 
     `on_messages(process_queue, messages, next_offset)` gets what was found, `on_moved(process_queue, offset)` is told
     when the broker does not have the offset asked for.
@@ -58,6 +59,7 @@ class Puller:
         limits: PullLimits,
         *,
         span_counts: bool,
+        commits: bool,
         on_messages: Callable[[ProcessQueue, list[Message], int], None],
         on_moved: Callable[[ProcessQueue, int], None],
     ) -> None:
@@ -66,6 +68,7 @@ class Puller:
         self._subscriptions = subscriptions
         self._limits = limits
         self._span_counts = span_counts
+        self._commits = commits
         self._on_messages = on_messages
         self._on_moved = on_moved
         self._loop = asyncio.get_running_loop()
@@ -84,14 +87,15 @@ class Puller:
         item.pulling = True
         item.pulled_ms = int(time.time() * 1000)
         subscription = self._subscriptions[item.queue.topic]
+        offset = self._offset_to_commit(item)
         header = PullMessage(
             self._group,
             item.queue.topic,
             item.queue.queue_id,
             item.next_offset,
             self._limits.batch_size,
-            PULL_SUSPEND | PULL_SUBSCRIPTION,
-            0,
+            PULL_SUSPEND | PULL_SUBSCRIPTION | (PULL_COMMIT_OFFSET if offset is not None else 0),
+            offset or 0,
             int(PULL_HOLD_S * 1000),
             subscription.version,
             subscription.expression,
@@ -99,6 +103,17 @@ class Puller:
         )
         answered = partial(self._answered, item, item.generation)
         connection.call(RequestCode.PULL_MESSAGE, write(header), b"", answered, PULL_TIMEOUT_S)
+
+    def _offset_to_commit(self, item: ProcessQueue) -> int | None:
+        """What this pull commits. The broker takes it as the pull arrives, also one that it holds; if the pull fails it is
+        said again. On Apache's broker the first commit of a queue goes alone (`GroupOffsets.store`)."""
+        offset = item.commit_offset
+        is_known = item.lease.epoch > 0 or item.committed is not None
+        is_news = offset != (item.begin_offset if item.committed is None else item.committed)
+        if not self._commits or not is_known or not is_news or item.lease.is_over:
+            return None
+        item.committed = offset
+        return offset
 
     def resume(self, item: ProcessQueue) -> None:
         """Messages of a queue were acknowledged: goes on if flow control had stopped it."""
@@ -122,6 +137,7 @@ class Puller:
         if item.stopped or item.suspended:
             return
         if isinstance(answer, Exception):
+            item.committed = None  # who knows
             log.info("pull_failed", queue=str(item.queue), reason=str(answer))
             self._later(item, PULL_ERROR_DELAY_S)
             return

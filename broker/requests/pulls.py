@@ -196,6 +196,7 @@ def _commit(broker: Broker, connection: Connection, header: PullMessage) -> None
     if fault is None:
         by_owner = broker.locks.is_leased_to(group, topic, queue_id, connection)
         broker.offsets.put(group, topic, queue_id, offset, by_owner=by_owner)
+        broker.locks.note_commit(group, topic, queue_id, offset)
 
 
 def _read_held(

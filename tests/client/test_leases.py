@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client import lease as lease_module
+from rocketlet.client.config import PullLimits
 from rocketlet.client.lease import Lease
 from rocketlet.client.shares import Shares
 from rocketlet.protocol.bodies import Queue
@@ -164,3 +165,35 @@ def test_the_clock_goes_on_while_the_machine_is_suspended() -> None:
     assert lease_module._CLOCK == time.CLOCK_BOOTTIME
     assert not Lease(1, lease_module.clock_s() + 60).is_over
     assert Lease(1, lease_module.clock_s() - 0.001).is_over
+
+
+NEVER_S = 3600.0
+
+
+async def test_a_queue_that_falls_idle_is_committed_at_once(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    gate = Gate()
+    gate.open.set()
+    async with Consumer(node.address, "g", "t", gate.handle, start="first", commit_interval_s=NEVER_S):
+        await send(node, 5)
+        await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 5)
+
+
+async def test_pulls_carry_how_far_a_queue_is_handled(node: Node, wire: Wire) -> None:
+    """So a member that is killed repeats what was in its handlers, and what one pull brought."""
+    await create_topic(wire, "t", 1)
+    await send(node, 40)
+    release = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        if message.queue_offset == 30:
+            await release.wait()
+
+    limits = PullLimits(batch_size=4, messages=4)
+    member = Consumer(
+        node.address, "g", "t", handle, pull=limits, start="first", commit_interval_s=NEVER_S, concurrency=1
+    )
+    async with member:
+        await eventually(lambda: 30 - 8 <= (node.broker.offsets.get("g", "t", 0) or 0) <= 30)
+        release.set()
+        await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 40)
