@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack, overload
 
@@ -31,7 +32,7 @@ from .deliveries import Deliveries, Receiver
 from .errors import ConfigError
 from .handling import BatchHandler, Handler, MessageHandler, Middleware, Outcome, Reject, RetryLater, Workers
 from .lease import Lease
-from .listeners import Listener, told
+from .listeners import Assigned, Listener, placed, told
 from .log import get_logger
 from .membership import Membership
 from .message import Message
@@ -107,7 +108,7 @@ class Consumer(Receiver):
         max_reconsume_times: int | None = None,
         commit_interval_s: float = COMMIT_INTERVAL_S,
         drain_s: float = 30.0,
-        on_assigned: Listener | None = None,
+        on_assigned: Assigned | None = None,
         on_revoked: Listener | None = None,
         access: Access | None = None,
         middleware: Sequence[Middleware] = (),
@@ -396,8 +397,21 @@ class Consumer(Receiver):
         item = ProcessQueue(queue, offset, lease)
         item.paused = self._is_paused
         self._queues[queue] = item
-        self._pull(item)
-        self._tell(self._on_assigned, queue)
+        if self._on_assigned is None:
+            self._pull(item)
+            return
+        item.pulling = True  # not before it is known where to begin
+        later = placed(self._on_assigned, queue, partial(self._begin, item, item.generation))
+        if later is not None:
+            self._spawn(later)
+
+    def _begin(self, item: ProcessQueue, generation: int, offset: int | None) -> None:
+        """The listener has been told, and may have said where to begin. A seek meanwhile counts for more."""
+        if item.generation == generation:
+            item.pulling = False
+            if offset is not None:
+                item.next_offset = offset
+            self._pull(item)
 
     async def give_queue(self, queue: Queue) -> int | None:
         item = self._queues.get(queue)

@@ -183,13 +183,23 @@ class Leases:
         self._handing_over[queue] = handing_over
 
     async def _hand_over(self, queue: Queue, lease: Lease) -> None:
+        began_s = clock_s()
         try:
             offset = await self._user.give_queue(queue)
+            drained_s = clock_s()
             if offset is not None:
                 await self._commit_at_last(queue, offset, lease)
+            committed_s = clock_s()
             if self._releasing.pop(queue, None) is not None:
                 await self._unlock(queue, lease.epoch)
-                log.info("queue_handed_over", queue=str(queue), offset=offset)
+                log.info(
+                    "queue_handed_over",
+                    queue=str(queue),
+                    offset=offset,
+                    drain_ms=round((drained_s - began_s) * 1000, 1),
+                    commit_ms=round((committed_s - drained_s) * 1000, 1),
+                    unlock_ms=round((clock_s() - committed_s) * 1000, 1),
+                )
         except RocketletError as error:
             log.warning("hand_over_failed", queue=str(queue), reason=str(error), hint="the broker will end the lease")
         finally:

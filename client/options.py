@@ -11,7 +11,7 @@ from ..protocol.bodies import Queue
 from .access import Access
 from .config import PullLimits, Start
 from .handling import Middleware
-from .listeners import Listener
+from .listeners import Assigned, Listener
 
 Place = Literal["first", "last"] | int | Mapping[Queue, int]
 """Where to go on: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
@@ -30,7 +30,7 @@ class Options(TypedDict, total=False):
     max_reconsume_times: int | None
     commit_interval_s: float
     drain_s: float
-    on_assigned: Listener | None
+    on_assigned: Assigned | None
     on_revoked: Listener | None
     access: Access | None
     middleware: Sequence[Middleware]

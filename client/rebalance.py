@@ -21,10 +21,11 @@ from .cluster import Cluster
 from .config import LOCK_RETRY_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, RECONNECT_S
 from .errors import RocketletError
 from .heartbeats import Heartbeats
+from .lease import clock_s
 from .leases import Leases
 from .log import get_logger
 from .offsets import GroupOffsets
-from .shares import Shares
+from .shares import Share, Shares
 
 log = get_logger("rocketlet.membership")
 
@@ -52,6 +53,7 @@ class Rebalance:
         self._heartbeats = heartbeats
         self._wake = wake
         self._settled = settled
+        self._results: dict[str, set[Queue]] = {}
         self._grown: set[str] = set()
         self._retry_s = REBALANCE_INTERVAL_S
         self.missing: set[str] = set()  # topics that no name server knows
@@ -137,6 +139,7 @@ class Rebalance:
 
     async def _share_of(self, topic: str) -> set[Queue] | None:
         """The queues of a topic that are this member's; None if that cannot be known now."""
+        began_s = clock_s()
         try:
             route = self._cluster.route(topic) or await self._cluster.find_route(topic)
             if route is None:
@@ -152,9 +155,30 @@ class Rebalance:
         if share is None:
             self._heartbeats.forget()  # the broker forgot us: register again
             return None
-        unknown = self._shares.unknown_queues.get(topic)
-        self._offsets.saw(topic, [*queues, *(unknown or ())])
-        if unknown:
+        self._note(topic, share, clock_s() - began_s)
+        self._offsets.saw(topic, share.queues)
+        if share.unknown:
             self._grown.add(topic)  # others know more brokers: the name server may, too, by the next pass
             self._retry_s = min(self._retry_s, LOCK_RETRY_S)
-        return set(share)
+        return set(share.mine)
+
+    def _note(self, topic: str, share: Share, look_up_s: float) -> None:
+        """One event when the result is another than before, with the fields of Apache's `rebalanced result changed`."""
+        mine, before = set(share.mine), self._results.get(topic, set())
+        if topic in self._results and mine == before:
+            return
+        self._results[topic] = mine
+        log.info(
+            "rebalanced",
+            strategy=self._shares.strategy_name,
+            group=self._shares.group,
+            topic=topic,
+            client_id=self._shares.client_id,
+            queues=len(share.queues),
+            members=share.members,
+            result_count=len(mine),
+            result=sorted(map(str, mine)),
+            added=sorted(map(str, mine - before)),
+            removed=sorted(map(str, before - mine)),
+            look_up_ms=round(look_up_s * 1000, 1),
+        )

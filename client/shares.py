@@ -7,6 +7,8 @@ of a group grow with their number and not with its square.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..protocol import group_bodies, names
 from ..protocol.allocation import ByPosition, Sticky, Strategy
 from ..protocol.bodies import Queue
@@ -17,17 +19,30 @@ from .cluster import Cluster, by_broker
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
 
 
+class Share(NamedTuple):
+    """Of one topic: the queues that are `mine`, of `queues` in all, among so many members. `unknown`: those of all on brokers
+    that only other members know."""
+
+    mine: list[Queue]
+    queues: list[Queue]
+    members: int
+    unknown: list[Queue]
+
+
 class Shares:
     """Of one member of one group."""
 
     def __init__(self, cluster: Cluster, group: str, client_id: str, strategy: Strategy) -> None:
         self._cluster = cluster
-        self._group = group
-        self._client_id = client_id
+        self.group = group
+        self.client_id = client_id
         self._strategy = strategy
-        self.unknown_queues: dict[str, list[Queue]] = {}  # of a topic: on brokers that only other members know
 
-    async def of(self, topic: str, queues: list[Queue]) -> list[Queue] | None:
+    @property
+    def strategy_name(self) -> str:
+        return self._strategy.name
+
+    async def of(self, topic: str, queues: list[Queue]) -> Share | None:
         """The member's share of all queues of a topic; None if the broker does not count it among the members. Raises
         RocketletError and BodyError."""
         strategy = self._strategy
@@ -35,41 +50,34 @@ class Shares:
             return await self._sticky(strategy, topic, queues)
         detail = "position" if isinstance(strategy, ByPosition) else "members"
         answer = await self._members(topic, queues, detail)
-        queues = self._with_unknown(topic, queues, answer)
+        unknown = _unknown(topic, queues, answer)
+        queues = sorted(queues + unknown)
         if isinstance(strategy, ByPosition) and "index" in answer.ext:
             index, count = int(answer.ext["index"]), int(answer.ext["count"])
-            return None if index < 0 else strategy.allocate_at(index, count, queues)
+            return None if index < 0 else Share(strategy.allocate_at(index, count, queues), queues, count, unknown)
         ids = names.sorted_ids(group_bodies.decode_members(answer.body).client_ids)
-        return strategy.allocate(self._client_id, queues, ids) if self._client_id in ids else None
+        if self.client_id not in ids:
+            return None
+        return Share(strategy.allocate(self.client_id, queues, ids), queues, len(ids), unknown)
 
-    async def _sticky(self, strategy: Sticky, topic: str, queues: list[Queue]) -> list[Queue] | None:
+    async def _sticky(self, strategy: Sticky, topic: str, queues: list[Queue]) -> Share | None:
         """Asks every broker of the topic who owns its queues."""
         answers = [await self._members(topic, of_broker, "owners") for of_broker in by_broker(queues).values()]
         found = [group_bodies.decode_members(answer.body) for answer in answers]
-        queues = self._with_unknown(topic, queues, *answers)
+        unknown = _unknown(topic, queues, *answers)
+        queues = sorted(queues + unknown)
         ids = names.sorted_ids(found[0].client_ids)
-        if self._client_id not in ids:
+        if self.client_id not in ids:
             return None
         if any(item.strategies != {strategy.name} for item in found):
-            return strategy.allocate(self._client_id, queues, ids)
+            return Share(strategy.allocate(self.client_id, queues, ids), queues, len(ids), unknown)
         owners = {queue: owner for item in found for queue, owner in item.owners.items()}
-        return strategy.allocate_owned(self._client_id, queues, ids, owners)
-
-    def _with_unknown(self, topic: str, queues: list[Queue], *answers: Frame) -> list[Queue]:
-        """The queues with those of brokers that are missing in this member's route only: a broker that was away when it
-        joined. The others share them out with it; without them it would take other queues than they leave to it."""
-        seen: dict[str, int] = {}
-        for answer in answers:
-            seen |= group_bodies.decode_seen_queues(str(answer.ext.get(EXT_SEEN_QUEUES, "{}")).encode())
-        unknown = seen.keys() - {queue.broker_name for queue in queues}
-        more = [Queue(topic, broker_name, number) for broker_name in unknown for number in range(seen[broker_name])]
-        self.unknown_queues[topic] = more
-        return sorted(queues + more) if more else queues
+        return Share(strategy.allocate_owned(self.client_id, queues, ids, owners), queues, len(ids), unknown)
 
     async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
         """What the first broker of the queues that answers says of the members that subscribe to a topic."""
         error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
-        ext: Ext = write(ConsumerGroup(self._group, topic)) | ({EXT_DETAIL: detail} if detail else {})
+        ext: Ext = write(ConsumerGroup(self.group, topic)) | ({EXT_DETAIL: detail} if detail else {})
         for broker_name in dict.fromkeys(queue.broker_name for queue in queues):
             try:
                 connection = await self._cluster.broker(broker_name)
@@ -77,3 +85,13 @@ class Shares:
             except (ConnectionFailed, RequestTimeout, BrokerRefused) as failed:
                 error = failed
         raise error
+
+
+def _unknown(topic: str, queues: list[Queue], *answers: Frame) -> list[Queue]:
+    """The queues of brokers that are missing in this member's route only: a broker was away when it joined. The others share
+    them out with it; without them it would take other queues than they leave to it."""
+    seen: dict[str, int] = {}
+    for answer in answers:
+        seen |= group_bodies.decode_seen_queues(str(answer.ext.get(EXT_SEEN_QUEUES, "{}")).encode())
+    missing = seen.keys() - {queue.broker_name for queue in queues}
+    return [Queue(topic, broker_name, number) for broker_name in missing for number in range(seen[broker_name])]

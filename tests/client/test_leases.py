@@ -11,7 +11,7 @@ from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client import lease as lease_module
 from rocketlet.client.config import PullLimits
 from rocketlet.client.lease import Lease
-from rocketlet.client.shares import Shares
+from rocketlet.client.shares import Share, Shares
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.group_bodies import LockRequest
 
@@ -141,7 +141,7 @@ async def test_a_queue_is_taken_again_only_when_its_earlier_handlers_have_ended(
     passes: Counter[str] = Counter()
     share_of = Shares.of
 
-    async def counted(self: Shares, topic: str, queues: list[Queue]) -> list[Queue] | None:
+    async def counted(self: Shares, topic: str, queues: list[Queue]) -> Share | None:
         passes[topic] += 1
         return await share_of(self, topic, queues)
 

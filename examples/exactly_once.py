@@ -1,0 +1,89 @@
+"""Every message exactly once in a SQL database: its effect and the offset behind it are one transaction.
+
+    python examples/exactly_once.py NAME_SERVER DATABASE_URL      # sqlite:///payments.db, postgresql+psycopg://...
+
+Two rows of the table `places` decide. `next_offset`: what is below it has its effect already, so a message that comes again
+changes nothing. `epoch`: it grows with every owner of a queue, so a member that was frozen past its lease, and whose queue
+another one owns by now, changes nothing either. The consumer begins where the database is, not where the group is.
+Messages must come in order (`orderly=True`), because one number stands for all that is below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from rocketlet.client import Consumer, Message
+from rocketlet.protocol.bodies import Queue
+from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, create_engine, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+metadata = MetaData()
+places = Table(
+    "places",
+    metadata,
+    Column("queue", String(400), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("next_offset", BigInteger, nullable=False),
+)
+payments = Table(
+    "payments", metadata, Column("queue", String(400)), Column("offset", BigInteger), Column("body", String)
+)
+
+
+class Ledger:
+    """The database. Its methods run in threads, because they wait for it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        metadata.create_all(engine)
+
+    def pay(self, message: Message) -> None:
+        """The handler: effect and offset in one transaction, or neither."""
+        place = {"epoch": message.epoch, "next_offset": message.queue_offset + 1}
+        with self._engine.begin() as database:
+            moved = database.execute(
+                update(places)
+                .where(
+                    places.c.queue == str(message.queue),
+                    places.c.epoch <= message.epoch,
+                    places.c.next_offset <= message.queue_offset,
+                )
+                .values(place)
+            )
+            if moved.rowcount == 1:
+                row = {"queue": str(message.queue), "offset": message.queue_offset, "body": message.body.decode()}
+                database.execute(insert(payments).values(row))
+
+    def next_offset(self, queue: Queue) -> int:
+        with self._engine.begin() as database:
+            found = database.execute(select(places.c.next_offset).where(places.c.queue == str(queue))).scalar()
+        if found is not None:
+            return int(found)
+        try:
+            with self._engine.begin() as database:
+                database.execute(insert(places).values(queue=str(queue), epoch=0, next_offset=0))
+        except IntegrityError:  # another member was quicker
+            return self.next_offset(queue)
+        return 0
+
+
+async def main(
+    name_server: str = "127.0.0.1:9876", url: str = "sqlite:///payments.db", topic: str = "payments"
+) -> None:
+    ledger = Ledger(create_engine(url))
+
+    async def begin(queues: set[Queue]) -> dict[Queue, int]:
+        return {queue: await asyncio.to_thread(ledger.next_offset, queue) for queue in queues}
+
+    over = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    async with Consumer(name_server, "ledger", topic, ledger.pay, start="first", orderly=True, on_assigned=begin):
+        print("ready", flush=True)
+        await over.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
