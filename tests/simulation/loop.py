@@ -248,13 +248,6 @@ class Transport(asyncio.Transport):
         if self._protocol is not None:
             self._protocol.connection_lost(None)
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = cast("asyncio.Protocol", protocol)
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        assert self._protocol is not None
-        return self._protocol
-
     def is_closing(self) -> bool:
         return self._is_closing
 
