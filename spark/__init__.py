@@ -19,6 +19,8 @@ extents     where queues begin and end, and by what topics are known again
 checkpoint  what Spark's checkpoint keeps of a batch
 loss        data loss, named
 patience    how long nothing has worked
+lag         how far a query is behind, per queue
+failures    errors that begin with our sentence
 ledger      which batches Spark has finished, told by the driver's listener
 driver_process  the planner's process
 sink        rows as messages; stream_sink: those of a stream
@@ -28,11 +30,12 @@ autoload    by which Spark finds the format by itself
 from __future__ import annotations
 
 import atexit
+import pkgutil
 import shutil
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 try:
@@ -41,13 +44,14 @@ except ModuleNotFoundError as missing:
     raise ImportError("rocketlet.spark needs PySpark: pip install 'rocketlet[spark]'") from missing
 
 from .format import RocketletDataSource, lacking
+from .lag import lag
 
 if TYPE_CHECKING:
     from .ledger import Ledger
 
 _ledgers: WeakKeyDictionary[SparkSession, Ledger] = WeakKeyDictionary()
 
-__all__ = ["RocketletDataSource", "register"]
+__all__ = ["RocketletDataSource", "lag", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -59,25 +63,28 @@ def register(spark: SparkSession) -> None:
     fault = _worker_fault(spark)
     if fault:
         raise RuntimeError(fault)
-    with warnings.catch_warnings():  # Spark has found the format by itself; this one has a ledger
-        warnings.simplefilter("ignore")
-        spark.dataSource.register(_with_ledger(spark))
+    if not lack:
+        _listen(spark)
+    if not _is_found():
+        spark.dataSource.register(RocketletDataSource)
 
 
-def _with_ledger(spark: SparkSession) -> type[RocketletDataSource]:
-    """The format as this driver's queries use it. Spark Connect has its driver elsewhere."""
-    if not hasattr(spark, "_jsparkSession") or lacking():
-        return RocketletDataSource
+def _is_found() -> bool:
+    """Whether Spark finds the format by itself, which looks for it like this: to register it again would make Spark warn."""
+    return any(module.name == "pyspark_rocketlet" for module in pkgutil.iter_modules())
+
+
+def _listen(spark: SparkSession) -> None:
+    """Notes which batches are finished, for the planners of this driver. Spark Connect has its driver elsewhere."""
+    if spark in _ledgers or not hasattr(spark, "_jsparkSession"):
+        return
     from .ledger import Ledger
     from .listener import RocketletListener
 
-    known = _ledgers.get(spark)
-    if known is None:
-        known = _ledgers[spark] = Ledger.made()
-        atexit.register(known.remove)
-        spark.streams.addListener(RocketletListener(known))
-    # made here, so that Spark pickles it whole: its process for the planner learns the folder
-    return type("RocketletDataSource", (RocketletDataSource,), {"ledger_folder": known.folder})
+    jvm: Any = spark.sparkContext._jvm
+    ledger = _ledgers[spark] = Ledger.made(jvm.java.lang.ProcessHandle.current().pid())
+    atexit.register(ledger.remove)
+    spark.streams.addListener(RocketletListener(ledger))
 
 
 def _worker_fault(spark: SparkSession) -> str | None:

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ..client.errors import ConfigError
 from ..protocol import names
+from .failures import plainly
 from .options import BatchOptions, ReadOptions
 from .planner import Planner
 from .ranges import Ranges, split
@@ -22,6 +23,7 @@ class RocketletReader(DataSourceReader):
     def __init__(self, options: BatchOptions) -> None:
         self._options = options
 
+    @plainly()
     def partitions(self) -> Sequence[InputPartition]:
         read = self._options.read
         planner = Standalone(read)
@@ -32,7 +34,8 @@ class RocketletReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
-        return read_task(partition)
+        with plainly():
+            yield from read_task(partition)
 
 
 def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> list[InputPartition]:

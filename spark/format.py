@@ -13,7 +13,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from ..client.errors import ConfigError
-from .options import batch_options, includes_properties, stream_options, write_options
+from .failures import plainly
+from .options import batch_options, includes_properties, write_options
 
 PROPERTIES = ", properties MAP<STRING, STRING>"
 SCHEMA = (
@@ -24,9 +25,6 @@ SCHEMA = (
 
 class RocketletDataSource(DataSource):
     """`format("rocketlet")` in `readStream`, `read`, `writeStream` and `write`; `options` says what can be set."""
-
-    ledger_folder = ""
-    """Where the driver notes which batches are finished; `register` sets it."""
 
     @classmethod
     def name(cls) -> str:
@@ -39,13 +37,15 @@ class RocketletDataSource(DataSource):
         _need(4, 2)
         from .source import RocketletStreamReader
 
-        return RocketletStreamReader(stream_options(self.options), self.ledger_folder)
+        return RocketletStreamReader(self.options)
 
+    @plainly()
     def reader(self, schema: StructType) -> DataSourceReader:
         from .batch import RocketletReader
 
         return RocketletReader(batch_options(self.options))
 
+    @plainly()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         _need(4, 1)
         from .sink import check_columns
@@ -55,6 +55,7 @@ class RocketletDataSource(DataSource):
         check_columns(schema, options)
         return RocketletStreamWriter(options)
 
+    @plainly()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from .sink import RocketletWriter, check_columns
 

@@ -12,10 +12,12 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+PREFIX: Final = "rocketlet-spark-"
 ENDED: Final = "ended"
 LOOK_S: Final = 0.01
 
@@ -27,13 +29,18 @@ class Ledger:
         self._folder = folder
 
     @classmethod
-    def made(cls) -> Ledger:
-        """A new one, in a folder that only this user can read."""
-        return cls(Path(tempfile.mkdtemp(prefix="rocketlet-spark-")))
+    def made(cls, jvm: int) -> Ledger:
+        """A new one for the queries of a driver's JVM, in a folder that only this user can read."""
+        return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{jvm}-")))
 
-    @property
-    def folder(self) -> str:
-        return str(self._folder)
+    @classmethod
+    def found(cls) -> Ledger | None:
+        """That of the JVM which this process works for: an ancestor; None if its driver makes none."""
+        for process in _ancestors():
+            for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{process}-*"):
+                if folder.stat().st_uid == os.getuid():
+                    return cls(folder)
+        return None
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -74,3 +81,14 @@ class Ledger:
             return (self._folder / name).read_text()
         except OSError:
             return ""
+
+
+def _ancestors() -> Iterator[int]:
+    """The ids of the processes above this one, nearest first; where there is no /proc, the parent alone."""
+    process = os.getppid()
+    while process > 1:
+        yield process
+        try:
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            return

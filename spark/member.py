@@ -56,7 +56,8 @@ class Member(Planner):
         self._readings: dict[Queue, _Reading] = {}
         self._finished: dict[Queue, int] = {}
         self._last = EMPTY
-        super().__init__(options.read, resumed, membership=True)
+        min_rows, max_delay_s = options.min_rows, options.max_delay_s
+        super().__init__(options.read, resumed, membership=True, min_rows=min_rows, max_delay_s=max_delay_s)
 
     async def _open(self, topics: list[str]) -> None:
         options = self._options

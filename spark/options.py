@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
@@ -32,12 +32,15 @@ READ: Final = {
     **CONNECTION,
     "topic": "one topic, or several separated by commas",
     "topicPattern": "a regular expression, instead of topic: every topic whose whole name it matches",
+    "assign": 'JSON, instead of topic: the queues to read, {"topic": {"broker": [0, 1]}}; not for members of a group',
     "group": "the consumer group that the query is a member of",
     "tags": "a tag expression such as `TagA || TagB`; default: *",
     "sql": "an SQL92 filter on properties such as `price > 5`, instead of tags",
     "startingOffsets": "earliest, latest, committed, or JSON with an offset per queue, -2 for earliest and -1 for latest: "
     '{"topic": {"broker": {"0": 23, "1": -1}}}; default: earliest',
     "startingTimestamp": "ms since the epoch, instead of startingOffsets: from the first message stored then",
+    "startingOffsetsByTimestamp": "JSON, instead of startingOffsets: ms since the epoch per queue, "
+    '{"topic": {"broker": {"0": 1700000000000}}}; other queues begin at startingTimestamp, or else with their first message',
     "includeProperties": "true or false: whether rows have the column properties; default: true",
     "pollTimeoutMs": "how long a broker may take to answer a read; default: 30000",
     "minPartitions": "the least number of tasks: long ranges are split; default: a task per queue, fewer for short ranges",
@@ -49,12 +52,16 @@ STREAM: Final = {
     "membership": "true or false: whether queues are shared with the group's other members; default: true",
     "maxRowsPerTrigger": "a positive number; default: no limit",
     "maxBytesPerTrigger": "a positive number, kept by the size of the next messages of each queue; default: no limit",
+    "minOffsetsPerTrigger": "a positive number: a batch waits for so many rows; default: it does not wait",
+    "maxTriggerDelay": "such as 500ms, 30s, 15m or 1h: how long a batch waits for minOffsetsPerTrigger; default: 15m",
     "releaseTimeoutMs": "how long a queue that another member wants waits for its batch; default: 60000",
 }
 BATCH: Final = {
     **READ,
     "endingOffsets": "latest, committed, or JSON as in startingOffsets; default: latest",
     "endingTimestamp": "ms since the epoch, instead of endingOffsets: up to the first message stored then",
+    "endingOffsetsByTimestamp": "JSON as in startingOffsetsByTimestamp, instead of endingOffsets; other queues end at "
+    "endingTimestamp, or else with their last message",
 }
 WRITE: Final = {
     **CONNECTION,
@@ -99,6 +106,7 @@ class ReadOptions:
     group: str
     topics: tuple[str, ...]
     pattern: str
+    assigned: frozenset[Queue]
     filter: str
     start: Position
     include_properties: bool
@@ -119,6 +127,8 @@ class StreamOptions:
     membership: bool
     max_rows: int | None
     max_bytes: int | None
+    min_rows: int
+    max_delay_s: float
     release_timeout_s: float
 
 
@@ -144,6 +154,12 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
     given = _Given(options, STREAM)
     membership = given.boolean("membership", True)
     read = _read_options(given, group_needed=membership)
+    if membership and read.assigned:
+        raise ConfigError(
+            "the option assign is given: a member reads the queues that its group gives it; set membership to false"
+        )
+    if given.has("maxTriggerDelay") and not given.has("minOffsetsPerTrigger"):
+        raise ConfigError("the option maxTriggerDelay is given without minOffsetsPerTrigger, which it belongs to")
     if not membership and read.start.default == "committed" and not read.group:
         raise ConfigError("startingOffsets is committed, whose group is needed: set the option group")
     return StreamOptions(
@@ -151,6 +167,8 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
         membership,
         given.number("maxRowsPerTrigger") if given.has("maxRowsPerTrigger") else None,
         given.number("maxBytesPerTrigger") if given.has("maxBytesPerTrigger") else None,
+        given.number("minOffsetsPerTrigger") if given.has("minOffsetsPerTrigger") else 0,
+        given.duration_s("maxTriggerDelay", "15m"),
         given.number("releaseTimeoutMs", 60_000) / 1000,
     )
 
@@ -197,7 +215,7 @@ def _read_options(given: _Given, *, group_needed: bool) -> ReadOptions:
     group = given.required("group") if group_needed else given.get("group")
     if group:
         _checked("group", names.group_fault(group))
-    topics, pattern = _topics(given)
+    topics, pattern, assigned = _topics(given)
     if given.has("tags") and given.has("sql"):
         raise ConfigError("the options tags and sql are both given; a queue has one filter")
     expression = Sql(given.get("sql")) if given.has("sql") else given.get("tags", "*")
@@ -206,6 +224,7 @@ def _read_options(given: _Given, *, group_needed: bool) -> ReadOptions:
         group=group,
         topics=topics,
         pattern=pattern,
+        assigned=assigned,
         filter=expression,
         start=given.position("starting", "earliest", ("earliest", "latest", "committed")),
         include_properties=given.boolean("includeProperties", True),
@@ -221,20 +240,24 @@ def _read_options(given: _Given, *, group_needed: bool) -> ReadOptions:
     return read
 
 
-def _topics(given: _Given) -> tuple[tuple[str, ...], str]:
+def _topics(given: _Given) -> tuple[tuple[str, ...], str, frozenset[Queue]]:
+    both = [name for name in ("topic", "topicPattern", "assign") if given.has(name)]
+    if len(both) > 1:
+        raise ConfigError(f"the options {' and '.join(both)} are both given; choose one")
+    if given.has("assign"):
+        assigned = given.queues("assign")
+        return tuple(sorted({queue.topic for queue in assigned})), "", assigned
     if given.has("topicPattern"):
-        if given.has("topic"):
-            raise ConfigError("the options topic and topicPattern are both given; choose one")
         pattern = given.get("topicPattern")
         try:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"the option topicPattern is {pattern!r}: {error}") from None
-        return (), pattern
+        return (), pattern, frozenset()
     topics = tuple(part.strip() for part in given.required("topic").split(","))
     for topic in topics:
         _checked("topic", names.topic_fault(topic))
-    return topics, ""
+    return topics, "", frozenset()
 
 
 def _connect(given: _Given) -> Connect:
@@ -268,6 +291,12 @@ class _Given:
         spelled = {name.lower(): name for name in allowed}
         self._values = {spelled.get(name.lower(), name): value for name, value in options.items()}
         unknown = [name for name in self._values if name not in allowed and name.lower() not in SPARKS_OWN]
+        if not self._values.keys() & allowed.keys():
+            raise ConfigError(
+                "no option reaches the source; nameServer and topic are needed. Spark keeps none of a table that "
+                "CREATE TABLE ... USING rocketlet made: use CREATE TEMPORARY VIEW v USING rocketlet "
+                "OPTIONS (nameServer '...', topic '...')"
+            )
         if unknown:
             known = "; ".join(f"{name} ({meaning})" for name, meaning in allowed.items())
             raise ConfigError(f"the option {unknown[0]} is unknown. Options: {known}")
@@ -298,30 +327,71 @@ class _Given:
 
     def position(self, side: str, default: str, words: tuple[str, ...]) -> Position:
         """`side`Offsets or `side`Timestamp."""
-        if self.has(f"{side}Timestamp"):
-            if self.has(f"{side}Offsets"):
-                raise ConfigError(f"the options {side}Offsets and {side}Timestamp are both given; choose one")
-            return Position(self.number(f"{side}Timestamp"))
+        by_timestamp = f"{side}OffsetsByTimestamp"
+        for name in (f"{side}Timestamp", by_timestamp):
+            if self.has(name) and self.has(f"{side}Offsets"):
+                raise ConfigError(f"the options {side}Offsets and {name} are both given; choose one")
+        if self.has(f"{side}Timestamp") or self.has(by_timestamp):
+            fallback: Place = "first" if side == "starting" else "last"
+            rest = self.number(f"{side}Timestamp") if self.has(f"{side}Timestamp") else fallback
+            return Position(rest, self._per_queue(by_timestamp, _time) if self.has(by_timestamp) else {})
         value = self.get(f"{side}Offsets", default)
         if value in words:
             return Position(_PLACES[value])
         wrong = ConfigError(f"the option {side}Offsets is {value!r}; allowed: {self._allowed[f'{side}Offsets']}")
         if not value.startswith("{"):
             raise wrong
+        return Position("first" if side == "starting" else "last", self._per_queue(f"{side}Offsets", _place))
+
+    def duration_s(self, name: str, default: str) -> float:
+        found = re.fullmatch(r"(\d+)(ms|s|m|min|h|d)", self.get(name, default))
+        if found is None or int(found[1]) == 0:
+            raise ConfigError(f"the option {name} is {self.get(name)!r}; allowed: {self._allowed[name]}")
+        return int(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}[found[2]]
+
+    def queues(self, name: str) -> frozenset[Queue]:
+        """Of a JSON list of queue ids per topic and broker."""
         try:
-            queues = _exact(orjson.loads(value))
+            queues = frozenset(
+                Queue(topic, broker_name, _queue_id(queue_id))
+                for topic, brokers in orjson.loads(self.get(name)).items()
+                for broker_name, numbers in brokers.items()
+                for queue_id in numbers
+            )
+            if not queues:
+                raise ValueError
         except (ValueError, AttributeError, TypeError):
-            raise wrong from None
-        return Position("first" if side == "starting" else "last", queues)
+            raise ConfigError(f"the option {name} is {self.get(name)!r}; allowed: {self._allowed[name]}") from None
+        for queue in queues:
+            _checked(name, names.topic_fault(queue.topic))
+        return queues
+
+    def _per_queue(self, name: str, place: Callable[[Any], Start | At]) -> dict[Queue, Start | At]:
+        try:
+            return {
+                Queue(topic, broker_name, int(queue_id)): place(value)
+                for topic, brokers in orjson.loads(self.get(name)).items()
+                for broker_name, queues in brokers.items()
+                for queue_id, value in queues.items()
+            }
+        except (ValueError, AttributeError, TypeError):
+            raise ConfigError(f"the option {name} is {self.get(name)!r}; allowed: {self._allowed[name]}") from None
 
 
-def _exact(topics: Any) -> dict[Queue, Start | At]:
-    exact: dict[Queue, Start | At] = {}
-    for topic, brokers in topics.items():
-        for broker_name, queues in brokers.items():
-            for queue_id, offset in queues.items():
-                if type(offset) is not int or offset < EARLIEST:
-                    raise ValueError(offset)
-                words: dict[int, Start] = {EARLIEST: "first", LATEST: "last"}
-                exact[Queue(topic, broker_name, int(queue_id))] = words.get(offset, At(offset))
-    return exact
+def _place(offset: Any) -> Start | At:
+    if type(offset) is not int or offset < EARLIEST:
+        raise ValueError(offset)
+    words: dict[int, Start] = {EARLIEST: "first", LATEST: "last"}
+    return words.get(offset, At(offset))
+
+
+def _time(milliseconds: Any) -> Start:
+    if type(milliseconds) is not int or milliseconds < 0:
+        raise ValueError(milliseconds)
+    return milliseconds
+
+
+def _queue_id(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(number)
+    return number

@@ -48,8 +48,13 @@ class Planner(ABC):
     The public methods are called from Spark's thread and carried out in the planner's.
     """
 
-    def __init__(self, options: ReadOptions, resumed: Batch, *, membership: bool) -> None:
-        """resumed: the newest batch in the checkpoint; empty for a new one."""
+    def __init__(
+        self, options: ReadOptions, resumed: Batch, *, membership: bool, min_rows: int = 0, max_delay_s: float = 0.0
+    ) -> None:
+        """resumed: the newest batch in the checkpoint; empty for a new one. min_rows, max_delay_s: what a batch waits for."""
+        self._min_rows = min_rows
+        self._max_delay_s = max_delay_s
+        self._planned_s: float | None = None
         self._options = options
         self._membership_wanted = membership
         self._resumed = resumed
@@ -249,12 +254,21 @@ class Planner(ABC):
             queue: (position, max(ends.get(queue, position), position))
             for queue, position in self._within(seen).items()
         }
-        ranges = self._planned_of(available, await self._cut(available, max_rows, max_bytes))
+        cut = {} if self._waits(available) else await self._cut(available, max_rows, max_bytes)
+        ranges = self._planned_of(available, cut)
         if not ranges:
             return None
+        self._planned_s = time.monotonic()
         self._read_ends |= {queue: end for queue, (_, end) in ranges.items()}
         self._batch = Batch(ranges, dict(self._marks), self._membership_wanted, self._options.group, self._rewound)
         return self._batch
+
+    def _waits(self, available: Ranges) -> bool:
+        """Whether a batch waits for more rows. As with Kafka's source the first one does not, and what ends does not."""
+        if not self._min_rows or self._targets is not None or self._planned_s is None:
+            return False
+        is_late = time.monotonic() >= self._planned_s + self._max_delay_s
+        return not is_late and sum(end - begin for begin, end in available.values()) < self._min_rows
 
     def _within(self, seen: Seen) -> dict[Queue, int]:
         """The positions of queues whose brokers answered, moved into their queues."""

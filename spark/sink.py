@@ -41,6 +41,7 @@ from ..client.producer import Producer
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from ..protocol.codes import ResponseCode
+from .failures import plainly
 from .options import WriteOptions
 from .patience import Patience
 
@@ -95,7 +96,8 @@ class RocketletWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         """On an executor. Raises RocketletError; Spark then tries the task again."""
-        return send_all(self._options, iterator)
+        with plainly():
+            return send_all(self._options, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         log.info("rows_written", **total(messages))

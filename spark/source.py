@@ -13,7 +13,7 @@ Traps that were measured, and how they are met:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -29,9 +29,10 @@ from pyspark.sql.streaming.datasource import (
 from .batch import to_partitions
 from .checkpoint import Batch, check_resumed, from_offset, ranges_by_topic, to_offset
 from .driver_process import go_on_in_child
+from .failures import plainly
 from .ledger import Ledger
 from .member import Member
-from .options import StreamOptions
+from .options import StreamOptions, stream_options
 from .planner import Planner
 from .reading import read_task
 from .standalone import Standalone
@@ -40,35 +41,43 @@ END_PATIENCE_S: Final = 5.0  # how long a stopped query waits for the driver's w
 
 
 class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: StreamOptions, ledger_folder: str = "") -> None:
-        """ledger_folder: where the driver notes which batches are finished; empty if it does not."""
-        self._options = options
-        self._ledger_folder = ledger_folder
+    def __init__(self, given: Mapping[str, str]) -> None:
+        """given: the options, which are read when Spark asks for the first time: what fails here it reports with a trace."""
+        self._given = dict(given)
         self._planner: Planner | None = None
+        self._ledger: Ledger | None = None
         self._is_bounded = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_planner": None}
+        return {**vars(self), "_planner": None, "_ledger": None}
+
+    @cached_property
+    def _options(self) -> StreamOptions:
+        return stream_options(self._given)
 
     def _opened(self, resumed: Batch) -> Planner:
         """The planner. resumed: the newest batch in the checkpoint, if the query has just been started."""
         if self._planner is None:
-            check_resumed(resumed, self._options)
-            go_on_in_child()
             options = self._options
-            if self._ledger_folder:
-                Ledger(Path(self._ledger_folder)).forget(options.read.group)
-            self._planner = Member(options, resumed) if options.membership else Standalone(options.read, resumed)
+            check_resumed(resumed, options)
+            go_on_in_child()
+            self._ledger = Ledger.found()
+            if self._ledger is not None:
+                self._ledger.forget(options.read.group)
+            self._planner = _planner(options, resumed)
             if self._is_bounded:
                 self._planner.set_targets()
         return self._planner
 
     # Offsets, in the driver
 
+    @plainly()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Nothing was read. Where a queue begins is known when it is assigned."""
+        assert self._options  # so that a wrong option is named before anything else is done
         return {}
 
+    @plainly()
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The next batch; `start`, the last one, is finished. The same as `start` if there is nothing new."""
         finished = from_offset(start)
@@ -80,6 +89,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             planned = planner.plan(self._options.max_rows, self._options.max_bytes)
         return dict(start) if planned is None else to_offset(planned)
 
+    @plainly()
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Spark gives it back, or ReadAllAvailable where a trigger ends everything in one batch."""
         if self._options.max_rows:
@@ -122,14 +132,15 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _finish_last(self, planner: Planner) -> None:
         """Commits the last batch if Spark has finished it: no trigger came that would have told."""
-        planned = planner.planned
-        if planned is not None and self._ledger_folder and self._options.membership:
-            ledger = Ledger(Path(self._ledger_folder))
-            if ledger.finished(self._options.read.group, to_offset(planned), END_PATIENCE_S):
-                planner.finish(planned)
+        planned, ledger, options = planner.planned, self._ledger, self._options
+        if planned is None or ledger is None or not options.membership:
+            return
+        if ledger.finished(options.read.group, to_offset(planned), END_PATIENCE_S):
+            planner.finish(planned)
 
     # Reading
 
+    @plainly()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """What is read is in `end` alone."""
         if start == end:
@@ -140,4 +151,11 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
-        return read_task(partition)
+        with plainly():
+            yield from read_task(partition)
+
+
+def _planner(options: StreamOptions, resumed: Batch) -> Planner:
+    if options.membership:
+        return Member(options, resumed)
+    return Standalone(options.read, resumed, min_rows=options.min_rows, max_delay_s=options.max_delay_s)

@@ -21,8 +21,10 @@ from .ranges import Range, Ranges
 class Standalone(Planner):
     """Plans every queue of its topics; each batch names all of them, so that the checkpoint knows where each one stands."""
 
-    def __init__(self, options: ReadOptions, resumed: Batch = EMPTY) -> None:
-        super().__init__(options, resumed, membership=False)
+    def __init__(
+        self, options: ReadOptions, resumed: Batch = EMPTY, *, min_rows: int = 0, max_delay_s: float = 0.0
+    ) -> None:
+        super().__init__(options, resumed, membership=False, min_rows=min_rows, max_delay_s=max_delay_s)
 
     async def _open(self, topics: list[str]) -> None:
         self._known = set(topics)
@@ -30,6 +32,9 @@ class Standalone(Planner):
         self._planned_to: dict[Queue, int] = {}
         self._last: Batch | None = None
         self._missing: set[Queue] = set()
+        missing = sorted(map(str, self._options.assigned - set(self._queues())))
+        if missing and not self._resumed.ranges:
+            raise ConfigError(f"assign names {missing[0]}, which does not exist")
         unknown = sorted(map(str, self._options.start.queues.keys() - set(self._queues())))
         if unknown and not self._resumed.ranges:
             raise ConfigError(f"startingOffsets names {unknown[0]}, which does not exist")
@@ -42,7 +47,7 @@ class Standalone(Planner):
         for topic in sorted(self._known):
             route = self._cluster.route(topic)
             queues += subscribe_queues(topic, route) if route is not None else []
-        return queues
+        return [queue for queue in queues if queue in self._options.assigned] if self._options.assigned else queues
 
     def _positions(self) -> Mapping[Queue, int]:
         return self._read_to
@@ -69,8 +74,10 @@ class Standalone(Planner):
 
     async def _settle(self, seen: Seen) -> None:
         """Queues that are new begin at their start. Those that the route lacks keep their place, for when they are back."""
-        self._read_to |= {queue: extent.begin for queue, extent in seen.extents.items() if queue not in self._read_to}
-        missing = self._read_to.keys() - set(self._queues())
+        queues = self._queues()
+        fresh = [queue for queue in queues if queue in seen.extents and queue not in self._read_to]
+        self._read_to |= {queue: seen.extents[queue].begin for queue in fresh}
+        missing = self._read_to.keys() - set(queues)
         for queue in sorted(missing - self._missing):
             log.warning(
                 "queue_not_in_route",

@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ..client.log import get_logger
+from .failures import plainly
 from .options import WriteOptions
 from .sink import Sent, send_all, total
 
@@ -22,7 +23,8 @@ class RocketletStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         """On an executor. Raises RocketletError; Spark then tries the task again."""
-        return send_all(self._options, iterator)
+        with plainly():
+            return send_all(self._options, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         log.info("batch_written", batch=batchId, **total(messages))

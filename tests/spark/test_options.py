@@ -30,6 +30,22 @@ GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
         ({"startingOffsets": "latest", "startingTimestamp": "5"}, "both given"),
         ({"startingTimestamp": "yesterday"}, "allowed: ms since the epoch"),
         ({"maxRowsPerTrigger": "0"}, "allowed: a positive number"),
+        ({"minOffsetsPerTrigger": "0"}, "option minOffsetsPerTrigger is '0'; allowed: a positive number"),
+        (
+            {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "15"},
+            "option maxTriggerDelay is '15'; allowed: such as 500ms",
+        ),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "0s"}, "option maxTriggerDelay is '0s'; allowed: such as"),
+        ({"maxTriggerDelay": "15m"}, "maxTriggerDelay is given without minOffsetsPerTrigger"),
+        ({"assign": '{"t": {"b": [0]}}'}, "options topic and assign are both given"),
+        ({"topic": None, "assign": '{"t": {"b": [0]}}'}, "assign is given: .* set membership to false"),
+        ({"topic": None, "membership": "false", "assign": '{"t": {"b": [-1]}}'}, "option assign is .*allowed: JSON"),
+        ({"topic": None, "membership": "false", "assign": "{}"}, "option assign is '{}'; allowed: JSON"),
+        ({"startingOffsetsByTimestamp": '{"t": {"b": {"0": -1}}}'}, "option startingOffsetsByTimestamp is .*allowed"),
+        (
+            {"startingOffsetsByTimestamp": '{"t": {"b": {"0": 1}}}', "startingOffsets": "latest"},
+            "startingOffsets and startingOffsetsByTimestamp are both given",
+        ),
         ({"maxBytesPerTrigger": "-1"}, "allowed: a positive number"),
         ({"minPartitions": "many"}, "option minPartitions is 'many'"),
         ({"pollTimeoutMs": "0"}, "allowed: how long a broker may take"),
@@ -43,9 +59,9 @@ GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
         ({"membership": "false", "group": "", "startingOffsets": "committed"}, "set the option group"),
     ],
 )
-def test_a_wrong_option_names_itself_and_what_is_allowed(options: dict[str, str], reason: str) -> None:
+def test_a_wrong_option_names_itself_and_what_is_allowed(options: dict[str, str | None], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        stream_options({**GOOD, **options})
+        stream_options({name: value for name, value in {**GOOD, **options}.items() if value is not None})
 
 
 @pytest.mark.parametrize(
@@ -108,3 +124,21 @@ def test_exact_offsets_are_kafkas_numbers() -> None:
     )
     assert start.of(Queue("t", "b", 0)) == "first"
     assert batch_options({**GOOD, "endingOffsets": exact}).end.of(Queue("t", "b", 0)) == "last"
+
+
+def test_durations_queues_and_times_per_queue() -> None:
+    good = {"nameServer": "h:1", "group": "g", "membership": "false", "assign": '{"t": {"b": [0, 2]}, "u": {"b": [1]}}'}
+    read = stream_options(good).read
+    assert read.topics == ("t", "u")
+    assert read.assigned == {Queue("t", "b", 0), Queue("t", "b", 2), Queue("u", "b", 1)}
+    times = {"startingOffsetsByTimestamp": '{"t": {"b": {"0": 5}}}', "startingTimestamp": "7"}
+    assert stream_options(GOOD | times).read.start == Position(7, {Queue("t", "b", 0): 5})
+    del times["startingTimestamp"]
+    assert stream_options(GOOD | times).read.start == Position("first", {Queue("t", "b", 0): 5})
+    for text, seconds in (("500ms", 0.5), ("30s", 30), ("15m", 900), ("2min", 120), ("1h", 3600), ("1d", 86_400)):
+        assert stream_options(GOOD | {"minOffsetsPerTrigger": "5", "maxTriggerDelay": text}).max_delay_s == seconds
+
+
+def test_no_option_at_all_is_what_spark_makes_of_a_created_table() -> None:
+    with pytest.raises(ConfigError, match="use CREATE TEMPORARY VIEW v USING rocketlet OPTIONS"):
+        batch_options({})

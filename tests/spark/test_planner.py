@@ -3,7 +3,9 @@ were."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from rocketlet.spark.loss import DataLossError
 from rocketlet.spark.member import Member
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.planner import Planner
+from rocketlet.spark.source import _planner
 from rocketlet.spark.standalone import Standalone
 
 from .conftest import BrokerProcess
@@ -35,8 +38,10 @@ BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "stan
 @contextmanager
 def opened(address: str, membership: bool, resumed: Batch = EMPTY, **given: str) -> Iterator[Planner]:
     """A planner as a query has it that goes on from a checkpoint."""
-    options = stream_options({"nameServer": address, "topic": "t", "group": "g", "pollTimeoutMs": "2000", **given})
-    planner: Planner = Member(options, resumed) if membership else Standalone(options.read, resumed)
+    topic = {} if "assign" in given else {"topic": "t"}
+    kind = {"membership": str(membership).lower(), "group": "g", "nameServer": address, "pollTimeoutMs": "2000"}
+    options = stream_options({**kind, **topic, **given})
+    planner = _planner(options, resumed)
     try:
         planner.finish(resumed)
         yield planner
@@ -204,6 +209,45 @@ def test_a_batch_read_names_a_start_behind_its_end_and_an_end_that_is_not_there(
         ranges(endingOffsets='{"t": {"broker-a": {"0": 500}}}')
     with pytest.raises(ConfigError, match="t@broker-a:0: the start 500 is behind the end 100"):
         ranges(startingOffsets='{"t": {"broker-a": {"0": 500}}}')
+
+
+@BOTH
+def test_a_batch_waits_for_enough_rows_or_for_the_longest_delay(address: str, membership: bool) -> None:
+    fill(address, range(10))
+    with opened(address, membership, minOffsetsPerTrigger="100") as planner:
+        assert rows_of(read_all(planner)) == 10, "the first one waits for nothing, as Kafka's"
+        fill(address, range(99))
+        assert planner.plan() is None
+        fill(address, range(1))
+        assert rows_of(read_all(planner)) == 100
+    with opened(address, membership, minOffsetsPerTrigger="100", maxTriggerDelay="1ms", group="h") as planner:
+        read_all(planner)
+        fill(address, range(5))
+        assert rows_of(read_all(planner)) == 5
+        assert planner.plan() is None
+
+
+def test_only_assigned_queues_are_read(address: str) -> None:
+    fill(address, range(400))
+    with opened(address, False, assign='{"t": {"broker-a": [1, 3]}}') as planner:
+        batch = read_all(planner)
+        assert {queue.queue_id for queue in batch.ranges} == {1, 3}
+        assert rows_of(batch) == 200
+    with (
+        pytest.raises(ConfigError, match="assign names t@broker-a:9, which does not exist"),
+        opened(address, False, assign='{"t": {"broker-a": [1, 9]}}'),
+    ):
+        pass
+
+
+@BOTH
+def test_times_are_given_per_queue(address: str, membership: bool) -> None:
+    fill(address, range(200))  # 50 in each queue
+    later = str(int(time.time() * 1000) + 60_000)
+    times = json.dumps({"t": {"broker-a": {"0": int(later), "1": 0}}})
+    with opened(address, membership, startingOffsetsByTimestamp=times) as planner:
+        batch = read_all(planner)
+        assert {queue.queue_id for queue, (begin, end) in batch.ranges.items() if begin < end} == {1, 2, 3}
 
 
 # Brokers that are gone

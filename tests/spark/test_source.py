@@ -8,18 +8,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 from rocketlet.client import Consumer, Message, Producer, RetryLater
+from rocketlet.protocol.bodies import Queue
 
 from ..conftest import free_port
 from .running import MARKS, QUEUES, Sink, committed, fill, report, rows_of, run_once, stream, wait_for
 
 pytestmark = MARKS
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
-from rocketlet.spark import RocketletDataSource, register
+from rocketlet.spark import RocketletDataSource, lag, register
 from rocketlet.spark.member import Member
 from rocketlet.spark.options import stream_options
 
@@ -217,6 +220,55 @@ def test_a_range_that_expired_fails_the_query_and_says_what_to_set(
 def test_a_wrong_option_stops_the_query_with_its_name(spark: SparkSession, address: str, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="maxrowspertriger is unknown"):
         run_once(stream(spark, address, "g", maxRowsPerTriger="5"), Sink(), tmp_path / "c")
+
+
+def test_errors_begin_with_our_sentence(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    def beginning(work: Callable[[], object]) -> str:
+        with pytest.raises(Exception, match="rocketlet") as caught:
+            work()
+        return "\n".join(str(caught.value).splitlines()[:2])
+
+    table = spark.read.format("rocketlet").option("nameServer", address).option("topic", "t")
+    assert "the option minPartitions is 'x'" in beginning(lambda: table.option("minPartitions", "x").load().count())
+    wrong = stream(spark, address, "g", failOnDataLoss="maybe")
+    assert "the option failOnDataLoss is 'maybe'" in beginning(lambda: run_once(wrong, Sink(), tmp_path / "a"))
+    rows = spark.range(1).selectExpr("'' AS body").write.format("rocketlet").mode("append")
+    assert "the body is empty" in beginning(rows.options(nameServer=address, topic="t").save)
+
+
+def test_a_view_is_what_sql_reads(spark: SparkSession, address: str) -> None:
+    fill(address, range(100))
+    options = f"OPTIONS (nameServer '{address}', topic 't')"
+    spark.sql(f"CREATE TEMPORARY VIEW orders_view USING rocketlet {options}")
+    assert spark.sql("SELECT count(*) FROM orders_view").collect()[0][0] == 100
+    spark.sql(f"CREATE TABLE orders_table USING rocketlet {options}")
+    try:
+        with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW v USING rocketlet OPTIONS"):
+            spark.sql("SELECT count(*) FROM orders_table").collect()
+    finally:
+        spark.sql("DROP TABLE orders_table")
+        spark.sql("DROP VIEW orders_view")
+
+
+def test_a_listener_reads_the_lag_of_each_queue(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(400))
+    lags: list[dict[Queue, int]] = []
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None: ...  # noqa: N802
+        def onQueryTerminated(self, event: Any) -> None: ...  # noqa: N802
+        def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+            lags.append(lag(event.progress))
+
+    listener = Listener()
+    spark.streams.addListener(listener)
+    try:
+        run_once(stream(spark, address, "g", maxRowsPerTrigger="100"), Sink(), tmp_path / "c")
+        wait_for(lambda: len(lags) >= 4)
+    finally:
+        spark.streams.removeListener(listener)
+    queues = [Queue("t", "broker-a", queue_id) for queue_id in range(QUEUES)]
+    assert [[found[queue] for queue in queues] for found in lags[:4]] == [[left] * QUEUES for left in (75, 50, 25, 0)]
 
 
 def test_workers_that_would_run_another_python_are_named_at_once(
