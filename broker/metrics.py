@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from socketserver import ThreadingMixIn
 from threading import Thread
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from .broker import Broker
@@ -94,19 +96,40 @@ class Collector:
         return [members, faults, lag, oldest, double, orphans, waiting, set_aside]
 
 
+class _Threads(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        """Requests are not logged."""
+
+
 class Metrics:
-    """Serves until `close`. Raises OSError if the port is taken."""
+    """Serves /metrics until `close`. Raises OSError if the port is taken."""
 
     def __init__(self, broker: Broker, host: str, port: int) -> None:
         registry = CollectorRegistry(auto_describe=False)
         collector: Any = Collector(broker, asyncio.get_running_loop())
         collector.describe = list  # nothing is collected before the first request
         registry.register(collector)
-        self._server, self._thread = start_http_server(port, host, registry)
+        self._metrics = make_wsgi_app(registry)
+        try:
+            self._server = make_server(host, port, self._answer, _Threads, handler_class=_Quiet)
+        except OSError as error:
+            raise OSError(error.errno, f"the metrics port {host}:{port}: {error.strerror}") from None
         self.port = int(self._server.server_port)
+        self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") == "/metrics":
+            found: Iterable[bytes] = self._metrics(environ, start_response)
+            return found
+        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"The metrics are at /metrics.\n"]
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        thread: Thread = self._thread
-        thread.join(5)
+        self._thread.join(5)

@@ -25,6 +25,7 @@ from ..broker.store.files import StoreError
 from ..client.errors import RocketletError
 from . import brokers, doctor, groups, logs, messages, offsets, topics
 from .access import acl_of, add_registration_options, add_server_options, tls_of
+from .settings import SettingsParser
 
 log = structlog.get_logger("rocketlet")
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has enough
         sys.stderr.close()
     except OSError as error:
-        print(f"rocketlet: cannot listen on {options.host}:{options.port}: {error.strerror}", file=sys.stderr)
+        print(f"rocketlet: cannot listen: {error.strerror}", file=sys.stderr)
     return 1
 
 
@@ -54,13 +55,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Start RocketMQ brokers and name servers, and administer clusters, Rocketlet's or Apache's.",
     )
     parser.add_argument("--version", action="version", version=f"rocketlet {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=SettingsParser)
     start = commands.add_parser("start", help="run a name server and a broker on one port")
     _listen_options(start, DEFAULT_PORT)
     add_server_options(start)
     _external_port_option(start)
     _broker_options(start)
     start.set_defaults(run=_start)
+    start.read_settings()
     broker = commands.add_parser("broker", help="run a broker that registers with one or more name servers")
     _listen_options(broker, BROKER_PORT)
     add_server_options(broker)
@@ -70,11 +72,13 @@ def _parser() -> argparse.ArgumentParser:
         "--nameserver", required=True, metavar="HOST:PORT[;HOST:PORT]", help="the name servers to register with"
     )
     broker.set_defaults(run=_broker)
+    broker.read_settings()
     nameserver = commands.add_parser("nameserver", help="run a name server")
     _listen_options(nameserver, DEFAULT_PORT)
     add_server_options(nameserver)
     _external_port_option(nameserver)
     nameserver.set_defaults(run=_nameserver)
+    nameserver.read_settings()
     for nouns in (topics, groups, offsets, messages, brokers, doctor):
         nouns.add_to(commands)
     fsck = commands.add_parser("fsck", help="check a data folder that no broker uses: what is whole, what is not")
@@ -124,6 +128,7 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--advertise",
         metavar="HOST[:PORT]",
+        type=_advertised,
         help="the address that clients are told to connect to (default: --host, or this host's address)",
     )
     parser.add_argument(
@@ -156,7 +161,9 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--queues", type=_positive, default=8, help="how many queues a topic gets that a send creates (default: 8)"
     )
-    parser.add_argument("--retain-hours", type=float, default=72.0, help="delete messages that are older (default: 72)")
+    parser.add_argument(
+        "--retain-hours", type=_hours, default=72.0, help="delete messages that are older (default: 72)"
+    )
     parser.add_argument(
         "--retain-bytes",
         type=_size,
@@ -174,17 +181,32 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65_535:
-        raise argparse.ArgumentTypeError(f"{port} is not a port; use 0 to 65535")
-    return port
+    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port; use 0 to 65535")
+    return int(text)
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is too small; use 1 or more")
-    return number
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
+    return int(text)
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not 0 <= hours < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of hours from 0")
+    return hours
+
+
+def _advertised(text: str) -> str:
+    host, separator, port = text.partition(":")
+    if not host or (separator and (not port.isdigit() or not 0 < int(port) < 65_536)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT")
+    return text
 
 
 def _size(text: str) -> int:
@@ -212,6 +234,7 @@ async def _start(options: argparse.Namespace) -> int:
         acl=acl,
         admin_is_local=_admin_is_local(options),
     ) as server:
+        done = _termination()
         _announce(broker)
         print(
             f"rocketlet is ready on {address}: name server and broker {broker.config.name}\n"
@@ -220,7 +243,8 @@ async def _start(options: argparse.Namespace) -> int:
             f"  Spark    .option({_quoted('nameServer')}, {_quoted(address)})",
             flush=True,
         )
-        await _until_terminated(server)
+        await done.wait()
+        log.info("closing", port=server.port)
     return 0
 
 
@@ -247,9 +271,11 @@ async def _broker(options: argparse.Namespace) -> int:
         acl=acl,
         admin_is_local=_admin_is_local(options),
     ) as server:
+        done = _termination()
         _announce(broker)
         print(f"rocketlet broker {broker.config.name} is ready on {address}", flush=True)
-        await _until_terminated(server)
+        await done.wait()
+        log.info("closing", port=server.port)
     return 0
 
 
@@ -265,8 +291,10 @@ async def _nameserver(options: argparse.Namespace) -> int:
         acl=acl_of(options),
         admin_is_local=_admin_is_local(options),
     ) as server:
+        done = _termination()
         print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
-        await _until_terminated(server)
+        await done.wait()
+        log.info("closing", port=server.port)
     return 0
 
 
@@ -333,14 +361,14 @@ def _announce(broker: Broker) -> None:
         log.info("recovered", messages=found.records)
 
 
-async def _until_terminated(server: Server) -> None:
+def _termination() -> asyncio.Event:
+    """Set by SIGTERM or Ctrl-C, from before the broker says that it is ready."""
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(logs.report_unhandled)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, done.set)
-    await done.wait()
-    log.info("closing", port=server.port)
+    return done
 
 
 if __name__ == "__main__":

@@ -261,7 +261,12 @@ async def test_two_brokers_do_not_share_a_folder(start: Start, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["start", "--port", "99999"], "not a port"),
+        (["start", "--port", "99999"], "99999 is not a port; use 0 to 65535"),
+        (["start", "--port", "abc"], "abc is not a port"),
+        (["start", "--queues", "x"], "x is not a whole number from 1"),
+        (["start", "--retain-hours", "-1"], "-1 is not a number of hours"),
+        (["start", "--retain-hours", "nan"], "nan is not a number of hours"),
+        (["start", "--advertise", "foo:bar"], "'foo:bar' is not HOST or HOST:PORT"),
         (["start", "--retain-bytes", "much"], "not a size"),
         (["start", "--flush", "never"], "invalid choice"),
         (["broker"], "--nameserver"),

@@ -1,0 +1,98 @@
+"""Options of servers from three places: the command line, then environment variables, then a TOML file.
+
+`--retain-hours 24` is `ROCKETLET_RETAIN_HOURS=24`, and `retain-hours = 24` in the file that `--config` or `ROCKETLET_CONFIG`
+names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+PREFIX: Final = "ROCKETLET_"
+_NOT_SETTINGS: Final = frozenset(("help", "config"))
+_TRUTHS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class SettingsParser(argparse.ArgumentParser):
+    """With `reads_settings`, what the command line does not say comes from the environment and the file."""
+
+    reads_settings = False
+
+    def read_settings(self) -> None:
+        self.reads_settings = True
+        help_text = "a TOML file of these options; each may also be an environment variable, such as ROCKETLET_DATA"
+        self.add_argument("--config", type=Path, metavar="FILE", help=help_text)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.reads_settings:
+            self._take_defaults(os.environ, list(args or ()))
+        return super().parse_known_args(args, namespace)
+
+    def _take_defaults(self, environment: Mapping[str, str], arguments: Sequence[str]) -> None:
+        path = _config_path(arguments) or environment.get(f"{PREFIX}CONFIG")
+        from_file = self._read(Path(path)) if path else {}
+        for action in self._actions:
+            name = _name(action)
+            if name is None:
+                continue
+            variable = PREFIX + name.replace("-", "_").upper()
+            if environment.get(variable):
+                self._set(action, environment[variable], f"${variable}")
+            elif name in from_file:
+                self._set(action, from_file.pop(name), f"{path}: {name}")
+            from_file.pop(name, None)
+        if from_file:
+            known = ", ".join(filter(None, map(_name, self._actions)))
+            self.error(f"{path}: unknown settings: {', '.join(from_file)}; there are {known}")
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        try:
+            found = tomllib.loads(path.read_text())
+        except OSError as error:
+            self.error(f"--config: {path} cannot be read: {error.strerror}")
+        except ValueError as error:
+            self.error(f"--config: {path} is no TOML: {error}")
+        return {name.replace("_", "-"): value for name, value in found.items()}
+
+    def _set(self, action: argparse.Action, value: Any, place: str) -> None:
+        """Makes a value the option's default, checked as if it had been typed."""
+        try:
+            self.set_defaults(**{action.dest: _converted(action, value)})
+        except (argparse.ArgumentTypeError, ValueError) as error:
+            self.error(f"{place}: {error}")
+        action.required = False
+
+
+def _config_path(arguments: Sequence[str]) -> str | None:
+    words: Iterator[str] = iter(arguments)
+    for word in words:
+        if word == "--config":
+            return next(words, None)
+        if word.startswith("--config="):
+            return word.partition("=")[2]
+    return None
+
+
+def _name(action: argparse.Action) -> str | None:
+    """The option's name in a file; None of what is no setting."""
+    longs = [text[2:] for text in action.option_strings if text.startswith("--")]
+    return longs[0] if longs and action.dest not in _NOT_SETTINGS else None
+
+
+def _converted(action: argparse.Action, value: Any) -> Any:
+    if action.nargs == 0:  # a switch
+        truth = value if isinstance(value, bool) else _TRUTHS.get(str(value).lower())
+        if truth is None:
+            raise ValueError(f"{value!r} is neither true nor false")
+        return truth
+    if isinstance(value, bool | list | dict):
+        raise ValueError(f"{value!r} is not one value; give a text or a number")
+    text = str(value)
+    if action.choices is not None and text not in action.choices:
+        raise ValueError(f"{text!r} is not one of {', '.join(map(str, action.choices))}")
+    return action.type(text) if callable(action.type) else text
