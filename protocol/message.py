@@ -36,6 +36,7 @@ _HEADS: Final = {(born, store): Struct(f">iIIiiqqiq{born}sq{store}siqi") for bor
 _HEAD_V4: Final = _HEADS[8, 8]
 _pack_v4: Final = _HEAD_V4.pack
 _pack_sum: Final = Struct(">I").pack
+_HEX: Final = frozenset(b"0123456789abcdef")
 _MARK_TEXT: Final = CHECKSUM_MARK.decode()
 _SHORT: Final = Struct(">h")
 _pack_short: Final = _SHORT.pack
@@ -186,11 +187,12 @@ def is_intact(data: bytes, position: int, record: Record) -> bool:
     if crc32(record.body) & 0x7FFFFFFF != record.crc:
         return False
     end = position + record.size - CHECKSUM_BYTES
-    if data[end : end + len(CHECKSUM_MARK)] != CHECKSUM_MARK:
-        return True
+    mark, checksum = data[end : end + len(CHECKSUM_MARK)], data[end + len(CHECKSUM_MARK) : end + CHECKSUM_BYTES]
+    if mark != CHECKSUM_MARK:  # no checksum, unless what is damaged is the mark: no property looks so
+        return not (_HEX.issuperset(checksum) and (mark[:1] == CHECKSUM_MARK[:1] or mark[1:] == CHECKSUM_MARK[1:]))
     body_at = position + 72 + len(record.born_host) + len(record.store_host)
     head, tail = data[position:body_at], data[body_at + len(record.body) : end]
-    return data[end + len(CHECKSUM_MARK) : end + CHECKSUM_BYTES] == hexlify(_pack_sum(crc32(head + tail)))
+    return checksum == hexlify(_pack_sum(crc32(head + tail)))
 
 
 def without_checksum(record: Record) -> Record:

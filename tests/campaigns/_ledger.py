@@ -30,16 +30,20 @@ def put(broker: Broker, queue: ConsumeQueue, body: bytes, properties: bytes = b"
     return queue.topic, queue.queue_id, offset
 
 
-def read_all(broker: Broker) -> dict[Place, bytes]:
-    """Every message that a consumer of each queue would get. Raises what the broker raises."""
+def read_all(broker: Broker, *, whole: bool = False) -> dict[Place, bytes]:
+    """The body of every message that a consumer of each queue would get, or the whole record. Raises what the broker
+    raises."""
     found: dict[Place, bytes] = {}
     for queue in list(broker.store.queues.values()):
         offset = queue.begin
         while offset < queue.next:
             fetched = broker.store.fetch(queue, offset, 32)
             for piece in fetched.pieces:
+                at = 0
                 for record in decode_records(bytes(piece)):
-                    found[record.topic, record.queue_id, record.queue_offset] = record.body
+                    content = bytes(piece[at : at + record.size]) if whole else record.body
+                    found[record.topic, record.queue_id, record.queue_offset] = content
+                    at += record.size
             if fetched.next_offset <= offset:
                 raise RuntimeError("a fetch does not go on")
             offset = fetched.next_offset

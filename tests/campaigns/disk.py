@@ -21,7 +21,7 @@ from typing import Any
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.store import disk
-from rocketlet.broker.store.files import StoreError, StoreFull
+from rocketlet.broker.store.files import StoreError, StoreFailed, StoreFull
 from rocketlet.protocol.bodies import TopicConfig
 
 from ._ledger import Place, differences, open_broker, put, read_all
@@ -119,6 +119,7 @@ class Work:
         self.sent: dict[Place, bytes] = {}
         self.acknowledged: dict[Place, bytes] = {}
         self.refused = 0
+        self.device_failed = False
 
     def step(self, number: int) -> bool:
         """Whether something was acknowledged."""
@@ -136,8 +137,9 @@ class Work:
                 broker.group_configs.find(f"group-{number}")
             else:
                 read_all(broker)
-        except StoreError:
+        except StoreError as error:
             self.refused += 1
+            self.device_failed = self.device_failed or (kind == "send" and isinstance(error, StoreFailed))
         return False
 
     def _send(self, number: int) -> bool:
@@ -150,9 +152,9 @@ class Work:
                 assert descriptor is not None
                 disk.sync(descriptor)
             except OSError as error:
+                self.device_failed = True
                 self.broker.store.fail(str(error))
-        if self.broker.store.fault is not None:
-            return False
+                return False
         self.acknowledged[place] = body
         return True
 
@@ -186,7 +188,8 @@ def _with_faults(folder: Path, chance: random.Random, outcome: Outcome) -> str:
         begins, ends = sorted((chance.randrange(STEPS), chance.randrange(STEPS)))
         for number in range(STEPS):
             faults.kind = kind if begins <= number < ends else None
-            if work.step(number) and kind in DEVICE_FAULTS and broker.store.fault is not None:
+            had_failed = work.device_failed
+            if work.step(number) and had_failed:
                 outcome.fault(f"{kind}: something was acknowledged after the device had failed")
         faults.kind = chance.choice((None, kind))
         broker.persist(closes=chance.random() < 0.5)

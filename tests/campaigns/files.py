@@ -1,8 +1,9 @@
 """Every file of a data folder cut, zeroed, garbled, flipped, padded, emptied, deleted; the broker is then started over it.
 
 Flushed is what a checkpoint knows: of what a killed broker wrote after it, only a cut within a message can be seen.
-A fault is: a start that fails with anything but a reason that names the file, a message that is not as it was sent, one that
-was flushed and is gone without a word, one that is gone after a second start only, an offset that is given again.
+A fault is: a start that fails with anything but a reason that names the file, a message that is not as it was stored, bit by
+bit, one that was flushed and is gone without a word, one whose bytes are all where they were and that is not found, one that
+is gone after a second start only, an offset that is given again.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ CHANGES: dict[str, Change] = {
 
 
 class Template:
-    """A folder and what was flushed into it: each message's body, and where its record lies in the log."""
+    """A folder and what was flushed into it: each message's record, and where it lies in the log."""
 
     def __init__(self, folder: Path, seed: int, *, is_killed: bool) -> None:
         self.folder = folder
-        self.bodies: dict[Place, bytes] = {}
+        self.stored: dict[Place, bytes] = {}
         self.records: dict[Place, tuple[int, int]] = {}
         chance = random.Random(seed)
         broker = open_broker(folder)
@@ -74,8 +75,8 @@ class Template:
     def _put(self, broker: Broker, name: str, number: int, body: bytes) -> None:
         queue = broker.store.queue(name, number)
         place = put(broker, queue, body)
-        self.bodies[place] = body
         position, size, _ = queue.entry(place[2])
+        self.stored[place] = broker.store.read_log(position, size)
         self.records[place] = (position, size)
 
 
@@ -121,7 +122,19 @@ def _damage(folder: Path, chance: random.Random) -> str:
     return " and ".join(done)
 
 
+def _intact(template: Template, work: Path) -> set[Place]:
+    """The messages whose bytes are still where they were."""
+    segments = {int(path.name): path.read_bytes() for path in (work / "commitlog").glob("*")}
+    found: set[Place] = set()
+    for place, (position, size) in template.records.items():
+        start = max((start for start in segments if start <= position), default=None)
+        if start is not None and segments[start][position - start :][:size] == template.stored[place]:
+            found.add(place)
+    return found
+
+
 def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
+    intact = _intact(template, work)
     try:
         broker = open_broker(work)
     except StoreError as error:
@@ -130,26 +143,28 @@ def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
             outcome.fault(f"{what}: refused without a file's name: {error}")
         return
     found = _checked(template, broker, what, outcome)
+    if any(place not in found for place in intact):
+        outcome.fault(f"{what}: a whole message is not found")
     for queue in [queue for queue in broker.store.queues.values() if queue.topic in ("t", "u")]:
         place = put(broker, queue, b"new")
-        if place in template.bodies and _is_index_known(broker):
+        if place in template.stored and _is_index_known(broker):
             outcome.fault(f"{what}: an offset is given again")
-        found[place] = b"new"
+        found[place] = broker.store.read_log(*queue.entry(place[2])[:2])
     for (topic, group), offsets in broker.offsets._offsets.items():
         if any(offset > broker.store.queue(topic, number).next for number, offset in offsets.items()):
             outcome.fault(f"{what}: the group {group} stands behind the end")
     broker.persist()
     broker.store.close()
     again = open_broker(work)
-    missing, wrong = differences(found, read_all(again))
+    missing, wrong = differences(found, read_all(again, whole=True))
     if missing or wrong:
         outcome.fault(f"{what}: other messages after a second start")
     again.store.close()
 
 
 def _checked(template: Template, broker: Broker, what: str, outcome: Outcome) -> dict[Place, bytes]:
-    found = read_all(broker)
-    missing, wrong = differences(template.bodies, found)
+    found = read_all(broker, whole=True)
+    missing, wrong = differences(template.stored, found)
     if wrong:
         outcome.fault(f"{what}: messages that nobody sent")
     end = max(broker.store.end, template.flushed_to)

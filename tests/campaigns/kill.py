@@ -24,7 +24,7 @@ DEFAULT_COUNT = 20
 QUEUES = 8
 SENDERS = 32
 LOAD_S = (0.05, 1.0)  # how long there is load before the kill
-LOSSES = (b"messages are lost", b"messages_lost", b"log_damaged", b"commit log is damaged", b"Traceback")
+LOSSES = (b"messages_lost", b"commit_log_damaged", b"Traceback")
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
