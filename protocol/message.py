@@ -41,6 +41,7 @@ _MARK_TEXT: Final = CHECKSUM_MARK.decode()
 _SHORT: Final = Struct(">h")
 _pack_short: Final = _SHORT.pack
 _START: Final = Struct(">iI")
+_PLACE: Final = Struct(">iIIiiqqi")  # a record's head up to its sys flag
 
 
 class MessageError(ValueError):
@@ -193,6 +194,26 @@ def is_intact(data: bytes, position: int, record: Record) -> bool:
     body_at = position + 72 + len(record.born_host) + len(record.store_host)
     head, tail = data[position:body_at], data[body_at + len(record.body) : end]
     return checksum == hexlify(_pack_sum(crc32(head + tail)))
+
+
+def is_certainly(data: bytes, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int) -> bool:
+    """Whether the bytes are the record of that place, by its checksums and without decoding it. `topic` carries its length
+    byte. False also for records without a checksum, which have to be decoded."""
+    size = len(data)
+    if size < FIXED_BYTES:
+        return False
+    total, magic, crc, found_id, _, found_offset, position, flags = _PLACE.unpack_from(data)
+    if total != size or magic != MAGIC or found_id != queue_id:
+        return False
+    if found_offset != queue_offset or position != physical_offset:
+        return False
+    body_at = 88 + (12 if flags & SYS_BORNHOST_V6 else 0) + (12 if flags & SYS_STOREHOST_V6 else 0)
+    topic_at = body_at + int.from_bytes(data[body_at - 4 : body_at], "big")
+    end = size - CHECKSUM_BYTES
+    if not data.startswith(topic, topic_at) or not data.startswith(CHECKSUM_MARK, end):
+        return False
+    checksum = hexlify(_pack_sum(crc32(data[:body_at] + data[topic_at:end])))
+    return data.endswith(checksum) and crc32(data[body_at:topic_at]) & 0x7FFFFFFF == crc
 
 
 def without_checksum(record: Record) -> Record:

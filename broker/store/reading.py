@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import structlog
 
 from ...protocol.codes import SYS_BORNHOST_V6
-from ...protocol.message import MAX_RECORD_BYTES, Record, without_checksum
+from ...protocol.message import MAX_RECORD_BYTES, Record, is_certainly, without_checksum
 from ...protocol.subscription import Subscription
 from ..config import DAMAGE_NEIGHBOURS, MAX_NOTED_DAMAGE, PULL_BYTES, PULL_MESSAGES, READ_GAP_BYTES, SCAN_ENTRIES
 from .consume_queue import ENTRY_BYTES, ConsumeQueue
@@ -83,8 +83,8 @@ class Reader:
                 return Fetched(self._read_records(positions, sizes), count, offset + count)
             except Damaged:
                 pass
-        pieces = self._checked(queue, zip(range(offset, offset + count), positions, sizes, strict=True))
-        return Fetched(pieces, len(pieces), offset + count)
+        entries = list(zip(range(offset, offset + count), positions, sizes, strict=True))
+        return Fetched(*self._checked(queue, entries), offset + count)
 
     def _fetch_tagged(self, queue: ConsumeQueue, offset: int, limit: int, subscription: Subscription) -> Fetched:
         data = queue.entries(offset, max(SCAN_ENTRIES, limit))
@@ -109,19 +109,19 @@ class Reader:
                     return self._read_records(positions, sizes), len(entries)
                 except Damaged:
                     pass
-        pieces = self._checked(queue, entries)
-        return pieces, len(pieces)
+        return self._checked(queue, entries)
 
     def _fetch_matching(self, queue: ConsumeQueue, offset: int, limit: int, matches: Callable[[str], bool]) -> Fetched:
         entries = struct.iter_unpack(">QIq", queue.entries(offset, max(SCAN_ENTRIES, limit)))
         pieces: list[Buffer] = []
         scanned, room = 0, PULL_BYTES
         for position, size, _ in entries:
-            record = self._record(queue, offset + scanned, position, size)
+            data = self._bytes(position, size)
+            record = self._record(queue, offset + scanned, position, data)
             if record is not None and matches(record.properties):
                 if pieces and (len(pieces) >= limit or size > room):
                     break
-                pieces.append(self._log.read(position, size))
+                pieces.append(data)
                 room -= size
             scanned += 1
         return Fetched(pieces, len(pieces), offset + scanned)
@@ -151,19 +151,29 @@ class Reader:
 
     # One by one
 
-    def _checked(self, queue: ConsumeQueue, entries: Iterable[Entry]) -> list[Buffer]:
-        """The bytes of the records that are whole."""
-        return [
-            self._log.read(position, size)
-            for offset, position, size in entries
-            if self._record(queue, offset, position, size) is not None
-        ]
+    def _checked(self, queue: ConsumeQueue, entries: list[Entry]) -> tuple[list[Buffer], int]:
+        """The bytes of the records that are whole, and how many those are."""
+        begin, total = entries[0][1], sum(size for _, _, size in entries)
+        span = entries[-1][1] + entries[-1][2] - begin
+        block = self._log.read_up_to_damage(begin, span) if span <= 2 * total + READ_GAP_BYTES else b""
+        pieces: list[Buffer] = []
+        for offset, position, size in entries:
+            at = position - begin
+            data = block[at : at + size] if at + size <= len(block) else self._bytes(position, size)
+            if is_certainly(data, queue.topic_record, queue.queue_id, offset, position) or self._record(
+                queue, offset, position, data
+            ):
+                pieces.append(data)
+        count = len(pieces)
+        return ([block] if count == len(entries) and span == total else pieces), count
 
-    def _record(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> Record | None:
+    def _bytes(self, position: int, size: int) -> bytes:
+        """What the log holds where the index has a record."""
+        return self._log.read_up_to_damage(position, size) if 0 < size <= MAX_RECORD_BYTES else b""
+
+    def _record(self, queue: ConsumeQueue, offset: int, position: int, data: bytes) -> Record | None:
         """The queue's record at an offset; None if it is damaged, which is logged once."""
-        record = None
-        if 0 < size <= MAX_RECORD_BYTES:
-            record = whole_record(self._log.read_up_to_damage(position, size), 0, position)
+        record = whole_record(data, 0, position)
         if record is not None and (record.queue_offset, record.queue_id, record.topic) == (
             offset,
             queue.queue_id,
@@ -182,7 +192,7 @@ class Reader:
     def message(self, queue: ConsumeQueue, offset: int) -> Record:
         """Raises Damaged if it cannot be read."""
         position, size, _ = queue.entry(offset)
-        record = self._record(queue, offset, position, size)
+        record = self._record(queue, offset, position, self._bytes(position, size))
         if record is None:
             raise Damaged(f"message {offset} of {queue.topic}:{queue.queue_id} is damaged or lost")
         return record
@@ -224,7 +234,7 @@ class Reader:
     def _time_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
         position, size, _ = queue.entry(offset)
         if position < self.checked_from or not size:
-            record = self._record(queue, offset, position, size)
+            record = self._record(queue, offset, position, self._bytes(position, size))
             return record.store_ms if record else None
         # the store time stands behind the born host; only an IPv6 one moves it
         head = self._log.read(position + 36, 40)

@@ -80,6 +80,22 @@ def test_no_flipped_bit_goes_unseen() -> None:
             assert not m.is_intact(bytes(data), 0, record), at
 
 
+@given(st.binary(max_size=300), TEXT, HOSTS, HOSTS, st.integers(0, 2**62), st.data())
+def test_a_record_is_known_without_decoding_it(
+    body: bytes, properties: str, born: bytes, store: bytes, offset: int, drawn: st.DataObject
+) -> None:
+    flags = m.host_flags(born, store)
+    data = m.encode_record(3, 0, 9, offset, flags, 1, born, 2, store, 4, 0, body, b"\x03a-b", properties.encode())
+    place = (b"\x03a-b", 3, 9, offset)
+    assert m.is_certainly(data, *place)
+    assert not m.is_certainly(data, b"\x03a-c", 3, 9, offset)
+    assert not m.is_certainly(data, b"\x03a-b", 3, 8, offset)
+    at = drawn.draw(st.integers(0, len(data) - 1))
+    damaged = data[:at] + bytes((data[at] ^ drawn.draw(st.integers(1, 255)),)) + data[at + 1 :]
+    assert not m.is_certainly(damaged, *place)
+    assert not m.is_certainly(data[:at], *place)
+
+
 def test_properties_that_leave_no_room_go_without_a_checksum() -> None:
     for size, has_room in ((props.MAX_BYTES - m.CHECKSUM_BYTES, True), (props.MAX_BYTES - m.CHECKSUM_BYTES + 1, False)):
         host = m.encode_host("10.0.0.1", 1)
