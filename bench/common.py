@@ -28,6 +28,7 @@ from .peers import (
     jetstream_fault,
     python_on_apache,
     rocketlet,
+    rocketlet_signed,
 )
 
 BODY_BYTES = 1024
@@ -59,6 +60,7 @@ async def started(names: Sequence[str]) -> AsyncIterator[dict[str, Peer]]:
     """The peers, running; their data in a temporary folder."""
     starters = {
         "rocketlet": rocketlet,
+        "rocketlet-signed": rocketlet_signed,
         "apache": apache,
         "jetstream": jetstream,
         "java-on-rocketlet": java_on_rocketlet,

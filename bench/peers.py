@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rocketlet.client.access import Access
 from rocketlet.client.cluster import Cluster
 from rocketlet.protocol.bodies import decode_cluster
 from rocketlet.protocol.codes import RequestCode
@@ -25,11 +26,12 @@ POM = Path(__file__).parent / "apache" / "pom.xml"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A running system. `pid` is the process that stores messages."""
+    """A running system. `pid` is the process that stores messages; `access` is how to show who asks, if it wants to know."""
 
     name: str
     address: str
     pid: int
+    access: Access | None = None
 
     def resident_mib(self) -> float:
         """The broker's resident memory (VmRSS), MiB."""
@@ -88,6 +90,17 @@ async def rocketlet(folder: Path, *options: str) -> AsyncIterator[Peer]:
     async with process(arguments, folder / "rocketlet.log") as pid:
         await listening(port)
         yield Peer("rocketlet", f"127.0.0.1:{port}", pid)
+
+
+@asynccontextmanager
+async def rocketlet_signed(folder: Path) -> AsyncIterator[Peer]:
+    """Our broker once more, with accounts: each request is signed, and checked."""
+    home = folder / "signed"
+    home.mkdir()
+    accounts = home / "plain_acl.yml"
+    accounts.write_text("accounts: [{accessKey: bench-key, secretKey: a-long-secret, topicPerms: [bench=PUB]}]")
+    async with rocketlet(home, "--acl", str(accounts)) as peer:
+        yield replace(peer, name="rocketlet-signed", access=Access(access_key="bench-key", secret_key="a-long-secret"))
 
 
 @asynccontextmanager

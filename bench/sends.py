@@ -1,5 +1,5 @@
 """Acknowledged single sends of 1 KB with 1, 16 and 128 in flight: our client on our broker and on Apache's, and
-nats-py on JetStream. One process for the client, one for the broker."""
+nats-py on JetStream; with `--only rocketlet,rocketlet-signed` what signatures cost. One process for the client, one for the broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def sender(peer: Peer, stack: AsyncExitStack) -> Send:
         stream = connection.jetstream()
         await stream.add_stream(name="bench", subjects=["bench"], max_bytes=4 << 30)
         return lambda: stream.publish("bench", BODY)
-    producer = await stack.enter_async_context(Producer(peer.address, "bench", timeout_s=10))
+    producer = await stack.enter_async_context(Producer(peer.address, "bench", timeout_s=10, access=peer.access))
     await producer.send("bench", BODY)
     return lambda: producer.send("bench", BODY)
 
