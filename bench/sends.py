@@ -1,5 +1,6 @@
 """Acknowledged single sends of 1 KB with 1, 16 and 128 in flight: our client on our broker and on Apache's, and
-nats-py on JetStream; with `--only rocketlet,rocketlet-signed` what signatures cost. One process for the client, one for the broker."""
+nats-py on JetStream; with `--only rocketlet,rocketlet-signed` what signatures cost. One process for the client, one for
+the broker."""
 
 from __future__ import annotations
 

@@ -13,7 +13,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from ..protocol.codes import EXT_ACCEPT_ENCODING, ONEWAY_FLAG, RESPONSE_FLAG, Language, request_name
+from ..protocol.codes import (
+    EXT_ACCEPT_ENCODING,
+    EXT_CHANNEL,
+    ONEWAY_FLAG,
+    RESPONSE_FLAG,
+    Language,
+    RequestCode,
+    ResponseCode,
+    request_name,
+)
 from ..protocol.frame import JSON, MSGPACK, Ext, Frame, FrameError, FrameReader, encode, encode_msgpack
 from .access import ENCODINGS, Access
 from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, REQUEST_TIMEOUT_S
@@ -179,11 +188,24 @@ class Connection(asyncio.Protocol):
             if not frame.flag & RESPONSE_FLAG:
                 self._on_request(self, frame)
                 continue
-            if frame.serialize_type == MSGPACK:
+            if frame.serialize_type == MSGPACK and self._serialize_type != MSGPACK:
                 self._serialize_type = MSGPACK
+                if self._signs:
+                    self._identify()
             waiting = pending.pop(frame.opaque, None)
             if waiting is not None:
                 waiting[0](frame)
+
+    def _identify(self) -> None:
+        """With TLS a Rocketlet broker is shown once whose the connection is; what is signed is worth nothing elsewhere.
+        Whoever does not take that gets signatures as before."""
+        tls = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
+        binding = tls.get_channel_binding("tls-unique") if tls is not None else None
+        if binding:
+            self.call(RequestCode.IDENTIFY, {EXT_CHANNEL: binding.hex()}, b"", self._identified)
+
+    def _identified(self, answer: Frame | Exception) -> None:
+        self._signs = not (isinstance(answer, Frame) and answer.code == ResponseCode.SUCCESS)
 
     def pause_writing(self) -> None:
         self._writable.clear()

@@ -91,6 +91,7 @@ class RequestCode(IntEnum):
     # Rocketlet's own, far from Apache's, which have 4 digits at most. An Apache broker answers it with 3.
     GET_GROUP_HISTORY = 77_001
     GET_QUEUE_OFFSETS = 77_002
+    IDENTIFY = 77_003  # a client proves once for a TLS connection whose it is
 
 
 class ResponseCode(IntEnum):
@@ -183,6 +184,7 @@ PULL_SUBSCRIPTION: Final = 0x4
 
 # Extension fields that only Rocketlet peers understand and Apache's ignore.
 EXT_ACCEPT_ENCODING: Final = "acceptEncoding"
+EXT_CHANNEL: Final = "channel"  # of IDENTIFY: the TLS channel's binding, in hex
 EXT_DETAIL: Final = "detail"  # of GET_CONSUMER_LIST_BY_GROUP: "position", "members" or "owners"
 EXT_SEEN_QUEUES: Final = "seenQueues"  # of its answer: the topic's queues by broker, as JSON, as the members see them
 EXT_UNKNOWN: Final = "unknown"  # of QUERY_CONSUMER_OFFSET: "error" or "latest"

@@ -41,6 +41,13 @@ class Signer:
         keyed.update(body)
         return base64.b64encode(keyed.digest()).decode()
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same secret."""
+        return isinstance(other, Signer) and hmac.compare_digest(self._keyed.digest(), other._keyed.digest())
+
+    def __hash__(self) -> int:
+        return hash(self._keyed.digest())
+
     def has_signed(self, ext: Ext, body: bytes) -> bool:
         """Whether the signature among the fields is this secret's; takes as long for every wrong one."""
         shown = ext.get(SIGNATURE)

@@ -4,11 +4,14 @@ In Apache's order (PlainPermissionManager.validate): a global white address pass
 account's white address it passes; the signature must be its own; then the rule that stands beside the handler.
 
 The address of a connection cannot change, so it is checked once. The signature is computed for every request, because
-it also protects the request's content, and because a frame may come from anybody on a connection without TLS.
+it also protects the request's content, and because a frame may come from anybody on a connection without TLS. With TLS a
+Rocketlet client proves once who it is (IDENTIFY): it signs what only the two ends of this connection know, so that nobody
+can use the proof elsewhere. Its other requests need no signature then.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -16,7 +19,7 @@ from typing import Final
 import structlog
 
 from ...protocol import names
-from ...protocol.codes import ResponseCode, request_name
+from ...protocol.codes import EXT_CHANNEL, ResponseCode, request_name
 from ...protocol.frame import Frame
 from ...protocol.signature import ACCESS_KEY, SIGNATURE
 from ..net.answers import Refused
@@ -35,9 +38,10 @@ _REMARK_CHARS: Final = 100
 class Known:
     """What is known of a connection under one version of the policy."""
 
-    __slots__ = ("host", "is_white", "policy", "trusted")
+    __slots__ = ("host", "identified", "is_white", "policy", "trusted")
 
     def __init__(self, policy: Policy, peer: str) -> None:
+        self.identified: Account | None = None
         self.policy = policy
         self.host = peer.rpartition(":")[0]
         self.is_white = policy.is_white(self.host)
@@ -48,6 +52,14 @@ class Known:
         if found is None:
             found = self.trusted[account.access_key] = account.white.matches(self.host)
         return found
+
+    def renewed(self, policy: Policy) -> Known:
+        """Under another version; an account that has another secret must prove itself again."""
+        known = Known(policy, f"{self.host}:0")
+        account = policy.accounts.get(self.identified.access_key) if self.identified else None
+        if account is not None and self.identified is not None and account.signer == self.identified.signer:
+            known.identified = account
+        return known
 
 
 class Acl:
@@ -81,9 +93,17 @@ class Acl:
         is one."""
         policy = self.file.policy
         known = connection.known
-        if not isinstance(known, Known) or known.policy is not policy:
+        if not isinstance(known, Known):
             known = connection.known = Known(policy, connection.peer)
+        elif known.policy is not policy:
+            was_identified = known.identified is not None
+            known = connection.known = known.renewed(policy)
+            if was_identified and known.identified is None:
+                connection.close()  # its requests bear no signature; on another connection they do
         if known.is_white:
+            return
+        if known.identified is not None and ACCESS_KEY not in frame.ext:
+            self._check_rule(connection, frame, rule, known.identified, records)
             return
         account = policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))
         if account is None:
@@ -99,6 +119,23 @@ class Acl:
                 connection, frame, "signature", f"Check signature failed for accessKey={account.access_key}"
             )
         self._check_rule(connection, frame, rule, account, records)
+
+    def identify(self, connection: Connection, frame: Frame) -> None:
+        """IDENTIFY: the connection is an account's from now on. Raises Refused; the client then goes on signing."""
+        known, channel = connection.known, connection.channel
+        account = self.file.policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))
+        is_proven = (
+            isinstance(known, Known)
+            and account is not None
+            and channel != ""
+            and hmac.compare_digest(str(frame.ext.get(EXT_CHANNEL)).encode(), channel.encode())
+            and account.signer.has_signed(frame.ext, frame.body)  # a white address passes without
+        )
+        if not is_proven or not isinstance(known, Known):
+            raise Refused(
+                ResponseCode.NO_PERMISSION, "an account identifies itself by TLS, and signs the connection's channel"
+            )
+        known.identified = account
 
     def _check_rule(
         self, connection: Connection, frame: Frame, rule: Rule, account: Account, records: Records | None

@@ -101,6 +101,14 @@ class Connection(asyncio.Protocol):
         """The client's, without the port."""
         return self.peer.rpartition(":")[0]
 
+    @property
+    def channel(self) -> str:
+        """What both ends of this TLS connection know, and no other connection has (RFC 5929: tls-unique), in hex; empty
+        without TLS."""
+        tls = self._transport.get_extra_info("ssl_object") if self.is_encrypted and self._transport else None
+        binding: bytes | None = tls.get_channel_binding("tls-unique") if tls is not None else None
+        return binding.hex() if binding else ""
+
     def data_received(self, data: bytes) -> None:
         self.active_s = self.heard_s = self._host.now_s()
         try:

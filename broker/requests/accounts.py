@@ -90,6 +90,13 @@ def acl_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, body=orjson.dumps({"globalWhiteAddrs": file.white_addresses, "plainAccessConfigs": accounts}))
 
 
+def identify(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    if broker.acl is None:
+        raise Refused(ResponseCode.NO_PERMISSION, "this broker has no accounts; nobody needs to identify itself")
+    broker.acl.identify(connection, frame)
+    return answer(frame)
+
+
 def _file(broker: Broker, code: int) -> AclFile:
     if broker.acl is None:
         raise Refused(code, "this broker has no accounts; start it with --acl FILE")

@@ -100,6 +100,7 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.GET_ALL_DELAY_OFFSET: (admin.all_delay_offsets, ADMIN),
     Code.CLEAN_EXPIRED_CONSUMEQUEUE: (admin.clean, ADMIN),
     Code.DELETE_EXPIRED_COMMITLOG: (admin.clean, ADMIN),
+    Code.IDENTIFY: (accounts.identify, KNOWN),
     Code.UPDATE_AND_CREATE_ACL_CONFIG: (accounts.put_account, ADMIN),
     Code.DELETE_ACL_CONFIG: (accounts.delete_account, ADMIN),
     Code.GET_BROKER_CLUSTER_ACL_INFO: (accounts.acl_version, ADMIN),

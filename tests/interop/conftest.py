@@ -7,7 +7,7 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,10 +205,10 @@ def java(classpath: str, tmp_path: Path) -> Run:
     logback.parent.mkdir()
     logback.write_text('<configuration><root level="OFF"/></configuration>')
 
-    def run(program_mode: str, /, **options: object) -> AbstractAsyncContextManager[Program]:
+    def run(program_mode: str, /, jvm: Sequence[str] = (), **options: object) -> AbstractAsyncContextManager[Program]:
         named = [f"{name.replace('_', '-')}={value}" for name, value in options.items()]
         return program(
-            "java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8",
+            "java", *jvm, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8",
             "-Drocketmq.client.logUseSlf4j=true", f"-Dlogback.configurationFile={logback}", f"-Duser.home={tmp_path}",
             "-cp", classpath, "Peer", program_mode, *named, ROCKETMQ_HOME=str(tmp_path),
         )  # fmt: skip

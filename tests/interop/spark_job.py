@@ -10,16 +10,17 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from rocketlet.spark import register
 
-address, topic, group, folder = sys.argv[1:]
+address, topic, group, folder = sys.argv[1:5]
+access = dict(option.split("=", 1) for option in sys.argv[5:])  # as tls=true
 started_ms = str(int(time.time() * 1000))
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
 register(spark)
-stream = spark.readStream.format("rocketlet").options(nameServer=address, topic=topic, group=group).load()
+stream = spark.readStream.format("rocketlet").options(nameServer=address, topic=topic, group=group, **access).load()
 rows = stream.selectExpr("body", "tags", "properties", "messageId", "cast(queueId as string) as queueKey")
 query = (
     rows.writeStream.format("rocketlet")
-    .options(nameServer=address, topic=f"{topic}-copy")
+    .options(nameServer=address, topic=f"{topic}-copy", **access)
     .option("checkpointLocation", str(Path(folder) / "checkpoint"))
     .trigger(availableNow=True)
     .start()
@@ -28,7 +29,7 @@ query.awaitTermination()
 
 
 def table(**options: str) -> DataFrame:
-    return spark.read.format("rocketlet").options(nameServer=address, **options).load()
+    return spark.read.format("rocketlet").options(nameServer=address, **access, **options).load()
 
 
 copied = table(topic=f"{topic}-copy")
