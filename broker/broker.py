@@ -56,11 +56,12 @@ class Broker:
         folder = config.data_dir
         self.settings = LiveConfig(config)
         self.acl = acl
+        self.tls = tls or Tls()
         sign = acl.signing(config.name_server_account) if acl and config.name_server_account else None
         self.tasks = Tasks()
         self.history = History()
         self.clients = Clients()
-        self.name_servers = NameServers(config.name_servers, routes, tls or Tls(), sign)
+        self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
 
         self.store = Store(
             folder,

@@ -51,7 +51,26 @@ class Collector:
             "1 if the disk failed, so that nothing is written",
             int(broker.store.fault is not None),
         )
-        return [put, got, log_bytes, damaged, failed, *await self._groups()]
+        return [put, got, log_bytes, damaged, failed, *self._access(), *await self._groups()]
+
+    def _access(self) -> list[Metric]:
+        broker = self._broker
+        refused = CounterMetricFamily(
+            "rocketlet_requests_refused", "Requests that their account may not make, by reason", labels=["reason"]
+        )
+        for reason, count in (broker.acl.refused if broker.acl else {}).items():
+            refused.add_metric([reason], count)
+        handshakes = CounterMetricFamily(
+            "rocketlet_tls_handshakes", "TLS handshakes, by how they ended", labels=["outcome"]
+        )
+        handshakes.add_metric(["done"], broker.tls.handshakes)
+        handshakes.add_metric(["failed"], broker.tls.failed_handshakes)
+        mismatched = CounterMetricFamily(
+            "rocketlet_tls_mismatches",
+            "Clients that came with TLS to a plain port, or without to one that enforces it",
+            broker.tls.refused,
+        )
+        return [refused, handshakes, mismatched]
 
     async def _groups(self) -> list[Metric]:
         broker = self._broker

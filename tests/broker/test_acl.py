@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -497,3 +498,22 @@ async def test_our_client_identifies_itself_and_comes_back_after_a_change(
         file.rewrite([account("orders-key", topicPerms=["orders=PUB"], defaultTopicPerm="PUB")])
         await producer.send("orders", b"2")
         await producer.send("other", b"2")
+
+
+async def test_refusals_and_handshakes_are_metrics(
+    nodes: Nodes, file: AccountsFile, certificates: Certificates
+) -> None:
+    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files), metrics_port=0)
+    by_tls, plain = await tls_wire(node, certificates, "nobody-key"), await signed_wire(node.address, "")
+    for wire in (by_tls, plain):
+        assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code != 0
+        await wire.close()
+    url = f"http://127.0.0.1:{node.server.metrics_port}/metrics"
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
+    for line in (
+        'rocketlet_requests_refused_total{reason="permission"} 1.0',
+        'rocketlet_requests_refused_total{reason="no_key"} 1.0',
+        'rocketlet_tls_handshakes_total{outcome="done"} 1.0',
+        'rocketlet_tls_handshakes_total{outcome="failed"} 0.0',
+    ):
+        assert line in text

@@ -26,6 +26,11 @@ TO_CLIENT = frozenset(
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
     )
 )
+OURS: dict[int, str] = {
+    RequestCode.GET_GROUP_HISTORY: "`rocketlet groups show`",
+    RequestCode.GET_QUEUE_OFFSETS: "Spark",
+    RequestCode.IDENTIFY: "clients with TLS and accounts",
+}
 # What 4.9 has and we do not, and what is answered.
 REFUSED = {
     "13, 22, 23, 27, 209-214, 301, 302": "3, as from Apache's broker: nothing in 4.9 handles them",
@@ -68,8 +73,8 @@ def document(proofs: Proofs) -> str:
 
 
 def _proof(clients: set[str], code: int) -> str:
-    if code > 70_000:
-        return "our own, for `rocketlet groups show`"
+    if code in OURS:
+        return f"our own, for {OURS[code]}"
     return ", ".join(sorted(clients)) or "our own tests only"
 
 

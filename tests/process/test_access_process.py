@@ -57,12 +57,32 @@ async def test_tls_is_set_up_by_options(start: Start, certificates: Certificates
     assert "turn TLS on" in err
 
 
+async def test_accounts_are_set_up_by_options(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "plain_acl.yml"
+    file.write_text("accounts: [{accessKey: admin-key, secretKey: its-secret, admin: true}]")
+    file.chmod(0o600)
+    broker = await start("--acl", str(file))
+    async with Producer(broker.address, access=Access(access_key="admin-key", secret_key="its-secret")) as producer:
+        await producer.send("t", b"x")
+    keys = {"ROCKETLET_ACCESS_KEY": "admin-key", "ROCKETLET_SECRET_KEY": "its-secret"}
+    _, out, err = await run("groups", "g", "--nameserver", broker.address, **keys)
+    assert ("no broker knows the group g" in out, err) == (True, "")
+    secret = tmp_path / "secret"
+    secret.write_text("its-secret\n")
+    shown = ("--access-key", "admin-key", "--secret-key-file", str(secret))
+    _, out, err = await run("groups", "g", "--nameserver", broker.address, *shown)
+    assert ("no broker knows the group g" in out, err) == (True, "")
+    status, _, err = await run("groups", "g", "--nameserver", broker.address)
+    assert (status, "No accessKey is configured" in err) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         (["--tls", "enforcing"], "give --tls-cert"),
         (["--tls-key", "x.key"], "--tls-cert is not"),
         (["--tls-cert", "/no/such.pem"], "cannot be used"),
+        (["--acl", "/no/such.yml"], "cannot read /no/such.yml"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
