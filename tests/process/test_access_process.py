@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from rocketlet.client import Access, Producer
-from rocketlet.command.cli import main
 
 from ..broker.certificates import Certificates
 from ..conftest import PATIENCE_S, free_port
@@ -65,14 +64,14 @@ async def test_accounts_are_set_up_by_options(start: Start, tmp_path: Path) -> N
     async with Producer(broker.address, access=Access(access_key="admin-key", secret_key="its-secret")) as producer:
         await producer.send("t", b"x")
     keys = {"ROCKETLET_ACCESS_KEY": "admin-key", "ROCKETLET_SECRET_KEY": "its-secret"}
-    _, out, err = await run("groups", "g", "--nameserver", broker.address, **keys)
+    _, out, err = await run("groups", "show", "g", "--nameserver", broker.address, **keys)
     assert ("no broker knows the group g" in out, err) == (True, "")
     secret = tmp_path / "secret"
     secret.write_text("its-secret\n")
     shown = ("--access-key", "admin-key", "--secret-key-file", str(secret))
-    _, out, err = await run("groups", "g", "--nameserver", broker.address, *shown)
+    _, out, err = await run("groups", "show", "g", "--nameserver", broker.address, *shown)
     assert ("no broker knows the group g" in out, err) == (True, "")
-    status, _, err = await run("groups", "g", "--nameserver", broker.address)
+    status, _, err = await run("groups", "show", "g", "--nameserver", broker.address)
     assert (status, "No accessKey is configured" in err) == (1, True)
 
 
@@ -85,10 +84,8 @@ async def test_accounts_are_set_up_by_options(start: Start, tmp_path: Path) -> N
         (["--acl", "/no/such.yml"], "cannot read /no/such.yml"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(
-    options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_options_that_contradict_each_other_are_refused(options: list[str], reason: str, tmp_path: Path) -> None:
     arguments = ["start", "--host", "127.0.0.1", "--port", str(free_port()), "--data", str(tmp_path / "data"), *options]
-    assert main(arguments) == 1
-    assert reason in capsys.readouterr().err
+    status, _, err = await run(*arguments)
+    assert (status, reason in err) == (1, True), err
     assert not (tmp_path / "data").exists()
