@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import signal
 import socket
 import sys
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
-import uvloop
 
 from .. import __version__
 from ..broker.access.accounts import AclError
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logs.configure(options.log_level)
     try:
-        return int(uvloop.run(options.run(options)))
+        return _run(options)
     except (StoreError, TlsError, AclError, RocketletError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
     except KeyboardInterrupt:
@@ -47,6 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"rocketlet: cannot listen: {error.strerror}", file=sys.stderr)
     return 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.run in (_start, _broker) and not all(map(importlib.util.find_spec, ("prometheus_client", "sqlglot"))):
+        print("rocketlet: a broker needs its extra: pip install 'rocketlet[broker]'", file=sys.stderr)
+        return 1
+    if importlib.util.find_spec("uvloop") is None:  # it does not exist for Windows, and a client does not need it
+        return int(asyncio.run(options.run(options)))
+    import uvloop
+
+    return int(uvloop.run(options.run(options)))
 
 
 def _parser() -> argparse.ArgumentParser:

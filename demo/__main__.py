@@ -18,9 +18,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 try:
+    import uvloop
     from rich.console import Console
 except ModuleNotFoundError as missing:
     raise ImportError("the demo needs its extra: pip install 'rocketlet[demo]'") from missing

@@ -58,7 +58,17 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
 @pytest.fixture(scope="session")
 def clean(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """The wheel with its dependencies and no extras."""
-    environment = Environment(tmp_path_factory.mktemp("clean"))
-    venv.create(environment.folder, with_pip=True, symlinks=True)
-    environment.run("python", "-m", "pip", "install", "--quiet", distributions.wheel, cwd=environment.folder)
+    return installed(str(distributions.wheel), tmp_path_factory.mktemp("clean"))
+
+
+@pytest.fixture(scope="session")
+def with_broker(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel with what a broker needs."""
+    return installed(f"{distributions.wheel}[broker]", tmp_path_factory.mktemp("broker"))
+
+
+def installed(requirement: str, folder: Path) -> Environment:
+    environment = Environment(folder)
+    venv.create(folder, with_pip=True, symlinks=True)
+    environment.run("python", "-m", "pip", "install", "--quiet", requirement, cwd=folder)
     return environment

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
 
 import rocketlet
 
+from ..conftest import Node
 from .conftest import ROOT, Distributions, Environment
 
 OURS_ALONE = ("tests", "bench", "examples", "docs", "docker")
 BESIDE_THE_PACKAGES = {"LICENSE", "README.md", "CHANGELOG.md", "MANIFEST.in", "pyproject.toml", "PKG-INFO", "setup.cfg"}
 
-SMOKE = """
+CLIENT = """
 import asyncio, subprocess, sys
 from rocketlet import Consumer, Message, Producer
 
@@ -28,6 +31,11 @@ async def main(address):
     async with Consumer(address, "shipping", "orders", handle, start="first"):
         print(await asyncio.wait_for(done, 30))
 
+"""
+CLIENT_ALONE = CLIENT + "asyncio.run(main(sys.argv[1]))"
+WITH_BROKER = (
+    CLIENT
+    + """
 command = ["rocketlet", "start", "--host", "127.0.0.1", "--port", "0", "--data", "data"]
 with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
     try:
@@ -36,6 +44,8 @@ with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
     finally:
         broker.terminate()
 """
+)
+CLIENT_MB = 15
 
 
 def modules() -> set[str]:
@@ -59,9 +69,31 @@ def test_the_source_distribution_holds_what_the_wheel_is_built_from(distribution
     assert {name for name in files if ".egg-info/" not in name} == modules() | BESIDE_THE_PACKAGES
 
 
-def test_a_broker_and_a_client_work_in_a_clean_environment_without_extras(clean: Environment, tmp_path: Path) -> None:
+def test_a_broker_works_in_a_clean_environment_with_its_extra(with_broker: Environment, tmp_path: Path) -> None:
+    assert "it works" in with_broker.run("python", "-c", WITH_BROKER, cwd=tmp_path)
+
+
+async def test_a_client_works_in_a_clean_environment_without_extras(
+    clean: Environment, node: Node, tmp_path: Path
+) -> None:
     assert clean.run("rocketlet", "--version", cwd=tmp_path) == f"rocketlet {rocketlet.__version__}\n"
-    assert "it works" in clean.run("python", "-c", SMOKE, cwd=tmp_path)
+    said = await asyncio.to_thread(clean.run, "python", "-c", CLIENT_ALONE, node.address, cwd=tmp_path)
+    assert "it works" in said
+
+
+def test_the_client_alone_is_small(clean: Environment) -> None:
+    (site,) = clean.folder.glob("lib/python3*/site-packages")
+    tools = ("pip", "setuptools", "_distutils_hack", "pkg_resources")
+    files = [path for path in site.rglob("*") if path.is_file()]
+    ours = [path for path in files if not path.relative_to(site).parts[0].startswith(tools)]
+    assert any(path.name == "consumer.py" for path in ours)
+    assert sum(path.stat().st_size for path in ours) < CLIENT_MB * 1_000_000
+
+
+def test_a_broker_without_its_extra_names_it(clean: Environment, tmp_path: Path) -> None:
+    found = subprocess.run([clean.folder / "bin" / "rocketlet", "start"], cwd=tmp_path, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "pip install 'rocketlet[broker]'" in found.stderr
 
 
 def test_what_needs_an_extra_says_which(clean: Environment, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -183,3 +185,12 @@ def test_a_body_that_inflates_beyond_the_limit_is_refused() -> None:
     bomb = zlib.compress(b"\0" * (65 * 1024 * 1024))
     with pytest.raises(m.MessageError, match="or has more than"):
         decompressed(bomb, 0x301)
+
+
+@pytest.mark.parametrize(("module", "kind"), [("lz4.frame", 0x101), ("zstandard", 0x201)])
+def test_a_compression_whose_library_is_missing_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, module: str, kind: int
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(m.MessageError, match=r"missing: pip install 'rocketlet\[compression\]'"):
+        decompressed(b"whatever", kind)
