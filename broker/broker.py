@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -13,6 +11,7 @@ from ..protocol.bodies import TopicConfig
 from ..protocol.message import MessageError, encode_host
 from . import config as limits
 from .access.acl import Acl
+from .clock import MACHINE, Clock, Timer
 from .config import BrokerConfig, LiveConfig
 from .groups.draining import Draining
 from .groups.history import History
@@ -47,20 +46,27 @@ class Broker:
     """Opens the data folder and recovers it. Raises StoreError if that fails.
 
     routes: the table of the name server in the same process, if there is one. Everything that is made here gets what it
-    needs, and knows nothing else.
+    needs, and knows nothing else. `clock` is what all of it reads and waits by.
     """
 
     def __init__(
-        self, config: BrokerConfig, routes: Routes | None = None, *, tls: Tls | None = None, acl: Acl | None = None
+        self,
+        config: BrokerConfig,
+        routes: Routes | None = None,
+        clock: Clock = MACHINE,
+        *,
+        tls: Tls | None = None,
+        acl: Acl | None = None,
     ) -> None:
+        self.clock = clock
         folder = config.data_dir
         self.settings = LiveConfig(config)
         self.acl = acl
         self.tls = tls or Tls()
         sign = acl.signing(config.name_server_account) if acl and config.name_server_account else None
-        self.tasks = Tasks()
-        self.history = History()
-        self.clients = Clients()
+        self.tasks = Tasks(clock)
+        self.history = History(clock)
+        self.clients = Clients(clock)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
 
         self.store = Store(
@@ -70,31 +76,37 @@ class Broker:
             tag_code_of=partial(tag_code_of, levels_ms=config.delay_levels_ms),
             open_files=shares().segments,
             syncs=config.flush == "sync",
+            time_ms=clock.time_ms,
         )
         self.flusher = Flusher(self.store) if config.flush == "sync" else None
-        self.topics = Topics(config, on_change=self._topic_changed)
+        self.topics = Topics(config, clock, on_change=self._topic_changed)
         self.recovered = self.store.recover(self.topics.since(), knows_topics=self.topics.is_current)
         self.topics.adopt(self.recovered.unknown_topics)
-        self.held_pulls = HeldPulls()
+        self.held_pulls = HeldPulls(clock)
         self.appender = Appender(self.store, self.held_pulls)
-        self.delays = Delays(folder / "delays.json", config.delay_levels_ms, self.topics, self.appender)
-        self.transactions = Transactions(folder / "transactions.json", self.settings, self.appender, self.clients)
-        self.statistics = Statistics(self.store)
+        self.delays = Delays(folder / "delays.json", config.delay_levels_ms, self.topics, self.appender, clock)
+        self.transactions = Transactions(
+            folder / "transactions.json", self.settings, self.appender, self.clients, clock
+        )
+        self.statistics = Statistics(self.store, clock)
 
         self.offsets = Offsets(folder / "offsets.json")
         self.offsets.clamp(self.store.queues)
         self.group_configs = GroupConfigs(
             folder / "groups.json", auto_create=config.auto_create_groups, syncs=config.flush == "sync"
         )
-        self.groups = ConsumerGroups(self.history, config.name, self.topics.queues_of, on_change=self._group_changed)
+        self.groups = ConsumerGroups(
+            self.history, config.name, self.topics.queues_of, clock, on_change=self._group_changed
+        )
         self.locks = Locks(
             self.history,
             folder / "locks.json",
+            clock,
             on_free=self.clients.group_changed,
             on_change=self._save_locks_later,
             is_held_back=self._is_draining,
         )
-        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of)
+        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock)
         self.draining = Draining(
             config.name,
             self.groups,
@@ -103,15 +115,18 @@ class Broker:
             self.offsets,
             self.name_servers.find_route,
             self.tasks,
+            clock,
             self._tell_members,
         )
-        self.notifications = Notifications(self.groups, self.group_configs, self.history, self.clients, self.draining)
+        self.notifications = Notifications(
+            self.groups, self.group_configs, self.history, self.clients, self.draining, clock
+        )
         self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
         self.registration = Registration(
-            self.settings, self.topics, self.name_servers, on_known=self.notifications.topic_changed
+            self.settings, self.topics, self.name_servers, clock, on_known=self.notifications.topic_changed
         )
 
-        self._saving_locks: asyncio.TimerHandle | None = None
+        self._saving_locks: Timer | None = None
         self._is_stopping = False
 
     @property
@@ -208,7 +223,7 @@ class Broker:
     def expire_segments(self) -> None:
         config = self.config
         dropped = self.store.expire(
-            older_than_s=time.time() - config.retain_hours * 3600, total_bytes=config.retain_bytes
+            older_than_s=self.clock.time_s() - config.retain_hours * 3600, total_bytes=config.retain_bytes
         )
         if dropped:
             log.info("segments_expired", segments=dropped, begin=self.store.begin)
@@ -221,8 +236,7 @@ class Broker:
     def _save_locks_later(self) -> None:
         """Saves the locks soon, in case the broker is killed, but not for each of the many queues that a rebalance moves."""
         if self._saving_locks is None:
-            loop = asyncio.get_running_loop()
-            self._saving_locks = loop.call_later(limits.SAVE_LOCKS_DELAY_S, self._save_locks)
+            self._saving_locks = self.clock.call_later(limits.SAVE_LOCKS_DELAY_S, self._save_locks)
 
     def _save_locks(self) -> None:
         self._saving_locks = None

@@ -6,7 +6,6 @@ Imported only if a metrics port is given.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 from socketserver import ThreadingMixIn
 from threading import Thread
@@ -88,7 +87,7 @@ class Collector:
             "Age of the oldest message that a group has not committed; 0 if there is none",
             labels=["group", "topic"],
         )
-        now_ms = time.time() * 1000
+        now_ms = broker.clock.time_ms()
         for name in broker.progress.groups():
             await asyncio.sleep(0)  # clients do not wait for a thousand groups
             group = broker.groups.get(name)

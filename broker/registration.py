@@ -6,7 +6,6 @@ The name server in the broker's own process is called directly. Others get a con
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 import structlog
@@ -16,9 +15,11 @@ from ..protocol.codes import PERM_READ_WRITE, RequestCode
 from ..protocol.frame import Frame
 from ..protocol.headers import BrokerName, RegisterBroker, write
 from ..protocol.registration_body import encode_registration
+from .clock import Clock
 from .config import MAX_PENDING_TOPICS, REGISTER_INTERVAL_S, REGISTER_LOOK_S, LiveConfig
 from .messages.topics import Topics
 from .nameserver.link import NameServers
+from .tasks import Tasks
 
 log = structlog.get_logger("rocketlet.registration")
 
@@ -31,29 +32,31 @@ class Registration:
         settings: LiveConfig,
         topics: Topics,
         name_servers: NameServers,
+        clock: Clock,
         on_known: Callable[[TopicConfig], None],
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._name_servers = name_servers
         self._on_known = on_known
+        self._clock = clock
         self._changed: dict[str, TopicConfig] = {}
         self._wake = asyncio.Event()
         self._is_registered = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks(clock)
+        self._due_s = clock.monotonic_s() + REGISTER_INTERVAL_S
 
     async def start(self) -> None:
         """Returns when every name server has answered or failed to."""
         self._is_registered = True
         await self._register(list(self._topics))
         if self._name_servers.are_elsewhere:
-            self._task = asyncio.create_task(self._run(), name="registration")
+            self._tasks.spawn(self._run())
+            self._tasks.every(REGISTER_LOOK_S, "registration", self._look)
 
     async def stop(self) -> None:
         self._is_registered = False
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.stop()
         config = self._settings.now
         header = BrokerName(config.name, config.address, config.cluster, 0)
         await self._name_servers.tell(Frame(RequestCode.UNREGISTER_BROKER, ext=write(header)))
@@ -77,32 +80,27 @@ class Registration:
         self._register_locally(list(self._topics))
         self._wake.set()
 
+    def _look(self) -> None:
+        if self._name_servers.any_is_fresh or self._clock.monotonic_s() >= self._due_s:
+            self._wake.set()
+
     async def _run(self) -> None:
+        """Registers when a topic has changed, a name server has hung up, or the interval is over."""
         while True:
-            await self._until_due()
+            await self._wake.wait()
+            self._wake.clear()
             try:
                 await self._register_due()
             except Exception:
                 log.exception("timer_failed", action="register")
 
     async def _register_due(self) -> None:
-        self._wake.clear()
+        self._due_s = self._clock.monotonic_s() + REGISTER_INTERVAL_S
         changed, self._changed = self._changed, {}
         all_are_due = self._name_servers.any_is_fresh or not changed
         await self._register(list(self._topics) if all_are_due else list(changed.values()))
         for topic in changed.values():
             self._on_known(topic)
-
-    async def _until_due(self) -> None:
-        """Returns when a topic has changed, a name server has hung up, or the interval is over."""
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + REGISTER_INTERVAL_S
-        while loop.time() < end_s and not self._name_servers.any_is_fresh:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REGISTER_LOOK_S):
-                    await self._wake.wait()
-                    return
-        await asyncio.sleep(REGISTER_LOOK_S)
 
     async def _register(self, topics: list[TopicConfig]) -> None:
         self._register_locally(topics)

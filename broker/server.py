@@ -12,6 +12,7 @@ import structlog
 
 from .access.acl import Acl
 from .broker import Broker
+from .clock import MACHINE
 from .config import (
     ADDRESS_SHARE,
     DRAIN_TIMEOUT_S,
@@ -28,6 +29,7 @@ from .net.memory import Memory, default_budget
 from .net.tls import Entrance, Tls
 from .open_files import shares
 from .requests.dispatch import Dispatch
+from .tasks import Tasks
 
 if TYPE_CHECKING:
     from .metrics import Metrics
@@ -69,14 +71,14 @@ class Server:
         self._routes = routes
         self._connections: dict[Connection, None] = {}
         self._server: asyncio.Server | None = None
-        self._sweeper: asyncio.Task[None] | None = None
-        self._reloader: asyncio.Task[None] | None = None
         self.serve = Dispatch(broker, routes, acl, admin_is_local=admin_is_local).serve
         self.max_connections = shares().connections
-        self.now_s = asyncio.get_running_loop().time
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
         self.memory = Memory(budget, self._connections)
         self._of_address: Counter[str] = Counter()
+        self._clock = broker.clock if broker is not None else MACHINE
+        self._tasks = Tasks(self._clock)
+        self.now_s = self._clock.monotonic_s
 
     @property
     def port(self) -> int:
@@ -103,25 +105,23 @@ class Server:
             self._metrics = Metrics(
                 self._broker, self._broker.config.metrics_host or self._host, self._broker.config.metrics_port
             )
-        self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
-        self._reloader = asyncio.create_task(self._reload(), name="reload")
-        self._counter = asyncio.create_task(self._count_memory(), name="memory")
+        self._tasks.every(SWEEP_INTERVAL_S, "sweep", self._close_idle)
+        self._tasks.every(RELOAD_INTERVAL_S, "reload", self._reload)
+        self._tasks.every(MEMORY_SWEEP_S, "memory", self.memory.sweep)
         if self._broker is not None:
             self._broker.start()
             await self._broker.registration.start()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        assert self._server is not None and self._sweeper is not None and self._reloader is not None
+        assert self._server is not None
         self._server.close()
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.close)
         for other in (self._external, self._vip):
             if other is not None:
                 other.close()
-        self._sweeper.cancel()
-        self._reloader.cancel()
-        self._counter.cancel()
+        await self._tasks.stop()
         if self._broker is not None:
             await self._broker.registration.stop()
         if self._broker is not None:
@@ -187,28 +187,10 @@ class Server:
         if self._broker is not None:
             self._broker.dropped(connection)
 
-    async def _reload(self) -> None:
-        while True:
-            await asyncio.sleep(RELOAD_INTERVAL_S)
-            self._tls.look()
-            if self._acl is not None:
-                self._acl.look()
-
-    async def _count_memory(self) -> None:
-        while True:
-            await asyncio.sleep(MEMORY_SWEEP_S)
-            try:
-                self.memory.sweep()
-            except Exception:
-                log.exception("timer_failed", action="memory")
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            try:
-                self._close_idle()
-            except Exception:
-                log.exception("timer_failed", action="sweep")
+    def _reload(self) -> None:
+        self._tls.look()
+        if self._acl is not None:
+            self._acl.look()
 
     def _close_idle(self) -> None:
         limit = self.now_s() - IDLE_LIMIT_S

@@ -8,5 +8,6 @@ doctor          what is wrong, and what to do
 fsck            checks a data folder, repairs it
 output          columns for people, JSON for programs
 access          the options of TLS and accounts
+settings        options from the environment and a TOML file
 logs            how it logs
 """

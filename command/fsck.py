@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 
+from ..broker.clock import MACHINE
 from ..broker.config import DELAY_LEVELS_MS, BrokerConfig
 from ..broker.groups.offsets import Offsets
 from ..broker.messages.delays import tag_code_of
@@ -47,7 +48,7 @@ def _print(findings: list[Finding], recovered: Recovered | None) -> None:
 
 def _repair(folder: Path) -> Recovered:
     """What a start does, for the whole log."""
-    topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), lambda topic: None)
+    topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), MACHINE, on_change=lambda topic: None)
     tag_code = partial(tag_code_of, levels_ms=DELAY_LEVELS_MS)
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=tag_code)
     try:

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 from rocketlet.broker.broker import Broker
+from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net.connection import Connection, Host
@@ -48,12 +49,13 @@ def free_port() -> int:
 
 @dataclass
 class Node:
-    """A running broker with a name server, in this process."""
+    """A running broker with a name server, in this process. Its clock goes on, and further when a test advances it."""
 
     address: str
     broker: Broker
     server: Server
     config: BrokerConfig
+    clock: MovableClock
     is_stopped: bool = False
 
     async def stop(self) -> None:
@@ -77,10 +79,11 @@ class Nodes:
         of_server = {key: settings.pop(key) for key in ("tls", "acl") if key in settings}
         settings.setdefault("data_dir", self.folder / name)
         config = replace(BrokerConfig(data_dir=Path(), address=address, name=name), **settings)
-        routes = None if config.name_servers else Routes()
-        broker = Broker(config, routes, **of_server)
+        clock = MovableClock()
+        routes = None if config.name_servers else Routes(clock)
+        broker = Broker(config, routes, clock, **of_server)
         server = Server("127.0.0.1", port, broker=broker, routes=routes, **of_server)
-        node = Node(address, broker, await server.__aenter__(), config)
+        node = Node(address, broker, await server.__aenter__(), config, clock)
         self.stack.push_async_callback(node.stop)
         return node
 

@@ -29,23 +29,24 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "command": "broker client root",  # the root for its version
         "demo": "broker client command spark",
         "broker.config": "",
-        "broker.tasks": "",
+        "broker.clock": "",
+        "broker.tasks": "broker.clock broker.config",
         "broker.settings_files": "",
-        "broker.store": "broker.config",
+        "broker.store": "broker.clock broker.config",
         "broker.open_files": "broker.config broker.store",
-        "broker.net": "broker.config broker.settings_files",
+        "broker.net": "broker.clock broker.config broker.settings_files",
         "broker.access": "broker.config broker.net broker.settings_files",
-        "broker.nameserver": "broker.config broker.net",
-        "broker.messages": "broker.config broker.net broker.store",
-        "broker.groups": "broker.config broker.net broker.store broker.tasks broker.messages",
-        "broker.registration": "broker.config broker.messages broker.nameserver",
-        "broker.broker": "broker.access broker.config broker.groups broker.messages broker.nameserver broker.net "
-        "broker.open_files broker.registration broker.store broker.tasks",
+        "broker.nameserver": "broker.clock broker.config broker.net",
+        "broker.messages": "broker.clock broker.config broker.net broker.store",
+        "broker.groups": "broker.clock broker.config broker.net broker.store broker.tasks broker.messages",
+        "broker.registration": "broker.clock broker.config broker.messages broker.nameserver broker.tasks",
+        "broker.broker": "broker.access broker.clock broker.config broker.groups broker.messages broker.nameserver "
+        "broker.net broker.open_files broker.registration broker.store broker.tasks",
         "broker.requests": "broker.access broker.broker broker.config broker.groups broker.messages broker.nameserver "
         "broker.net broker.store",
         "broker.metrics": "broker.broker broker.config",
-        "broker.server": "broker.access broker.broker broker.config broker.metrics broker.nameserver broker.net "
-        "broker.open_files broker.requests",
+        "broker.server": "broker.access broker.broker broker.clock broker.config broker.metrics broker.nameserver broker.net "
+        "broker.open_files broker.requests broker.tasks",
     }.items()
 }
 IMPURE = frozenset(
@@ -53,7 +54,14 @@ IMPURE = frozenset(
 )
 # The store's calls to the operating system, and those for what an operator writes; nothing else of the broker.
 TOUCH_THE_DISK = frozenset(
-    ("broker.store.disk", "broker.store.files", "broker.store.segments", "broker.settings_files")
+    (
+        "broker.store.disk",
+        "broker.store.files",
+        "broker.store.journal",
+        "broker.store.segments",
+        "broker.settings_files",
+        "broker.net.memory",  # reads how much the container may have
+    )
 )
 DISK_MODULES = frozenset(("os", "shutil", "fcntl", "io", "tempfile", "mmap"))
 DISK_CALLS = frozenset(

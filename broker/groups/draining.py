@@ -14,7 +14,6 @@ the queues out by. Only where nobody was given a list it is who pulled last.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -24,6 +23,7 @@ from ...protocol import names
 from ...protocol.allocation import AVG, subscribe_queues
 from ...protocol.bodies import Queue, Route
 from ...protocol.headers import PullMessage
+from ..clock import Clock, Timer
 from ..config import DRAIN_LIMIT_S, DRAIN_MAX_S, DRAINED_WAIT_S
 from ..messages.held_pulls import HeldPulls
 from ..net.connection import Connection
@@ -54,7 +54,7 @@ class Drain:
     gated: dict[_Place, list[Callable[[], None]]] = field(default_factory=dict)
     queues: dict[str, list[Queue]] = field(default_factory=dict)
     is_open: bool = True
-    timer: asyncio.TimerHandle | None = None
+    timer: Timer | None = None
 
     @property
     def is_over(self) -> bool:
@@ -84,6 +84,7 @@ class Draining:
         offsets: Offsets,
         find_route: Callable[[str], Awaitable[Route | None]],
         tasks: Tasks,
+        clock: Clock,
         tell: Tell,
     ) -> None:
         self._broker_name = broker_name
@@ -93,6 +94,7 @@ class Draining:
         self._offsets = offsets
         self._find_route = find_route
         self._tasks = tasks
+        self._clock = clock
         self._tell = tell
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
@@ -163,9 +165,9 @@ class Draining:
         lists = self._given.get(group.name, {})
         self._given[group.name] = {at: ids for at, ids in lists.items() if at in group.members}
         if any(map(is_foreign, group.members.values())):
-            drain = self._drains.setdefault(group.name, Drain(asyncio.get_running_loop().time()))
+            drain = self._drains.setdefault(group.name, Drain(self._clock.monotonic_s()))
             if drain.is_over:
-                drain.began_s = asyncio.get_running_loop().time()
+                drain.began_s = self._clock.monotonic_s()
             drain.is_open = True
             drain.waiting = {at: places for at, places in drain.waiting.items() if at in group.members}
             self._progressed(group.name, drain)
@@ -238,11 +240,10 @@ class Draining:
         self._tell_kept(name, drain)
 
     def _progressed(self, name: str, drain: Drain) -> None:
-        loop = asyncio.get_running_loop()
         if drain.timer is not None:
             drain.timer.cancel()
-        limit_s = max(min(DRAIN_LIMIT_S, drain.began_s + DRAIN_MAX_S - loop.time()), 0.0)
-        drain.timer = loop.call_later(limit_s, self._give_up, name, drain)
+        limit_s = max(min(DRAIN_LIMIT_S, drain.began_s + DRAIN_MAX_S - self._clock.monotonic_s()), 0.0)
+        drain.timer = self._clock.call_later(limit_s, self._give_up, name, drain)
 
     def _give_up(self, name: str, drain: Drain) -> None:
         left = sorted(place for places in drain.waiting.values() for place in places)
@@ -268,7 +269,7 @@ class Draining:
             if drain.timer is not None:
                 drain.timer.cancel()
             # a reader that was told drops its queues at once; one that allocates in another way reads on after this
-            drain.timer = asyncio.get_running_loop().call_later(DRAINED_WAIT_S, self._forget, name)
+            drain.timer = self._clock.call_later(DRAINED_WAIT_S, self._forget, name)
 
 
 def _let_on(drain: Drain, places: list[_Place]) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Any
 
+from ..clock import Clock
 from ..config import HISTORY_EVENTS, HISTORY_GROUPS
 
 
 class History:
     """Per group, at most 10,000 events: `{"ms", "event", "client", ...}`, oldest first; of the 1,000 youngest groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._events: dict[str, deque[dict[str, Any]]] = {}
 
     def add(self, group: str, event: str, client: str, **detail: Any) -> None:
@@ -21,7 +22,7 @@ class History:
             events = self._events[group] = deque(maxlen=HISTORY_EVENTS)
             if len(self._events) > HISTORY_GROUPS:
                 del self._events[next(iter(self._events))]
-        events.append({"ms": int(time.time() * 1000), "event": event, "client": client, **detail})
+        events.append({"ms": self._clock.time_ms(), "event": event, "client": client, **detail})
 
     def of(self, group: str) -> list[dict[str, Any]]:
         return list(self._events.get(group, ()))

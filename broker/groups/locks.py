@@ -11,7 +11,6 @@ as if nothing had happened.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ import structlog
 
 from ...protocol.bodies import Queue
 from ...protocol.group_bodies import LockRequest
+from ..clock import Clock
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LOCK_LEASE_S, STANDSTILL_S
 from ..net.connection import Connection
 from ..store.files import read_state, write_state
@@ -55,22 +55,25 @@ class Locks:
         self,
         history: History,
         path: Path,
+        clock: Clock,
         *,
         on_free: Callable[[Connection, str], None],
         on_change: Callable[[], None],
         is_held_back: Callable[[str, str, int], bool],
     ) -> None:
         self._path = path
+        self._clock = clock
         self._locks: dict[_Key, Lock] = {}
         self._keys: dict[Connection, dict[_Key, None]] = {}  # that a connection owned or waited for
         self._on_free = on_free
         self._on_change = on_change
         self._is_held_back = is_held_back
         self._history = history
-        self._epoch = int(time.time() * 1000) << 16  # beyond every epoch of an earlier run
+        self._epoch = clock.time_ms() << 16  # beyond every epoch of an earlier run
         self._dirty = False
-        self._awake_s = time.monotonic()
-        since_s = time.monotonic()  # the latest renewal is not known, and its owner may not know of the restart yet
+        self._awake_s = since_s = (
+            clock.monotonic_s()
+        )  # the latest renewal is not known, and its owner may not know of the restart yet
         for group, topic, queue_id, client_id, epoch in read_state(path, is_derivable=True) or ():
             self._locks[group, topic, queue_id] = Lock(client_id, None, epoch, True, since_s)
 
@@ -163,7 +166,7 @@ class Locks:
     def _now_s(self) -> float:
         """The time. If nothing has asked for it for longer than `expire` is apart, this process stood still, and what members
         sent meanwhile waits in its sockets: every lease gets that time back."""
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         stood_s = now_s - self._awake_s - LEASE_SWEEP_S
         if stood_s > STANDSTILL_S:
             log.warning("broker_stood_still", seconds=round(stood_s, 1), hint="leases are prolonged")

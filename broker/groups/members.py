@@ -7,7 +7,6 @@ A member is a connection: a client that reconnects is a new one until the old co
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import structlog
 from ...protocol.bodies import ConsumerData
 from ...protocol.names import RETRY_PREFIX, sorted_ids
 from ...protocol.subscription import Subscription
+from ..clock import Clock
 from ..config import HEARTBEAT_LIMIT_S, MAX_MEMBERS, LimitExceeded
 from ..net.connection import Connection
 from .history import History
@@ -188,10 +188,12 @@ class ConsumerGroups:
         history: History,
         broker_name: str,
         queues_of: Callable[[str], int],
+        clock: Clock,
         on_change: Callable[[ConsumerGroup], None],
     ) -> None:
         self._broker_name = broker_name
         self._queues_of = queues_of
+        self._clock = clock
         self._groups: dict[str, ConsumerGroup] = {}
         self._names: dict[Connection, set[str]] = {}
         self._history = history
@@ -209,7 +211,7 @@ class ConsumerGroups:
         if group is None:
             group = self._groups[data.group] = ConsumerGroup(data.group)
         member = group.members.get(connection)
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         if member is not None:
             if member.update(data, now_s):
                 self._changed(group, "leaving" if data.leaving else "subscribed", member)
@@ -247,7 +249,7 @@ class ConsumerGroups:
 
     def expired(self) -> list[Connection]:
         """Connections that sent no heartbeat for 120 s, to be dropped and closed."""
-        limit = time.monotonic() - HEARTBEAT_LIMIT_S
+        limit = self._clock.monotonic_s() - HEARTBEAT_LIMIT_S
         silent = (
             connection
             for group in self._groups.values()

@@ -6,12 +6,12 @@ Changes within 5 ms make one notification. Foreign members are told when the que
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 import structlog
 
 from ...protocol.bodies import TopicConfig
+from ..clock import Clock
 from ..config import NOTIFY_DELAY_S
 from ..net.clients import Clients
 from ..net.connection import Connection
@@ -25,20 +25,27 @@ log = structlog.get_logger("rocketlet.groups")
 
 class Notifications:
     def __init__(
-        self, groups: ConsumerGroups, settings: GroupConfigs, history: History, clients: Clients, draining: Draining
+        self,
+        groups: ConsumerGroups,
+        settings: GroupConfigs,
+        history: History,
+        clients: Clients,
+        draining: Draining,
+        clock: Clock,
     ) -> None:
         self._groups = groups
         self._settings = settings
         self._history = history
         self._clients = clients
         self._draining = draining
+        self._clock = clock
         self._waiting: dict[str, None] = {}
 
     def changed(self, group: ConsumerGroup) -> None:
         """Members or their topics have changed: the members will be told."""
         self._draining.changed(group)
         if not self._waiting:
-            asyncio.get_running_loop().call_later(NOTIFY_DELAY_S, self._tell_waiting)
+            self._clock.call_later(NOTIFY_DELAY_S, self._tell_waiting)
         self._waiting[group.name] = None
 
     def _tell_waiting(self) -> None:

@@ -7,11 +7,11 @@ that has the lock has got the queue back, and so has one that comes after longer
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import structlog
 
+from ..clock import Clock
 from ..config import MAX_HOLD_S, MAX_READ_QUEUES, ORPHAN_S
 from ..net.connection import Connection
 from .history import History
@@ -24,11 +24,14 @@ _Key = tuple[str, str, int]  # group, topic, queue id
 
 
 class Watch:
-    def __init__(self, groups: ConsumerGroups, locks: Locks, history: History, queues_of: Callable[[str], int]) -> None:
+    def __init__(
+        self, groups: ConsumerGroups, locks: Locks, history: History, queues_of: Callable[[str], int], clock: Clock
+    ) -> None:
         self._groups = groups
         self._locks = locks
         self._history = history
         self._queues_of = queues_of
+        self._clock = clock
         # the connection that pulled last, another before it, and since when it is the last
         self._readers: dict[_Key, tuple[Connection | None, Connection | None, float]] = {}
         self._keys: dict[Connection, set[_Key]] = {}
@@ -46,7 +49,7 @@ class Watch:
         if len(keys) >= MAX_READ_QUEUES:
             return
         keys.add(key)
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         self._readers[key] = (connection, last, now_s)
         self._locks.note_pull(group, topic, queue_id)
         is_back = connection is before and last is not None and now_s - since_s < MAX_HOLD_S
@@ -75,7 +78,7 @@ class Watch:
 
     def look(self) -> None:
         """Reports the queues that no member has read or locked for some seconds, although members subscribe to them."""
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         unread: set[_Key] = set()
         for group in self._groups:
             owners = self._locks.owners(group.name)

@@ -6,8 +6,6 @@ Progress is saved like offsets, for each level. After a crash, what was delivere
 
 from __future__ import annotations
 
-import asyncio
-import time
 from pathlib import Path
 
 import structlog
@@ -16,6 +14,7 @@ from ...protocol import properties as props
 from ...protocol.message import Record
 from ...protocol.names import SCHEDULE_TOPIC
 from ...protocol.subscription import tag_code
+from ..clock import Clock, Timer
 from ..config import DELAY_DELIVERIES_AT_ONCE, DELAY_RETRY_S
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreFull, Unreadable, read_state, write_state
@@ -35,14 +34,17 @@ def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
 class Delays:
     """`levels_ms`: how long each level waits, level 1 first."""
 
-    def __init__(self, path: Path, levels_ms: tuple[int, ...], topics: Topics, appender: Appender) -> None:
+    def __init__(
+        self, path: Path, levels_ms: tuple[int, ...], topics: Topics, appender: Appender, clock: Clock
+    ) -> None:
         self._path = path
         self._levels_ms = levels_ms
         self._topics = topics
         self._appender = appender
+        self._clock = clock
         self._store = appender.store
         self.progress: dict[int, int] = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
-        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._timers: dict[int, Timer] = {}
         self._dirty = False
         self.set_aside = 0
         self._clamp()
@@ -91,14 +93,13 @@ class Delays:
             log.exception("delay_level_stuck", level=level, reason=str(error))
             wait_s = DELAY_RETRY_S
         if wait_s is not None:
-            loop = asyncio.get_running_loop()
-            self._timers[level] = loop.call_later(max(wait_s, at_least_s), self._deliver, level)
+            self._timers[level] = self._clock.call_later(max(wait_s, at_least_s), self._deliver, level)
 
     def _wait_s(self, level: int) -> float | None:
         """How long until the level's first message is due; None if it has none."""
         queue = self.queue(level)
         offset = max(self.progress.get(level, 0), queue.begin)
-        return queue.entry(offset)[2] / 1000 - time.time() if offset < queue.next else None
+        return queue.entry(offset)[2] / 1000 - self._clock.time_s() if offset < queue.next else None
 
     def _deliver(self, level: int) -> None:
         """Stores the messages that are due, some hundreds at once, and sets the next timer, whatever happens."""

@@ -5,7 +5,6 @@ A held pull is answered when a message of its subscription arrives, or when its 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import iter_unpack
@@ -14,6 +13,7 @@ from typing import TypeVar
 import structlog
 
 from ...protocol.subscription import Subscription
+from ..clock import Clock, Timer
 from ..config import MAX_HELD_PULLS
 from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
@@ -32,7 +32,7 @@ class HeldPull:
     subscription: Subscription | None
     seen: int
     answer: Callable[[], None]
-    timer: asyncio.TimerHandle | None = None
+    timer: Timer | None = None
 
     def is_wanted(self) -> bool:
         """Whether a message that may match has arrived since the last look."""
@@ -58,7 +58,8 @@ def _is_wanted(pull: HeldPull) -> bool:
 
 
 class HeldPulls:
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
         self._of: dict[Connection, dict[HeldPull, None]] = {}
         self._count = 0
@@ -71,7 +72,7 @@ class HeldPulls:
         self._of.setdefault(pull.connection, {})[pull] = None
         pull.connection.held_pulls += 1
         self._count += 1
-        pull.timer = asyncio.get_running_loop().call_later(wait_s, self.let_go, pull)
+        pull.timer = self._clock.call_later(wait_s, self.let_go, pull)
         return True
 
     def wake(self, queues: list[ConsumeQueue]) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from typing import NamedTuple
 
+from ..clock import Clock
 from ..config import SAMPLE_INTERVAL_S
 from ..store.store import Store
 
@@ -28,22 +29,26 @@ class Rate(NamedTuple):
 
 
 class Statistics:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
         self._samples: deque[tuple[float, Counter[Key]]] = deque(maxlen=_SAMPLES)
         self.got: Counter[str] = Counter()  # by `topic@group`; pulls add to it
-        self.boot_ms = int(time.time() * 1000)
+        self.boot_ms = clock.time_ms()
         self._first = self._totals()
         self._midnight = self._yesterday = self._first
-        self._day = time.localtime().tm_yday
+        self._day = self._today()
         self.sample()
 
     def sample(self) -> None:
         totals = self._totals()
-        self._samples.append((time.monotonic(), totals))
-        today = time.localtime().tm_yday
+        self._samples.append((self._clock.monotonic_s(), totals))
+        today = self._today()
         if today != self._day:
             self._day, self._yesterday, self._midnight = today, self._midnight, totals
+
+    def _today(self) -> int:
+        return time.localtime(self._clock.time_s()).tm_yday
 
     def _totals(self) -> Counter[Key]:
         totals: Counter[Key] = Counter({("GROUP_GET_NUMS", key): count for key, count in self.got.items()})
@@ -53,7 +58,7 @@ class Statistics:
 
     def rate(self, name: str, key: str, window_s: float) -> Rate:
         """What was counted in the last `window_s` seconds, an hour at most."""
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         then_s, then = next((sample for sample in self._samples if now_s - sample[0] <= window_s), self._samples[-1])
         count = self._totals()[name, key] - then[name, key]
         return Rate(count, count / max(now_s - then_s, 1.0))
@@ -61,7 +66,7 @@ class Statistics:
     def today(self, name: str, key: str) -> Rate:
         """Since midnight, or since the start if that was later."""
         count = self._totals()[name, key] - self._midnight[name, key]
-        return Rate(count, count / max(time.time() % _DAY_S, 1.0))
+        return Rate(count, count / max(self._clock.time_s() % _DAY_S, 1.0))
 
     def sums(self, name: str) -> tuple[int, int, int]:
         """The count of all keys yesterday morning, this morning, and now."""
@@ -69,7 +74,7 @@ class Statistics:
 
     def rates(self, name: str) -> str:
         """Messages per second of all keys over 10 s, 1 min and 10 min, in Apache's form."""
-        now_s, now = time.monotonic(), self._totals()
+        now_s, now = self._clock.monotonic_s(), self._totals()
         rates: list[str] = []
         for window_s in (10, 60, 600):
             samples = [sample for sample in self._samples if now_s - sample[0] <= window_s + SAMPLE_INTERVAL_S]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from ...protocol import names
 from ...protocol.bodies import DataVersion, TopicConfig, read_topic, topic_json
 from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE
 from ...protocol.schema import BodyError
+from ..clock import Clock
 from ..config import JOURNAL_LINES, MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
 from ..store.files import StoreError, StoreFull, find_state, write_state
 from ..store.journal import Journal
@@ -39,7 +39,7 @@ def _checked(topic: TopicConfig) -> TopicConfig:
 class Topics:
     """Settings by name. `on_change` is called with each topic that is new or altered."""
 
-    def __init__(self, config: BrokerConfig, on_change: Callable[[TopicConfig], None]) -> None:
+    def __init__(self, config: BrokerConfig, clock: Clock, on_change: Callable[[TopicConfig], None]) -> None:
         self._path: Path = config.data_dir / "topics.json"
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
@@ -48,8 +48,9 @@ class Topics:
         self._journal = Journal(self._path, syncs=config.flush == "sync")
         self._is_behind = False  # whether neither file nor journal has all topics
         self.is_current = False  # whether there can be no other topics than those in the file
-        self.version = DataVersion(int(time.time() * 1000))
+        self.version = DataVersion(clock.time_ms())
         self._on_change = on_change
+        self._clock = clock
         self.get = self._topics.get
         for topic in self._built_in():
             fault = names.topic_fault(topic.name)
@@ -190,7 +191,7 @@ class Topics:
 
     def _touch(self) -> None:
         """Name servers take over what has another version than they know."""
-        self.version = DataVersion(int(time.time() * 1000), self.version.counter + 1)
+        self.version = DataVersion(self._clock.time_ms(), self.version.counter + 1)
 
     def _keep(self, change: dict[str, Any]) -> None:
         """A change costs a line, and now and then the whole file."""

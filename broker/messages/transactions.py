@@ -8,7 +8,6 @@ finds its half message, and a second commit stores nothing.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, Requ
 from ...protocol.headers import CheckTransaction, EndTransaction, write
 from ...protocol.message import Record, encode_record
 from ...protocol.subscription import tag_code
+from ..clock import Clock
 from ..config import LiveConfig
 from ..net.clients import Clients
 from ..store.consume_queue import ConsumeQueue
@@ -46,12 +46,13 @@ class Transactions:
     """The half messages without an outcome, by offset in the half queue. The state file has how far everything is
     resolved, and how often the rest was asked for."""
 
-    def __init__(self, path: Path, settings: LiveConfig, appender: Appender, clients: Clients) -> None:
+    def __init__(self, path: Path, settings: LiveConfig, appender: Appender, clients: Clients, clock: Clock) -> None:
         self._path = path
         self._settings = settings
         self._appender = appender
         self._store = appender.store
         self._clients = clients
+        self._clock = clock
         self._halves: dict[int, Half] = {}
         self._op_begin = 0
         self._dirty = False
@@ -159,7 +160,7 @@ class Transactions:
 
     def check(self) -> None:
         """Asks for the outcome of every half message that is old enough. Raises StoreFull."""
-        now_ms = time.time() * 1000
+        now_ms = self._clock.time_ms()
         keep_ms = self._settings.now.retain_hours * 3_600_000
         for offset, half in sorted(self._halves.items()):
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +9,7 @@ import structlog
 
 from ...protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
 from ...protocol.codes import PERM_READ_WRITE, PERM_WRITE
+from ..clock import MACHINE, Clock
 from ..config import (
     HEARTBEAT_LIMIT_S,
     MAX_BROKER_ADDRESSES,
@@ -42,7 +42,8 @@ class _Broker:
 
 
 class Routes:
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = MACHINE) -> None:
+        self.clock = clock
         self._brokers: dict[str, _Broker] = {}
         self._addresses: dict[str, _Address] = {}
         self.kv: dict[str, dict[str, str]] = {}
@@ -82,7 +83,7 @@ class Routes:
             if len(broker.topics.keys() | fresh.keys()) > MAX_TOPICS:
                 raise LimitExceeded(f"the broker {name} has more than {MAX_TOPICS} topics")
             broker.topics |= fresh
-        self._addresses[address] = _Address(connection, time.monotonic(), version, external or address)
+        self._addresses[address] = _Address(connection, self.clock.monotonic_s(), version, external or address)
         return broker.addresses.get(0)
 
     def ownership_fault(self, name: str, address: str) -> str | None:
@@ -119,7 +120,7 @@ class Routes:
 
     def expire(self) -> list[Connection]:
         """Forgets brokers that were silent for 120 s and returns their connections, to be closed."""
-        limit = time.monotonic() - HEARTBEAT_LIMIT_S
+        limit = self.clock.monotonic_s() - HEARTBEAT_LIMIT_S
         silent = {
             at: entry.connection
             for at, entry in self._addresses.items()
@@ -142,7 +143,7 @@ class Routes:
         """The broker at this address is alive."""
         entry = self._addresses.get(address)
         if entry is not None:
-            entry.seen_s = time.monotonic()
+            entry.seen_s = self.clock.monotonic_s()
 
     def route(self, topic: str, *, external: bool = False) -> Route | None:
         """Where a topic's queues are; `external`: with the addresses for clients outside the brokers' network."""

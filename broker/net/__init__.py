@@ -5,4 +5,5 @@ clients     producers by group, and what the broker asks of clients
 answers     how an answer is encoded
 tls         whether a client speaks TLS, by its first byte, and the handshake
 reports     logs what clients do wrong, within limits
+memory      what all connections together may hold
 """

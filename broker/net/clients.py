@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import time
 from collections.abc import Callable, Mapping
 
 from ...protocol.admin_bodies import ConnectionInfo
 from ...protocol.codes import ONEWAY_FLAG, RequestCode
 from ...protocol.frame import Ext, Frame, encode
 from ...protocol.headers import ConsumerGroup, write
+from ..clock import Clock, Timer
 from ..config import CLIENT_ANSWER_S
 from .connection import Connection
 
@@ -21,7 +20,8 @@ Answered = Callable[[Frame | None], None]
 class Clients:
     """Requests to clients are in JSON, because their receiver may be of any kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._producers: dict[str, dict[Connection, ConnectionInfo]] = {}
         self._by_id: dict[str, Connection] = {}
         self._ids: dict[Connection, set[str]] = {}
@@ -29,7 +29,7 @@ class Clients:
         self._asked: dict[Connection, set[int]] = {}
         self._turn = itertools.count()
         self._opaque = itertools.count(1)
-        self._waiting: dict[tuple[Connection, int], tuple[Answered, asyncio.TimerHandle]] = {}
+        self._waiting: dict[tuple[Connection, int], tuple[Answered, Timer]] = {}
 
     def heartbeat(
         self, connection: Connection, client_id: str, groups: tuple[str, ...], language: int, version: int
@@ -37,7 +37,7 @@ class Clients:
         self._by_id[client_id] = connection
         self._ids.setdefault(connection, set()).add(client_id)
         self._groups.setdefault(connection, set()).update(groups)
-        info = ConnectionInfo(client_id, connection.peer, language, version, int(time.time() * 1000))
+        info = ConnectionInfo(client_id, connection.peer, language, version, self._clock.time_ms())
         for group in groups:
             self._producers.setdefault(group, {})[connection] = info
 
@@ -85,7 +85,7 @@ class Clients:
         """A request; `answered` gets the answer, or None after 10 s or when the client hangs up."""
         opaque = self._next_opaque()
         key = (connection, opaque)
-        timer = asyncio.get_running_loop().call_later(CLIENT_ANSWER_S, self._settle, key, None)
+        timer = self._clock.call_later(CLIENT_ANSWER_S, self._settle, key, None)
         self._waiting[key] = (answered, timer)
         self._asked.setdefault(connection, set()).add(opaque)
         connection.write([encode(Frame(code, opaque, ext, body))])

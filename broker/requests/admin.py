@@ -98,7 +98,7 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         "getTotalTps": stats.rates("GROUP_GET_NUMS"),
         "getFoundTps": stats.rates("GROUP_GET_NUMS"),
         "getMissTps": "0.0 0.0 0.0",
-        "runtime": f"[ {time.strftime('%H:%M:%S', time.gmtime(time.time() - stats.boot_ms / 1000))} ]",
+        "runtime": f"[ {time.strftime('%H:%M:%S', time.gmtime(broker.clock.time_s() - stats.boot_ms / 1000))} ]",
         "earliestMessageTimeStamp": store.earliest_ms(),
         "commitLogMinOffset": store.begin,
         "commitLogMaxOffset": store.end,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import orjson
@@ -110,7 +109,7 @@ def time_span(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(TopicGroup, frame.ext)
     if broker.topics.get(header.topic) is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
-    now_ms = int(time.time() * 1000)
+    now_ms = broker.clock.time_ms()
     spans: list[dict[str, Any]] = []
     for at, item in broker.progress.of(header.group, header.topic).items():
         queue = broker.store.queues.get((at.topic, at.queue_id))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import structlog
@@ -36,18 +35,16 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
         subscription = _subscription(broker, connection, header)
     except Refused as refusal:
         if refusal.code == ResponseCode.SUBSCRIPTION_NOT_LATEST and attempt < SUBSCRIPTION_LOOKS:
-            asyncio.get_running_loop().call_later(
-                SUBSCRIPTION_LOOK_S, _look_again, broker, connection, frame, attempt + 1
-            )
+            broker.clock.call_later(SUBSCRIPTION_LOOK_S, _look_again, broker, connection, frame, attempt + 1)
             return None
         raise
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
     if header.sys_flag & codes.PULL_SUSPEND and broker.draining.holds_back(connection, header):
-        asyncio.get_running_loop().call_later(DRAINING_WAIT_S, _answer_anothers, connection, frame, header)
+        broker.clock.call_later(DRAINING_WAIT_S, _answer_anothers, connection, frame, header)
         return None
     if header.sys_flag & codes.PULL_SUSPEND and _is_anothers(broker, connection, header):
-        asyncio.get_running_loop().call_later(OTHERS_QUEUE_WAIT_S, _answer_anothers, connection, frame, header)
+        broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_anothers, connection, frame, header)
         return None
     if header.sys_flag & codes.PULL_SUSPEND and broker.draining.gates(
         connection, header, lambda: _look_again(broker, connection, frame, attempt)

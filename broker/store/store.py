@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ import structlog
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.message import Record, encode_record, host_flags
 from ...protocol.names import topic_fault
+from ..clock import MACHINE
 from ..config import DAMAGE_ASIDE_BYTES, DELETE_LIMIT, MAX_OPEN_SEGMENTS
 from . import disk
 from .consume_queue import TAIL_ENTRIES, ConsumeQueue
@@ -44,7 +44,9 @@ class Store:
         tag_code_of: Callable[[Record], int],
         open_files: int = MAX_OPEN_SEGMENTS,
         syncs: bool = False,
+        time_ms: Callable[[], int] = MACHINE.time_ms,
     ) -> None:
+        self._time_ms = time_ms
         self.folder = Folder(folder)
         self.store_host = store_host
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -203,7 +205,7 @@ class Store:
 
     def begin_batch(self) -> int:
         """Sets the store time of what is staged next, ms."""
-        self.now_ms = int(time.time() * 1000)
+        self.now_ms = self._time_ms()
         return self.now_ms
 
     def stage(

@@ -30,8 +30,8 @@ from rocketlet.protocol.signature import Signer
 from rocketlet.protocol.subscription import parse_subscription
 from structlog.testing import capture_logs
 
-from ..client.test_consumer import Inbox
 from ..conftest import Node, Nodes, eventually, free_port
+from ..handlers import Inbox
 from .accounts import ACCOUNTS, ADMIN, KEYS, SECRETS, AccountsFile, SignedWire, access, account, signed_wire
 from .certificates import Certificates
 

@@ -11,13 +11,13 @@ from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.protocol import admin_bodies, bodies, fastjson_text, names
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, Queue, TopicConfig
-from rocketlet.protocol.codes import Language, RequestCode
+from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
-from .test_pulls import pull, send
+from ..requests import pull, send
 
 
 def value(answer: Frame) -> Any:
@@ -71,7 +71,9 @@ async def test_progress_spans_and_corrections(wire: Wire) -> None:
     assert [item["messageQueue"]["queueId"] for item in spans] == [0, 1]
     assert spans[0]["minTimeStamp"] <= spans[0]["consumeTimeStamp"] <= spans[0]["maxTimeStamp"]
     assert spans[1]["maxTimeStamp"] == -1
-    assert (await wire.call(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "x", "group": "g"})).code == 17
+    assert (
+        await wire.call(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "x", "group": "g"})
+    ).code == ResponseCode.TOPIC_NOT_EXIST
     ext = {"compareGroup": "behind", "topic": "t", "filterGroups": "g"}
     assert value(await wire.call(RequestCode.QUERY_CORRECTION_OFFSET, ext)) == {"correctionOffsets": {"0": 3}}
     stats = admin_bodies.decode_consume_stats(
@@ -90,7 +92,7 @@ async def test_statistics_count_what_went_through(wire: Wire) -> None:
         found = value(await wire.call(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key}))
         assert {found[part]["sum"] for part in ("statsMinute", "statsHour", "statsDay")} == {5}
     answer = await wire.call(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": "NOPE", "statsKey": "t"})
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "TOPIC_PUT_NUMS" in (answer.remark or "")
 
 
@@ -115,23 +117,27 @@ async def test_a_wrong_setting_is_refused_with_what_is_allowed(
 async def test_permissions_change_while_the_broker_runs(wire: Wire) -> None:
     await create_topic(wire, "t")
     await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=2\nautoCreateSubscriptionGroup=false")
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull())).code == 16
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull())).code == ResponseCode.NO_PERMISSION
     route = bodies.decode_route((await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).body)
     assert [queue.perm for queue in route.queues] == [2]
     await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6")
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull())).code == 26, "groups are not made any more"
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull())).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, (
+        "groups are not made any more"
+    )
 
 
 async def test_kv_settings_are_kept_by_namespace(wire: Wire) -> None:
     put = {"namespace": "n", "key": "k", "value": "v"}
-    assert (await wire.call(RequestCode.GET_KV_CONFIG, put)).code == 22
-    assert (await wire.call(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"})).code == 22
+    assert (await wire.call(RequestCode.GET_KV_CONFIG, put)).code == ResponseCode.QUERY_NOT_FOUND
+    assert (
+        await wire.call(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"})
+    ).code == ResponseCode.QUERY_NOT_FOUND
     assert (await wire.call(RequestCode.PUT_KV_CONFIG, put)).code == 0
     assert (await wire.call(RequestCode.GET_KV_CONFIG, put)).ext["value"] == "v"
     assert value(await wire.call(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"})) == {"table": {"k": "v"}}
     assert (await wire.call(RequestCode.DELETE_KV_CONFIG, put)).code == 0
-    assert (await wire.call(RequestCode.GET_KV_CONFIG, put)).code == 22
-    assert (await wire.call(RequestCode.PUT_KV_CONFIG, {"namespace": "n"})).code == 1
+    assert (await wire.call(RequestCode.GET_KV_CONFIG, put)).code == ResponseCode.QUERY_NOT_FOUND
+    assert (await wire.call(RequestCode.PUT_KV_CONFIG, {"namespace": "n"})).code == ResponseCode.SYSTEM_ERROR
 
 
 async def test_the_name_server_keeps_only_so_many_settings(
@@ -151,11 +157,15 @@ async def test_a_group_online_is_reset_by_telling_its_members(node: Node, wire: 
     for _ in range(3):
         await send(wire)
     ext = {"topic": "t", "group": "g", "timestamp": -1, "isForce": "true"}
-    assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ext, "topic": "x"})).code == 1
-    assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)).code == 1, "the group has no offset yet"
+    assert (
+        await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ext, "topic": "x"})
+    ).code == ResponseCode.SYSTEM_ERROR
+    assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)).code == ResponseCode.SYSTEM_ERROR, (
+        "the group has no offset yet"
+    )
     for queue in range(2):
         await commit(wire, 0, queue)
-    assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)).code == 206
+    assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)).code == ResponseCode.CONSUMER_NOT_ONLINE
     two = await connect(node.address)
     await member(two)
     wanted = {Queue("t", "broker-a", 0): 3, Queue("t", "broker-a", 1): 0}
@@ -207,8 +217,10 @@ async def test_who_is_not_there_is_not_waited_for(node: Node, wire: Wire, connec
     await create_topic(wire, "t", 1)
     nobody = {"consumerGroup": "g", "clientId": "c9", "msgId": "00"}
     for code in (RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY):
-        assert (await wire.call(code, nobody)).code == 1
-    assert (await wire.call(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "t", "group": "g"})).code == 1
+        assert (await wire.call(code, nobody)).code == ResponseCode.SYSTEM_ERROR
+    assert (
+        await wire.call(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "t", "group": "g"})
+    ).code == ResponseCode.SYSTEM_ERROR
     two = await connect(node.address)
     await member(two, "c9")
     answer = await wire.call(RequestCode.CONSUME_MESSAGE_DIRECTLY, nobody)
@@ -216,7 +228,7 @@ async def test_who_is_not_there_is_not_waited_for(node: Node, wire: Wire, connec
     opaque = wire.send(RequestCode.GET_CONSUMER_RUNNING_INFO, nobody)
     await two.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
     await two.close()
-    assert (await wire.answer(opaque)).code == 207
+    assert (await wire.answer(opaque)).code == ResponseCode.CONSUME_MSG_TIMEOUT
 
 
 async def test_an_offset_out_of_range_leaves_an_event(wire: Wire) -> None:
@@ -248,7 +260,7 @@ async def test_a_compressed_registration_is_read(wire: Wire) -> None:
     route = bodies.decode_route((await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "far"})).body)
     assert [(queue.broker_name, queue.read_queues) for queue in route.queues] == [("broker-z", 3)]
     answer = await wire.call(RequestCode.REGISTER_BROKER, {**ext, "bodyCrc32": 0}, b"no zlib")
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "compressed" in (answer.remark or "")
 
 
@@ -266,7 +278,11 @@ async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(
             topics.delete(f"t{number}")
             groups.delete(f"g{number}")
         config = node.config
-        kept = {topic.name: topic.read_queues for topic in Topics(config, on_change=print) if topic.name[1:].isdigit()}
+        kept = {
+            topic.name: topic.read_queues
+            for topic in Topics(config, node.clock, on_change=print)
+            if topic.name[1:].isdigit()
+        }
         assert kept == {f"t{item}": item for item in range(number + 1) if item % 3}
         again = GroupConfigs(config.data_dir / "groups.json", auto_create=True)
         assert {group.name: group.retry_max_times for group in again} == {

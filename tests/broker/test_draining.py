@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.protocol import bodies, group_bodies
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol import group_bodies
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.message import decode_records
-from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Wire, create_topic, eventually
-from .test_pulls import SUBSCRIBED, SUSPEND, pull, send
+from ..requests import SUBSCRIBED, SUSPEND, join, members, pull, send
 
 FLAGS = SUBSCRIBED | SUSPEND
 
@@ -20,16 +19,6 @@ FLAGS = SUBSCRIBED | SUSPEND
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No drain ends because the machine is busy."""
     monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 3600.0)
-
-
-async def join(wire: Wire, client_id: str, strategy: str | None = None) -> None:
-    data = ConsumerData("g", subscriptions=(parse_subscription("t", "*", version=1),), strategy=strategy)
-    await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat(client_id, (data,))))
-
-
-async def known(wire: Wire) -> list[str]:
-    answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
-    return group_bodies.decode_members(answer.body).client_ids if answer.code == 0 else []
 
 
 async def reading(node: Node, wire: Wire) -> None:
@@ -47,20 +36,26 @@ async def test_a_reader_ends_before_the_next_one_is_told(node: Node, wire: Wire,
     two = await connect(node.address)
     await join(two, "c2")
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
-    assert await known(two) == ["c1", "c2"], "the newcomer loses nothing, and is told at once"
-    assert await known(wire) == ["c1"], "the reader goes on with the list that it had"
+    assert await members(two) == ["c1", "c2"], "the newcomer loses nothing, and is told at once"
+    assert await members(wire) == ["c1"], "the reader goes on with the list that it had"
     waits = two.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=0, flags=FLAGS))
     await send(wire, b"later", queue=1)
     answer = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
-    assert (answer.code, answer.ext["nextBeginOffset"]) == (19, "1"), "nothing new while its handlers run"
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "1"), (
+        "nothing new while its handlers run"
+    )
     assert not [frame for frame in wire.requests if frame.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=0, offset=1, flags=SUBSCRIBED))).code == 19
+    assert (
+        await wire.call(RequestCode.PULL_MESSAGE, pull(queue=0, offset=1, flags=SUBSCRIBED))
+    ).code == ResponseCode.PULL_NOT_FOUND
     handled = pull(queue=1, offset=1, flags=FLAGS | 0x1, commit_offset=1)
-    assert (await wire.call(RequestCode.PULL_MESSAGE, handled)).code == 19
+    assert (await wire.call(RequestCode.PULL_MESSAGE, handled)).code == ResponseCode.PULL_NOT_FOUND
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
-    assert await known(wire) == ["c1", "c2"]
+    assert await members(wire) == ["c1", "c2"]
     let_on = await two.answer(waits)
-    assert (let_on.code, let_on.ext["nextBeginOffset"], let_on.body) == (19, "1", b""), "not what c1 has handled"
+    assert (let_on.code, let_on.ext["nextBeginOffset"], let_on.body) == (ResponseCode.PULL_NOT_FOUND, "1", b""), (
+        "not what c1 has handled"
+    )
     fresh = await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
     assert [record.body for record in decode_records(fresh.body)] == [b"later"]
     assert node.broker.offsets.get("g", "t", 1) == 1
@@ -76,7 +71,7 @@ async def test_long_handlers_are_waited_for_only_so_long(
     two = await connect(node.address)
     await join(two, "c2")
     await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
-    assert await known(two) == ["c1", "c2"]
+    assert await members(two) == ["c1", "c2"]
 
 
 async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
@@ -84,7 +79,7 @@ async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
 ) -> None:
     await reading(node, wire)
     ours = await connect(node.address)
-    await join(ours, "c2", "AVG")
+    await join(ours, "c2", strategy="AVG")
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
     request = LockRequest("c2", "g", (Queue("t", "broker-a", 1),), True)
 
@@ -102,7 +97,7 @@ async def test_a_reader_that_dies_while_it_is_drained_holds_nothing_up(
 ) -> None:
     await reading(node, wire)
     ours = await connect(node.address)
-    await join(ours, "c2", "AVG")
+    await join(ours, "c2", strategy="AVG")
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
     await wire.close()
     await eventually(lambda: len(node.broker.groups.get("g").members) == 1)  # type: ignore[union-attr]
@@ -117,7 +112,7 @@ async def test_a_foreign_member_goes_on_where_the_last_owner_of_a_lease_came(
         await send(wire, b"%d" % number)
     await join(wire, "java")  # loads the offset, which is 0
     ours = await connect(node.address)
-    await join(ours, "python", "AVG")
+    await join(ours, "python", strategy="AVG")
     queue = Queue("t", "broker-a", 0)
     request = LockRequest("python", "g", (queue,), True)
     locked = await ours.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
@@ -128,7 +123,9 @@ async def test_a_foreign_member_goes_on_where_the_last_owner_of_a_lease_came(
     late = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}
     assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, late)).code == 16, "one-way, as Java sends it, or not"
     stale = await wire.call(RequestCode.PULL_MESSAGE, pull(flags=FLAGS | 0x1, commit_offset=1))
-    assert (stale.code, stale.ext["nextBeginOffset"], stale.body) == (19, "6", b""), "no message that was handled"
+    assert (stale.code, stale.ext["nextBeginOffset"], stale.body) == (ResponseCode.PULL_NOT_FOUND, "6", b""), (
+        "no message that was handled"
+    )
     assert node.broker.offsets.get("g", "t", 0) == 6
     fresh = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=6, flags=FLAGS | 0x1, commit_offset=6))
     assert fresh.code == 0
@@ -148,14 +145,14 @@ async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
 ) -> None:
     """Two changes in a row: c2 has its list and has not pulled yet, c1 has let go though it pulled last."""
     await reading(node, wire)
-    assert await known(wire) == ["c1"]
+    assert await members(wire) == ["c1"]
     two, three = await connect(node.address), await connect(node.address)
     await join(two, "c2")
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
     await handled(wire, 1, 1)
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
-    assert await known(wire) == ["c1", "c2"]
-    assert await known(two) == ["c1", "c2"]
+    assert await members(wire) == ["c1", "c2"]
+    assert await members(two) == ["c1", "c2"]
     await join(three, "c0")  # c0 gets queue 0, c1 queue 1, c2 nothing: both queues move
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 0))
     await eventually(lambda: not node.broker.draining._drains["g"].is_open)
@@ -169,7 +166,7 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     await create_topic(wire, "t", 4)
     two = await connect(node.address)
     await join(wire, "c1")
-    assert await known(wire) == ["c1"]
+    assert await members(wire) == ["c1"]
     for queue in range(4):
         await send(wire, queue=queue)
     for queue in range(2):
@@ -178,8 +175,8 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     await eventually(lambda: not node.broker.draining._drains["g"].is_open)
     for queue in (2, 3):
         await handled(wire, queue, 0)
-    assert await known(wire) == ["c1", "c2"]
-    assert await known(two) == ["c1", "c2"]
+    assert await members(wire) == ["c1", "c2"]
+    assert await members(two) == ["c1", "c2"]
     for queue in (2, 3):
         assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
     three = await connect(node.address)
@@ -187,10 +184,10 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     await eventually(lambda: not node.broker.draining._drains["g"].is_open)
     assert node.broker.draining.is_draining("g", "t", 2)
     await handled(two, 2, 1)
-    assert sorted(await known(two)) == ["c0", "c1", "c2"], "told"
-    assert await known(wire) == ["c1", "c2"], "not told: its handlers run"
+    assert sorted(await members(two)) == ["c0", "c1", "c2"], "told"
+    assert await members(wire) == ["c1", "c2"], "not told: its handlers run"
     await handled(wire, 0, 1)
-    assert await known(wire) == ["c1", "c2"]
+    assert await members(wire) == ["c1", "c2"]
     await handled(wire, 1, 1)
-    assert sorted(await known(wire)) == ["c0", "c1", "c2"]
+    assert sorted(await members(wire)) == ["c0", "c1", "c2"]
     assert not node.broker.draining.is_draining("g", "t", 0)

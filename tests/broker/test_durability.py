@@ -11,14 +11,12 @@ import pytest
 from rocketlet.broker.messages.delays import tag_code_of
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import Heartbeat
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.headers import SendBack, UpdateOffset, write
 from rocketlet.protocol.message import Record, decode_records
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from .test_pulls import heartbeat, pull, send
-from .test_replies import reply
-from .test_transactions import COMMIT, end, half
+from ..requests import COMMIT, end, half, heartbeat, pull, reply, send
 
 
 class Device:
@@ -102,12 +100,12 @@ async def test_after_a_sync_that_failed_nothing_is_written_any_more(
     assert (await send(wire, b"kept")).code == 0
     device.error = OSError(5, "Input/output error")
     refused = await send(wire, b"who knows")
-    assert refused.code == 14
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "the broker writes no more" in (refused.remark or "")
     device.error = None  # the next sync would succeed, and mean nothing
     end_of_log = node.broker.store.end
     again = await send(wire, b"not written")
-    assert (again.code, node.broker.store.end) == (14, end_of_log)
+    assert (again.code, node.broker.store.end) == (ResponseCode.SERVICE_NOT_AVAILABLE, end_of_log)
     assert "Input/output error" in (again.remark or "")
     answer = await wire.call(RequestCode.PULL_MESSAGE, pull())
     assert next(decode_records(answer.body)).body == b"kept"
@@ -127,8 +125,8 @@ async def test_a_write_that_the_device_fails_stops_writing_too(
 
     with monkeypatch.context() as patch:
         patch.setattr("rocketlet.broker.store.disk.write", fail)
-        assert (await send(wire)).code == 14
-    assert (await send(wire)).code == 14
+        assert (await send(wire)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert (await send(wire)).code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert node.broker.store.fault is not None
 
 
@@ -153,7 +151,7 @@ async def test_a_broker_starts_on_a_full_disk_and_unknown_groups_read_there(
         await heartbeat(wire, group="unknown")
         answer = await wire.call(RequestCode.PULL_MESSAGE, pull(consumer_group="unknown"))
         assert [record.body for record in decode_records(answer.body)] == [b"kept"]
-        assert (await send(wire)).code == 14
+        assert (await send(wire)).code == ResponseCode.SERVICE_NOT_AVAILABLE
         node.broker.persist()
     assert (await send(wire, b"room again")).code == 0
     node.broker.persist()

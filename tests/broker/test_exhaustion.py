@@ -14,8 +14,7 @@ from rocketlet.protocol.codes import RequestCode
 
 from ..campaigns.frames import Peer
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from .test_hostile import send_v2
-from .test_pulls import pull, send
+from ..requests import pull, send, send_v2
 
 MIB = 1 << 20
 

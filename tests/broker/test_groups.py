@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import HEARTBEAT_LIMIT_S, IDLE_LIMIT_S, SWEEP_INTERVAL_S
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.nameserver.routes import Routes
@@ -13,9 +14,8 @@ from rocketlet.broker.net.connection import Connection
 from rocketlet.broker.server import Server
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, Queue, TopicConfig
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.extents import TopicExtent, decode_extents, encode_topics
-from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
 from rocketlet.protocol.names import retry_topic
@@ -23,25 +23,7 @@ from rocketlet.protocol.registration_body import encode_registration
 from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, free_port, peer
-from .test_pulls import SUBSCRIBED, SUSPEND, pull, send
-
-QUEUE = Queue("t", "broker-a", 0)
-
-
-async def beat(wire: Wire, client_id: str, topics: dict[str, str] | None = None, group: str = "g") -> Frame:
-    subscriptions = tuple(parse_subscription(topic, text, version=1) for topic, text in (topics or {"t": "*"}).items())
-    body = bodies.encode_heartbeat(Heartbeat(client_id, (ConsumerData(group, subscriptions=subscriptions),)))
-    return await wire.call(RequestCode.HEART_BEAT, body=body)
-
-
-async def members(wire: Wire, **ext: str) -> list[str]:
-    answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g", **ext})
-    return group_bodies.decode_members(answer.body).client_ids if answer.code == 0 else []
-
-
-async def lock(wire: Wire, client_id: str, *, handover: bool = True, code: int = RequestCode.LOCK_BATCH_MQ) -> Frame:
-    body = group_bodies.encode_lock_request(LockRequest(client_id, "g", (QUEUE,), handover))
-    return await wire.call(code, body=body)
+from ..requests import QUEUE, SUBSCRIBED, SUSPEND, beat, lock, members, pull, send
 
 
 async def test_members_come_and_go_and_each_change_is_told(node: Node, connect: Connect) -> None:
@@ -69,7 +51,7 @@ async def test_a_closed_socket_ends_a_membership_at_once(node: Node, connect: Co
 
 async def test_a_group_without_members_is_an_error_with_an_empty_body(wire: Wire) -> None:
     answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "nobody"})
-    assert (answer.code, answer.body) == (1, b"")
+    assert (answer.code, answer.body) == (ResponseCode.SYSTEM_ERROR, b"")
 
 
 async def test_changes_close_together_make_one_notification(node: Node, connect: Connect) -> None:
@@ -114,8 +96,8 @@ async def test_members_do_not_erase_each_others_subscriptions(node: Node, connec
     await beat(one, "c1", {"t": "*"})
     await beat(two, "c2", {"u": "A"})
     await beat(one, "c1", {"t": "*"})
-    assert (await one.call(RequestCode.PULL_MESSAGE, pull("t", flags=0))).code == 19
-    assert (await two.call(RequestCode.PULL_MESSAGE, pull("u", flags=0))).code == 19
+    assert (await one.call(RequestCode.PULL_MESSAGE, pull("t", flags=0))).code == ResponseCode.PULL_NOT_FOUND
+    assert (await two.call(RequestCode.PULL_MESSAGE, pull("u", flags=0))).code == ResponseCode.PULL_NOT_FOUND
     assert await members(one, topic="t") == ["c1"]
     assert await members(one, topic="u") == ["c2"]
     assert await members(one) == ["c1"], "a foreign client is told of those that share a topic with it"
@@ -133,7 +115,7 @@ async def test_retries_have_one_reader_where_members_know_only_of_some(node: Nod
     await beat(two, "c2", {"u": "*", retry: "*"})
     await send(one, b"again", topic=retry)
     flags = SUBSCRIBED | SUSPEND
-    assert (await two.call(RequestCode.PULL_MESSAGE, pull(retry, flags=flags))).code == 19
+    assert (await two.call(RequestCode.PULL_MESSAGE, pull(retry, flags=flags))).code == ResponseCode.PULL_NOT_FOUND
     assert (await one.call(RequestCode.PULL_MESSAGE, pull(retry, flags=flags))).code == 0
     await one.close()
     await eventually(lambda: len(node.broker.groups.get("g").members) == 1)  # type: ignore[union-attr]
@@ -159,7 +141,7 @@ async def test_a_foreign_member_gets_nothing_of_a_queue_that_one_of_ours_owns(no
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"clientID":1}', b'{"consumerDataSet":5,"clientID":"c"}', b"\xff\xfe"])
 async def test_a_bad_heartbeat_is_refused_and_registers_nothing(node: Node, wire: Wire, body: bytes) -> None:
     answer = await wire.call(RequestCode.HEART_BEAT, body=body)
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert list(node.broker.groups) == []
 
 
@@ -206,7 +188,7 @@ async def test_a_foreign_client_id_locks_and_unlocks_nothing(node: Node, connect
         (two, RequestCode.UNLOCK_BATCH_MQ),
         (stranger, RequestCode.UNLOCK_BATCH_MQ),
     ):
-        assert (await lock(wire, "c1", code=code)).code == 1
+        assert (await lock(wire, "c1", code=code)).code == ResponseCode.SYSTEM_ERROR
     assert node.broker.locks.owners("g") == {("t", 0): "c1"}
 
 
@@ -257,7 +239,7 @@ async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connec
     async def unlock(wire: Wire, client: str, queue: Queue = QUEUE, epochs: int | None = None) -> str:
         request = LockRequest(client, "g", (queue,), True, {queue: epochs} if epochs else {})
         answer = await wire.call(RequestCode.UNLOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
-        assert answer.code == 1
+        assert answer.code == ResponseCode.SYSTEM_ERROR
         return answer.remark or ""
 
     assert "locked by c1" in await unlock(two, "c2"), "another's"
@@ -267,61 +249,58 @@ async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connec
     assert group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE] == epoch
 
 
-def make_locks(folder: Path, told: list[Connection] | None = None) -> Locks:
+def make_locks(folder: Path, clock: MovableClock, told: list[Connection] | None = None) -> Locks:
     """Locks alone; who is told of a free queue is in `told`."""
     return Locks(
-        History(),
+        History(clock),
         folder / "locks.json",
+        clock,
         on_free=lambda connection, group: told.append(connection) if told is not None else None,
         on_change=lambda: None,
         is_held_back=lambda group, topic, queue_id: False,
     )
 
 
-def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("rocketlet.broker.groups.locks.time.monotonic", lambda: now)
+def test_a_lease_that_is_not_renewed_ends(tmp_path: Path) -> None:
+    clock = MovableClock(stands=True)
     told: list[Connection] = []
-    locks = make_locks(tmp_path, told)
+    locks = make_locks(tmp_path, clock, told)
     one, two = peer(), peer()
     request = LockRequest("c1", "g", (QUEUE,), True)
     other = LockRequest("c2", "g", (QUEUE,), True)
     locks.lock(request, one)
     assert locks.lock(other, two) == {}
     for _ in range(20):
-        now += 1
+        clock.advance(1)
         locks.expire()
     assert told == []
-    now += 1
+    clock.advance(1)
     locks.expire()
     assert told == [two]
     assert QUEUE in locks.lock(other, two)
     assert locks.commit_fault("g", ("t", 0), one, 1)
 
 
-def test_a_broker_that_stood_still_gives_its_members_time_to_renew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr("rocketlet.broker.groups.locks.time.monotonic", lambda: now)
-    locks = make_locks(tmp_path)
+def test_a_broker_that_stood_still_gives_its_members_time_to_renew(tmp_path: Path) -> None:
+    clock = MovableClock(stands=True)
+    locks = make_locks(tmp_path, clock)
     one, two = peer(), peer()
     mine, other = LockRequest("c1", "g", (QUEUE,), True), LockRequest("c2", "g", (QUEUE,), True)
     epoch = locks.lock(mine, one)[QUEUE]
-    now += 30  # renewals wait in the sockets
+    clock.advance(30)  # renewals wait in the sockets
     assert locks.lock(other, two) == {}, "asked for before the renewal is read"
     locks.expire()
     assert locks.lock(mine, one) == {QUEUE: epoch}
-    now += 30
+    clock.advance(30)
     locks.expire()
     for _ in range(20):
-        now += 1
+        clock.advance(1)
         locks.expire()
     assert QUEUE in locks.lock(other, two), "time to renew, not for ever"
 
 
 def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
-    locks = make_locks(tmp_path)
+    locks = make_locks(tmp_path, MovableClock())
     one, again = peer(), peer()
     ask = LockRequest("c1", "g", (QUEUE,), True)
     first = locks.lock(ask, one)[QUEUE]
@@ -345,7 +324,9 @@ async def test_apaches_locks_last_and_survive_a_closed_socket(node: Node, connec
 async def test_offsets_of_unknown_queues_are_0_and_of_new_groups_what_the_client_asks(wire: Wire) -> None:
     query = {"consumerGroup": "g", "topic": "t", "queueId": "0"}
     assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, query)).ext["offset"] == "0"
-    assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, {**query, "unknown": "error"})).code == 22
+    assert (
+        await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, {**query, "unknown": "error"})
+    ).code == ResponseCode.QUERY_NOT_FOUND
     await create_topic(wire, "t")
     await send(wire)
     await send(wire, queue=1)
@@ -376,13 +357,13 @@ async def test_topics_are_made_altered_listed_and_deleted(wire: Wire) -> None:
     assert "t" in bodies.decode_topic_list(topics.body)
     await send(wire, queue=5)
     assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})).code == 0
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("t"))).code == 17
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("t"))).code == ResponseCode.TOPIC_NOT_EXIST
     await create_topic(wire, "t", 6)
     assert (await wire.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "5"})).ext["offset"] == "0"
     for name in ("TBW102", "a b"):
-        assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name})).code == 1
+        assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name})).code == ResponseCode.SYSTEM_ERROR
         ext = {"topic": name, "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
-        assert (await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 1
+        assert (await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == ResponseCode.SYSTEM_ERROR
 
 
 async def test_the_name_server_knows_brokers_that_register_and_forgets_those_that_leave(
@@ -401,11 +382,13 @@ async def test_the_name_server_knows_brokers_that_register_and_forgets_those_tha
     while not await routed():
         pass
     await guest.stop()
-    assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).code == 17
+    assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 async def test_an_unknown_topic_has_no_route(wire: Wire) -> None:
-    assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "nowhere"})).code == 17
+    assert (
+        await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "nowhere"})
+    ).code == ResponseCode.TOPIC_NOT_EXIST
     assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"})).code == 0
 
 
@@ -414,7 +397,7 @@ async def test_a_registration_with_a_wrong_checksum_is_refused(wire: Wire) -> No
         "brokerName": "b", "brokerAddr": "h:1", "clusterName": "c", "haServerAddr": "h:2", "brokerId": "0",
         "bodyCrc32": "1",
     }  # fmt: skip
-    assert (await wire.call(RequestCode.REGISTER_BROKER, ext, b"{}")).code == 1
+    assert (await wire.call(RequestCode.REGISTER_BROKER, ext, b"{}")).code == ResponseCode.SYSTEM_ERROR
 
 
 @pytest.mark.parametrize(("kind", "code"), [("TAG", 0), ("SQL92", 0), ("XYZ", 23)])
@@ -425,28 +408,27 @@ async def test_a_clients_expression_type_is_checked(wire: Wire, kind: str, code:
     assert (await wire.call(RequestCode.CHECK_CLIENT_CONFIG, body=body % kind.encode())).code == code
 
 
-async def test_a_member_that_is_silent_for_two_minutes_is_dropped_and_closed(
-    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_member_that_is_silent_for_two_minutes_is_dropped_and_closed(node: Node, connect: Connect) -> None:
     silent, alive = await connect(node.address), await connect(node.address)
     await beat(silent, "c1")
     await beat(alive, "c2")
-    group = node.broker.groups.get("g")
-    assert group is not None
-    next(member for member in group.members.values() if member.client_id == "c1").seen_s -= 121
-    node.broker._expire_members()
+    node.clock.advance(HEARTBEAT_LIMIT_S - SWEEP_INTERVAL_S)
+    await beat(alive, "c2")
+    await members(silent)  # it is not idle
+    assert await members(alive) == ["c1", "c2"]
+    node.clock.advance(2 * SWEEP_INTERVAL_S)
     assert await silent.closed()
     assert await members(alive) == ["c2"]
 
 
-async def test_idle_connections_are_closed(node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = await connect(node.address)
+async def test_idle_connections_are_closed(node: Node, connect: Connect) -> None:
+    idle, busy = await connect(node.address), await connect(node.address)
     await members(idle)
-    monkeypatch.setattr("rocketlet.broker.server.SWEEP_INTERVAL_S", 0.01)
-    monkeypatch.setattr("rocketlet.broker.server.IDLE_LIMIT_S", 0.0)
-    sweep = asyncio.create_task(node.server._sweep())
+    node.clock.advance(IDLE_LIMIT_S / 2)
+    await members(busy)
+    node.clock.advance(IDLE_LIMIT_S / 2 + SWEEP_INTERVAL_S)
     assert await idle.closed()
-    sweep.cancel()
+    await members(busy)
 
 
 async def test_a_name_server_says_whether_a_brokers_topics_have_changed(wire: Wire) -> None:
@@ -461,7 +443,7 @@ async def test_a_name_server_says_whether_a_brokers_topics_have_changed(wire: Wi
     newer = bodies.encode_data_version(DataVersion(1, 3))
     assert (await wire.call(RequestCode.QUERY_DATA_VERSION, broker, newer)).ext["changed"] == "true"
     await wire.call(RequestCode.UNREGISTER_BROKER, broker)
-    assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).code == 17
+    assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 async def test_an_external_port_tells_the_external_addresses(tmp_path: Path, connect: Connect) -> None:

@@ -2,89 +2,42 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 from rocketlet.protocol import bodies
-from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat
-from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame
-from rocketlet.protocol.headers import PullMessage, SendMessage, write
+from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
 from rocketlet.protocol.message import decode_records
-from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
-
-SUBSCRIBED = 0x4
-SUSPEND = 0x2
-
-
-def pull(
-    topic: str = "t", *, queue: int = 0, offset: int = 0, flags: int = SUBSCRIBED, **fields: Any
-) -> dict[str, Any]:
-    header = PullMessage("g", topic, queue, offset, 32, flags, 0, 15_000, subscription="*")
-    return write(header._replace(**fields))
-
-
-def write_send_v2(header: SendMessage) -> dict[str, ExtValue]:
-    ext: dict[str, ExtValue] = {
-        "a": header.producer_group,
-        "b": header.topic,
-        "c": header.default_topic,
-        "d": header.default_topic_queue_nums,
-        "e": header.queue_id,
-        "f": header.sys_flag,
-        "g": header.born_timestamp,
-        "h": header.flag,
-        "i": header.properties,
-        "j": header.reconsume_times,
-        "k": False,
-        "m": header.batch,
-    }
-    if header.max_reconsume_times is not None:
-        ext["l"] = header.max_reconsume_times
-    return ext
-
-
-async def send(
-    wire: Wire, body: bytes = b"x", *, topic: str = "t", queue: int = 0, tag: str = "", **fields: Any
-) -> Frame:
-    properties = f"TAGS\x01{tag}" if tag else ""
-    header = SendMessage("p", topic, "TBW102", 4, queue, 0, int(time.time() * 1000), 0, properties)
-    return await wire.call(RequestCode.SEND_MESSAGE_V2, write_send_v2(header._replace(**fields)), body)
-
-
-async def heartbeat(wire: Wire, group: str = "g", topic: str = "t", expression: str = "*", **fields: Any) -> None:
-    version = fields.pop("version", 10)
-    consumer = ConsumerData(group, subscriptions=(parse_subscription(topic, expression, version=version),), **fields)
-    answer = await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c1", (consumer,))))
-    assert answer.code == 0
+from ..requests import SUBSCRIBED, SUSPEND, heartbeat, pull, send
 
 
 async def test_a_broker_that_may_not_be_read_refuses_first(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start(permission=2)
     answer = await (await connect(node.address)).call(RequestCode.PULL_MESSAGE, pull("nowhere"))
-    assert answer.code == 16
+    assert answer.code == ResponseCode.NO_PERMISSION
 
 
 async def test_an_unknown_group_comes_before_an_unknown_topic(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start(auto_create_groups=False)
     answer = await (await connect(node.address)).call(RequestCode.PULL_MESSAGE, pull("nowhere"))
-    assert answer.code == 26
+    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
     assert "subscription group [g] does not exist" in (answer.remark or "")
 
 
 async def test_a_group_that_may_not_consume_is_refused(wire: Wire) -> None:
     group = bodies.encode_group(GroupConfig("g", consume_enable=False))
     assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)).code == 0
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("nowhere"))).code == 16
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("nowhere"))).code == ResponseCode.NO_PERMISSION
 
 
 async def test_an_unknown_topic_a_closed_one_and_a_wrong_queue_are_refused(wire: Wire) -> None:
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("nowhere"))).code == 17
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("nowhere"))).code == ResponseCode.TOPIC_NOT_EXIST
     await create_topic(wire, "closed", perm=2)
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("closed", queue=99))).code == 16
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull("closed", queue=99))).code == ResponseCode.NO_PERMISSION
     await create_topic(wire, "t")
     for queue in (-1, 4):
         answer = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue))
@@ -93,7 +46,9 @@ async def test_an_unknown_topic_a_closed_one_and_a_wrong_queue_are_refused(wire:
 
 async def test_a_bad_expression_in_the_request_is_23(wire: Wire) -> None:
     await create_topic(wire, "t")
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(subscription="||"))).code == 23
+    assert (
+        await wire.call(RequestCode.PULL_MESSAGE, pull(subscription="||"))
+    ).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
 async def test_without_the_subscription_bit_the_heartbeat_decides(wire: Wire) -> None:
@@ -105,8 +60,10 @@ async def test_without_the_subscription_bit_the_heartbeat_decides(wire: Wire) ->
     answer = await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0))
     assert (answer.code, "subscription not exist" in (answer.remark or "")) == (24, True)
     await heartbeat(wire)
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=11))).code == 25
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=9))).code == 19
+    assert (
+        await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=11))
+    ).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=9))).code == ResponseCode.PULL_NOT_FOUND
 
 
 async def test_broadcasting_can_be_forbidden(wire: Wire) -> None:
@@ -114,7 +71,7 @@ async def test_broadcasting_can_be_forbidden(wire: Wire) -> None:
     group = bodies.encode_group(GroupConfig("g", consume_broadcast_enable=False))
     await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
     await heartbeat(wire, message_model="BROADCASTING")
-    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0))).code == 16
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0))).code == ResponseCode.NO_PERMISSION
 
 
 @pytest.mark.parametrize(("kind", "expression", "code"), [("SQL92", "a +", 23), ("CLASS", "a", 1)])
@@ -220,7 +177,7 @@ async def test_a_held_pull_sleeps_through_messages_of_other_tags(node: Node, wir
 async def test_a_held_pull_ends_when_its_time_is_up(wire: Wire) -> None:
     await create_topic(wire, "t")
     answer = await wire.call(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND, suspend_timeout_millis=30))
-    assert answer.code == 19
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
 
 
 async def test_a_pull_commits_its_offset_if_the_bit_says_so(wire: Wire) -> None:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import Heartbeat
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.headers import SendMessage
 
 from ..conftest import Connect, Node, Wire
-from .test_pulls import write_send_v2
-
-TEXT = "CORRELATION_ID\x01c1\x02REPLY_TO_CLIENT\x01{}\x02MSG_TYPE\x01reply"
-
-
-def reply(client: str) -> dict[str, str | int | bool]:
-    header = SendMessage("r", "DefaultCluster_REPLY_TOPIC", "TBW102", 4, 0, 0, int(time.time() * 1000), 0)
-    return write_send_v2(header._replace(properties=TEXT.format(client)))
+from ..requests import reply
 
 
 async def test_a_reply_is_pushed_to_who_waits_and_kept(node: Node, wire: Wire, connect: Connect) -> None:
@@ -38,7 +28,7 @@ async def test_a_reply_is_pushed_to_who_waits_and_kept(node: Node, wire: Wire, c
 
 async def test_the_sender_learns_that_nobody_took_the_reply(node: Node, wire: Wire, connect: Connect) -> None:
     answer = await wire.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("nobody"), b"x")
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "nobody" in (answer.remark or "")
     waiting = await connect(node.address)
     body = bodies.encode_heartbeat(Heartbeat("me", producer_groups=("p",)))
@@ -47,4 +37,4 @@ async def test_the_sender_learns_that_nobody_took_the_reply(node: Node, wire: Wi
     await waiting.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
     await waiting.close()
     gone: Frame = await wire.answer(opaque)
-    assert gone.code == 1
+    assert gone.code == ResponseCode.SYSTEM_ERROR

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import GroupConfig
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
 from rocketlet.protocol.headers import SendBack, write
 from rocketlet.protocol.message import BatchEntry, Record, decode_records, encode_batch
 from rocketlet.protocol.properties import decode
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from .test_pulls import heartbeat, pull, send
+from ..requests import heartbeat, pull, send
 
 
 async def records(wire: Wire, topic: str = "t", queue: int = 0) -> list[Record]:
@@ -71,7 +71,7 @@ async def test_a_missing_field_is_named(wire: Wire) -> None:
 async def test_a_body_may_have_four_mib_and_not_a_byte_more(wire: Wire) -> None:
     await create_topic(wire, "t")
     assert (await send(wire, b"x" * 4_194_304)).code == 0
-    assert (await send(wire, b"x" * 4_194_305)).code == 13
+    assert (await send(wire, b"x" * 4_194_305)).code == ResponseCode.MESSAGE_ILLEGAL
     assert (await send(wire, b"")).code == 0
 
 
@@ -133,7 +133,9 @@ async def test_a_batch_is_stored_whole_and_in_a_row(wire: Wire) -> None:
 )
 async def test_a_bad_batch_stores_nothing(wire: Wire, fields: dict[str, Any], body: bytes) -> None:
     await create_topic(wire, "t")
-    assert (await wire.call(RequestCode.SEND_BATCH_MESSAGE, _v2(m=True, **fields), body)).code == 13
+    assert (
+        await wire.call(RequestCode.SEND_BATCH_MESSAGE, _v2(m=True, **fields), body)
+    ).code == ResponseCode.MESSAGE_ILLEGAL
     assert await records(wire) == []
 
 
@@ -197,7 +199,10 @@ async def test_a_send_back_of_what_is_not_there_is_refused(wire: Wire) -> None:
 
 async def test_unknown_requests_are_3_and_the_connection_goes_on(wire: Wire) -> None:
     answer = await wire.call(999)
-    assert (answer.code, answer.remark) == (3, " request type 999 not supported")
+    assert (answer.code, answer.remark) == (
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        " request type 999 not supported",
+    )
     assert (await wire.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})).ext["offset"] == "0"
 
 

@@ -20,8 +20,8 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 from structlog.testing import capture_logs
 
-from ..client.test_consumer import Inbox
 from ..conftest import Connect, Node, Nodes, Wire, eventually, free_port
+from ..handlers import Inbox
 from .certificates import Certificates, serial
 
 ASK = RequestCode.GET_BROKER_CLUSTER_INFO

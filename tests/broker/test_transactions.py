@@ -8,28 +8,12 @@ import pytest
 from rocketlet.protocol import bodies, names
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import Heartbeat
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.headers import EndTransaction, write
 from rocketlet.protocol.message import Record, decode_record, decode_records
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from .test_pulls import pull, send
-
-COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
-HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01u1\x02TAGS\x01a\x02WAIT\x01true"
-
-
-def end(sent: Frame, outcome: int, group: str = "p", **fields: Any) -> dict[str, Any]:
-    position = int(str(sent.ext["msgId"])[-16:], 16)
-    header = EndTransaction(group, int(sent.ext["queueOffset"]), position, outcome, msg_id="u1")
-    return write(header._replace(**fields))
-
-
-async def half(wire: Wire, body: bytes = b"pay", queue: int = 1) -> Frame:
-    sent = await send(wire, body, queue=queue, properties=HALF, sys_flag=4)
-    assert (sent.code, sent.ext["queueId"]) == (0, str(queue))
-    return sent
+from ..requests import COMMIT, ROLLBACK, UNKNOWN, end, half, pull
 
 
 async def found(wire: Wire, topic: str = "t", queue: int = 1) -> list[Record]:
@@ -74,7 +58,7 @@ async def test_an_outcome_that_does_not_fit_changes_nothing(
 ) -> None:
     await create_topic(wire, "t")
     answer = await wire.call(RequestCode.END_TRANSACTION, end(await half(wire), COMMIT, **fields))
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert words in (answer.remark or "")
     assert node.broker.transactions.waiting == 1
     assert await found(wire) == []

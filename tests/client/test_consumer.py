@@ -18,28 +18,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-
-
-class Inbox:
-    """A handler that keeps what it gets."""
-
-    def __init__(self, outcome: Any = None) -> None:
-        self.messages: list[Message] = []
-        self._outcome = outcome
-
-    async def __call__(self, message: Message | Sequence[Message]) -> Any:
-        self.messages += [message] if isinstance(message, Message) else message
-        return self._outcome
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [message.body for message in self.messages]
-
-
-async def fill(node: Node, count: int, topic: str = "t", **options: Any) -> None:
-    async with Producer(node.address) as producer:
-        for number in range(count):
-            await producer.send(topic, b"%d" % number, **options)
+from ..handlers import Inbox, fill
 
 
 @pytest.fixture

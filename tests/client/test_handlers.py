@@ -13,7 +13,7 @@ import pytest
 from rocketlet.client import Consumer, Message, Producer, Reject, RetryLater
 
 from ..conftest import Connect, Nodes, create_topic, eventually
-from .test_consumer import fill
+from ..handlers import fill
 
 
 async def raise_cancelled(message: Message) -> None:

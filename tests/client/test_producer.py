@@ -22,8 +22,8 @@ from rocketlet.protocol.frame import MSGPACK
 from rocketlet.protocol.message import MAX_BODY_BYTES, decode_records
 from rocketlet.protocol.properties import decode
 
-from ..broker.test_pulls import pull
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, free_port
+from ..requests import pull
 
 
 async def stored(wire: Wire, topic: str = "t", queues: int = 4) -> list[Any]:

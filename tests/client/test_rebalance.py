@@ -11,9 +11,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import HANDOVER_LEASE_S, LEASE_SWEEP_S
+from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.bodies import Queue
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import RETRY_PREFIX
 
@@ -262,10 +266,7 @@ async def test_a_broker_that_restarts_keeps_its_members_and_nothing_comes_twice(
     assert len(watch.seen) == 60
 
 
-async def test_a_lease_that_is_not_reclaimed_after_a_restart_ends(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.config.LEASE_SWEEP_S", 0.02)
+async def test_a_lease_that_is_not_reclaimed_after_a_restart_ends(nodes: Nodes) -> None:
     home = await nodes.start(name="home")
     guest = await nodes.start(name="guest", name_servers=(home.address,))
     request = LockRequest("gone", "g", (Queue("t", "guest", 0),), True)
@@ -273,9 +274,10 @@ async def test_a_lease_that_is_not_reclaimed_after_a_restart_ends(
     await guest.stop()
     again = await restart(nodes, guest)
     assert again.broker.locks.owners("g") == {("t", 0): "gone"}
-    for lock in again.broker.locks._locks.values():
-        lock.renewed_s -= 3600.0
-    await eventually(lambda: again.broker.locks.owners("g") == {})
+    again.clock.advance(HANDOVER_LEASE_S - LEASE_SWEEP_S)
+    assert again.broker.locks.owners("g") == {("t", 0): "gone"}
+    again.clock.advance(3 * LEASE_SWEEP_S)
+    assert again.broker.locks.owners("g") == {}
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("REBALANCE_SEEDS", "4"))))
@@ -321,13 +323,11 @@ async def test_members_and_brokers_that_come_and_go_at_random_lose_and_repeat_no
 
 async def restart(nodes: Nodes, node: Node) -> Node:
     """The same broker on the same port and folder."""
-    from rocketlet.broker.broker import Broker
-    from rocketlet.broker.server import Server
-
-    broker = Broker(node.config)
+    clock = MovableClock()
+    broker = Broker(node.config, clock=clock)
     port = int(node.address.rpartition(":")[2])
     server = await Server("127.0.0.1", port, broker=broker, routes=None).__aenter__()
-    again = Node(node.address, broker, server, node.config)
+    again = Node(node.address, broker, server, node.config, clock)
     nodes.stack.push_async_callback(again.stop)
     return again
 
@@ -339,5 +339,5 @@ async def test_members_that_are_refused_are_told_when_the_queue_is_free(node: No
     async with Consumer(node.address, "g", "t", watch.handler("a"), start="first") as first:
         await eventually(lambda: bool(first.assignment()))
     members = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
-    assert members.code == 1
+    assert members.code == ResponseCode.SYSTEM_ERROR
     assert node.broker.locks.owners("g") == {}

@@ -25,7 +25,7 @@ from rocketlet.client import (
 from rocketlet.client.producer import Sending
 
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
-from .test_consumer import Inbox
+from ..handlers import Inbox
 
 
 async def restarted(nodes: Nodes, node: Node) -> None:

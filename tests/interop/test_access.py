@@ -14,8 +14,8 @@ from rocketlet.client import Access, BrokerRefused, ConfigError, ConnectionFaile
 
 from bench.peers import Apache, apache_fault
 
-from ..client.test_consumer import Inbox
 from ..conftest import eventually
+from ..handlers import Inbox
 from .test_our_client import HEAP, System
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]

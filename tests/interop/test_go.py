@@ -11,8 +11,8 @@ from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import retry_topic
 
-from ..client.test_consumer import Inbox
 from ..conftest import eventually
+from ..handlers import Inbox
 from .conftest import HERE, Cluster, Program, Run, StartCluster, fetched, missing, own, program, tagged_messages_arrive
 
 pytestmark = [

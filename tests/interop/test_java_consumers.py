@@ -16,8 +16,8 @@ from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.names import dlq_topic, retry_topic
 
-from ..client.test_consumer import Inbox
 from ..conftest import Connect, Nodes, create_topic, eventually
+from ..handlers import Inbox
 from .conftest import Cluster, Run, StartCluster, missing, own, tagged_messages_arrive, waiting
 
 pytestmark = [

@@ -13,8 +13,8 @@ from rocketlet.protocol.properties import decode
 
 from bench.peers import APACHE_VERSION, Apache, apache_fault, fetch_fault
 
-from ..client.test_consumer import Inbox
 from ..conftest import eventually
+from ..handlers import Inbox
 from .conftest import Cluster, Run, StartCluster, missing
 
 pytestmark = [

@@ -9,8 +9,8 @@ import pytest
 from rocketlet.client import Consumer, Producer, SendResult
 from rocketlet.protocol.codes import RequestCode
 
-from ..client.test_consumer import Inbox
 from ..conftest import Connect, Wire, eventually
+from ..handlers import Inbox
 from .conftest import Cluster, Run, missing, own, waiting
 
 pytestmark = [

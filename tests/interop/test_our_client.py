@@ -40,8 +40,8 @@ from rocketlet.protocol.names import dlq_topic
 
 from bench.peers import Apache, apache_fault, fetch_fault
 
-from ..client.test_consumer import Inbox
 from ..conftest import eventually, free_port
+from ..handlers import Inbox
 from .conftest import Run, own
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]

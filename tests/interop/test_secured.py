@@ -19,8 +19,8 @@ from bench.peers import CACHE
 
 from ..broker.accounts import ADMIN, SECRETS, AccountsFile, access, account, signed_wire
 from ..broker.certificates import Certificates
-from ..client.test_consumer import Inbox
 from ..conftest import Node, Nodes, eventually
+from ..handlers import Inbox
 from .conftest import HERE, Program, Run, missing, program
 from .test_go import binary, go
 

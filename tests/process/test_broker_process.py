@@ -19,6 +19,7 @@ from rocketlet.broker.store.files import read_state
 from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RocketletError
 from rocketlet.command.cli import _parser
 from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import ResponseCode
 
 from ..conftest import PATIENCE_S, free_port
 
@@ -204,7 +205,7 @@ async def test_a_full_disk_refuses_sends_and_serves_pulls(start: Start) -> None:
             while True:
                 await producer.send("t", os.urandom(3000))
                 sent += 1
-        assert refused.value.code == 14
+        assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
         with pytest.raises(BrokerRefused):
             await producer.send("t", os.urandom(30_000))
     assert 80 < sent < 100

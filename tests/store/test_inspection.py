@@ -13,8 +13,8 @@ from rocketlet.broker.store.files import StoreError
 from rocketlet.broker.store.inspection import inspect
 from rocketlet.command.fsck import fsck
 
+from .stores import bodies, kill, open_store, put
 from .test_recovery import filled, reopened
-from .test_store import bodies, kill, open_store, put
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

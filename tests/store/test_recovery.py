@@ -14,7 +14,7 @@ from rocketlet.broker.store.files import read_state, write_state
 from rocketlet.broker.store.recovery import Damage, Lost, Recovered
 from rocketlet.broker.store.store import Store
 
-from .test_store import TOPICS, bodies, kill, open_store, put
+from .stores import TOPICS, bodies, kill, open_store, put
 
 Change = Callable[[bytearray, random.Random], object]
 CHANGES: dict[str, Change] = {

@@ -1,0 +1,100 @@
+"""The clock that a broker reads and waits by: what is due when a test moves it, on a real broker without waiting."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import DELAY_LEVELS_MS, IDLE_LIMIT_S, MAX_HOLD_S
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.message import decode_records
+
+from ..conftest import Node, Wire, create_topic, eventually
+from ..requests import pull, send_v2
+
+
+async def advance(node: Node, wire: Wire, seconds: float) -> None:
+    """In steps, and with a request after each, so that the connection is not idle."""
+    while seconds > 0:
+        node.clock.advance(min(seconds, IDLE_LIMIT_S / 2))
+        seconds -= IDLE_LIMIT_S / 2
+        await wire.call(RequestCode.GET_BROKER_CONFIG)
+
+
+def test_what_is_due_runs_in_order_each_at_its_time() -> None:
+    clock = MovableClock(stands=True)
+    began_s = clock.monotonic_s()
+    seen: list[tuple[str, float]] = []
+
+    def note(name: str) -> None:
+        seen.append((name, clock.monotonic_s() - began_s))
+
+    def again() -> None:
+        note("again")
+        clock.call_later(2, note, "made due")
+
+    clock.call_later(3, note, "three")
+    clock.call_later(1, again)
+    clock.call_later(1, note, "one")
+    clock.call_later(2, note, "cancelled").cancel()
+    clock.advance(2.5)
+    assert [name for name, _ in seen] == ["again", "one"]
+    clock.advance(7.5)
+    assert seen == [("again", 1), ("one", 1), ("three", 3), ("made due", 3)]
+    assert clock.monotonic_s() - began_s == 10
+
+
+async def test_a_timer_that_fails_does_not_stop_the_others() -> None:
+    clock = MovableClock(stands=True)
+    seen: list[str] = []
+    clock.call_later(1, lambda: 1 // 0)
+    clock.call_later(1, seen.append, "second")
+
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context["exception"]))
+    clock.advance(1)
+    assert seen == ["second"]
+    assert isinstance(faults[0], ZeroDivisionError)
+
+
+async def test_a_clock_that_is_not_moved_goes_on_by_itself() -> None:
+    clock = MovableClock()
+    seen: list[int] = []
+    clock.call_later(0.001, seen.append, 1)
+    await eventually(lambda: seen == [1])
+
+
+async def test_every_delay_level_comes_when_the_clock_is_moved(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    queue = node.broker.store.queue("t", 0)
+    for level, delay_ms in enumerate(DELAY_LEVELS_MS, 1):
+        before = queue.next
+        await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i=f"DELAY\x01{level}"), b"%d" % level)
+        await advance(node, wire, delay_ms / 1000 - 0.5)
+        assert queue.next == before, "half a second too early"
+        node.clock.advance(0.6)
+        assert queue.next == before + 1
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=0, max_msg_nums=32))
+    records = list(decode_records(answer.body))
+    assert [record.body for record in records] == [b"%d" % level for level in range(1, 19)]
+    assert records[-1].store_ms - records[0].store_ms > 3 * 3_600_000, "messages are stamped by the same clock"
+
+
+async def test_a_held_pull_is_answered_when_its_time_is_over(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    asked = wire.send(RequestCode.PULL_MESSAGE, pull(flags=6))
+    await eventually(lambda: bool(node.broker.held_pulls._held))
+    node.clock.advance(MAX_HOLD_S)
+    assert (await wire.answer(asked)).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_segments_expire_when_the_clock_is_moved(node: Node, wire: Wire) -> None:
+    store = node.broker.store
+    store._log.segment_bytes = 1000
+    await create_topic(wire, "t", 1)
+    for _ in range(5):
+        await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x" * 1000)
+    node.clock.advance(71 * 3600)
+    assert store.begin == 0
+    node.clock.advance(2 * 3600)
+    assert store.begin > 0
