@@ -182,14 +182,16 @@ def decode_records(data: bytes) -> Iterator[Record]:
         yield record
 
 
-def is_intact(data: bytes, position: int, record: Record) -> bool:
+def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = False) -> bool:
     """Whether the record decoded from `data` at `position` is what was written. Records of earlier releases, and of
-    other brokers, have a checksum over the body only."""
+    other brokers, have a checksum over the body only; `is_summed`: this one has one over all of it."""
     if crc32(record.body) & 0x7FFFFFFF != record.crc:
         return False
     end = position + record.size - CHECKSUM_BYTES
     mark, checksum = data[end : end + len(CHECKSUM_MARK)], data[end + len(CHECKSUM_MARK) : end + CHECKSUM_BYTES]
     if mark != CHECKSUM_MARK:  # no checksum, unless what is damaged is the mark: no property looks so
+        if is_summed:
+            return len(record.properties.encode()) + CHECKSUM_BYTES > props.MAX_BYTES
         return not (_HEX.issuperset(checksum) and (mark[:1] == CHECKSUM_MARK[:1] or mark[1:] == CHECKSUM_MARK[1:]))
     body_at = position + 72 + len(record.born_host) + len(record.store_host)
     head, tail = data[position:body_at], data[body_at + len(record.body) : end]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...protocol.message import Record
+from .commit_log import CommitLog
 from .consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
 from .files import Folder, OpenFiles, StoreError, read_state, state_fault
-from .recovery import Checkpoint, read_checkpoint, replay
-from .segments import SegmentedFile
+from .recovery import Checkpoint, read_checkpoint
 
 _BLOCK_ENTRIES: Final = 1000
 
@@ -83,8 +83,10 @@ def _state_files(folder: Folder) -> Iterator[Finding]:
 
 
 def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:
-    log = SegmentedFile(folder.path / "commitlog", 1, files)
+    log = CommitLog(folder.path, 1, files)
     checkpoint = _checkpoint_of(folder)
+    if checkpoint is not None and checkpoint.summed_from is not None:
+        log.summed_from = checkpoint.summed_from
     indexes = _indexes_of(folder, files, checkpoint)
 
     def take(record: Record) -> None:
@@ -92,7 +94,7 @@ def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:
         if index is not None:
             index.compare(record)
 
-    records, damage, torn = replay(log, log.begin, take)
+    records, damage, torn = log.replay(log.begin, take)
     yield Finding(f"commit log, {records:,} messages in {log.end - log.begin:,} bytes", None)
     for position, size in damage:
         yield Finding(

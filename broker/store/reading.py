@@ -18,10 +18,9 @@ from ...protocol.codes import SYS_BORNHOST_V6
 from ...protocol.message import MAX_RECORD_BYTES, Record, is_certainly, without_checksum
 from ...protocol.subscription import Subscription
 from ..config import DAMAGE_NEIGHBOURS, MAX_NOTED_DAMAGE, PULL_BYTES, PULL_MESSAGES, READ_GAP_BYTES, SCAN_ENTRIES
+from .commit_log import CommitLog
 from .consume_queue import ENTRY_BYTES, ConsumeQueue
 from .files import Damaged
-from .recovery import record_at, whole_record
-from .segments import SegmentedFile
 
 log = structlog.get_logger("rocketlet.store")
 
@@ -41,7 +40,7 @@ class Fetched(NamedTuple):
 class Reader:
     """Reads the log. Records behind `checked_from` need no check."""
 
-    def __init__(self, segments: SegmentedFile) -> None:
+    def __init__(self, segments: CommitLog) -> None:
         self._log = segments
         self.checked_from = segments.end
         self._damaged: set[tuple[str, int, int]] = set()
@@ -173,7 +172,7 @@ class Reader:
 
     def _record(self, queue: ConsumeQueue, offset: int, position: int, data: bytes) -> Record | None:
         """The queue's record at an offset; None if it is damaged, which is logged once."""
-        record = whole_record(data, 0, position)
+        record = self._log.record_in(data, 0, position)
         if record is not None and (record.queue_offset, record.queue_id, record.topic) == (
             offset,
             queue.queue_id,
@@ -203,7 +202,7 @@ class Reader:
         """The record at a commit log position; None if there is none."""
         if not self._log.begin <= position < self._log.end:
             return None
-        record = record_at(self._log, position)
+        record = self._log.record_at(position)
         return without_checksum(record) if record is not None else None
 
     def record_bytes_at(self, position: int) -> bytes | None:

@@ -17,22 +17,13 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from ...protocol.message import MAGIC, MAX_RECORD_BYTES, MessageError, Record, decode_record, is_intact, record_size
+from ...protocol.message import Record
 from ...protocol.names import topic_fault
-from ..config import RECOVERY_READ_BYTES
+from .commit_log import CommitLog, Damage
 from .consume_queue import ConsumeQueue, QueueState
 from .files import StoreError, StoreFull
-from .segments import SegmentedFile
 
 _FAR_BYTES: Final = 1 << 40  # an index that points farther behind the log's end is garbage
-_MAGIC: Final = MAGIC.to_bytes(4, "big")
-
-
-class Damage(NamedTuple):
-    """A part of the log that holds no whole record."""
-
-    position: int
-    size: int
 
 
 class Lost(NamedTuple):
@@ -57,18 +48,20 @@ class Recovered(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """How far the log is indexed, where it begins (None: an earlier release did not say), and the state of each queue."""
+    """How far the log is indexed, where it begins (None: an earlier release did not say), the state of each queue, and from
+    where on all records have a checksum (None, too)."""
 
     position: int
     begin: int | None
     queues: dict[tuple[str, int], QueueState]
+    summed_from: int | None = None
 
 
 def read_checkpoint(state: Any) -> Checkpoint | None:
     """The checkpoint in a state file's value, of this release or an earlier one; None if it is none."""
     try:
         queues = {_key(name): _queue_state(found) for name, found in state["queues"].items()}
-        return Checkpoint(int(state["position"]), state.get("begin"), queues)
+        return Checkpoint(int(state["position"]), state.get("begin"), queues, state.get("checksums"))
     except (TypeError, KeyError, ValueError, AttributeError, IndexError):
         return None
 
@@ -91,66 +84,12 @@ def checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
         f"{topic}@{number}": [state.begin, state.next, *(part for pair in (state.sums or {}).items() for part in pair)]
         for (topic, number), state in checkpoint.queues.items()
     }
-    return {"position": checkpoint.position, "begin": checkpoint.begin, "queues": queues}
-
-
-def replay(log: SegmentedFile, position: int, take: Callable[[Record], None]) -> tuple[int, list[Damage], Damage]:
-    """Calls `take` with the log's whole records from `position` on. How many, the damage between, the torn tail."""
-    records = 0
-    damage: list[Damage] = []
-    while position < log.end:
-        data = log.read_up_to_damage(position, RECOVERY_READ_BYTES)
-        at = 0
-        while (record := whole_record(data, at, position + at)) is not None:
-            take(record)
-            at += record.size
-            records += 1
-        position += at
-        if at == 0:
-            found = next_record(log, position + 1)
-            if found is None:
-                return records, damage, Damage(position, log.end - position)
-            damage.append(Damage(position, found - position))
-            position = found
-    return records, damage, Damage(position, 0)
-
-
-def next_record(log: SegmentedFile, position: int) -> int | None:
-    """Where the first whole record at or behind a position begins; None if there is none."""
-    while position < log.end:
-        data = log.read_up_to_damage(position, RECOVERY_READ_BYTES)
-        if len(data) < 8:
-            position = log.next_start(position)
-            continue
-        at = data.find(_MAGIC, 4)
-        while at >= 0:
-            start = position + at - 4
-            if record_at(log, start) is not None:
-                return start
-            at = data.find(_MAGIC, at + 1)
-        position += len(data) - 7
-    return None
-
-
-def record_at(log: SegmentedFile, position: int) -> Record | None:
-    """The whole record at a position of the log; None if there is none."""
-    head = log.read_up_to_damage(position, 36)
-    size = record_size(head, 0)
-    if not size or len(head) < 36 or int.from_bytes(head[28:36], "big") != position:
-        return None
-    return whole_record(log.read_up_to_damage(position, size), 0, position)
-
-
-def whole_record(data: bytes, at: int, position: int) -> Record | None:
-    """The record that `data` holds at `at`, if it is what was written at that position of the log."""
-    size = record_size(data, at)
-    if not size or at + size > len(data) or size > MAX_RECORD_BYTES:
-        return None
-    try:
-        record = decode_record(data, at)
-    except MessageError:
-        return None
-    return record if record.physical_offset == position and is_intact(data, at, record) else None
+    return {
+        "position": checkpoint.position,
+        "begin": checkpoint.begin,
+        "checksums": checkpoint.summed_from,
+        "queues": queues,
+    }
 
 
 class Recovery:
@@ -159,7 +98,7 @@ class Recovery:
 
     def __init__(
         self,
-        log: SegmentedFile,
+        log: CommitLog,
         open_queue: Callable[[str, int], ConsumeQueue],
         tag_code_of: Callable[[Record], int],
         since: dict[str, int],
@@ -192,7 +131,7 @@ class Recovery:
             if key not in states and key[0] in self._since:
                 self._queue(*key).restart(0)
         start = self._start(checkpoint)
-        records, damage, torn = replay(self._log, start, self._take)
+        records, damage, torn = self._log.replay(start, self._take)
         checked_from = max([start, *(at + size for at, size in damage)])  # entries of whole indexes may point into it
         for key, state in states.items():
             if key in self._queues:

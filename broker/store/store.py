@@ -20,11 +20,11 @@ from ...protocol.names import topic_fault
 from ..clock import MACHINE
 from ..config import DAMAGE_ASIDE_BYTES, DELETE_LIMIT, MAX_OPEN_SEGMENTS
 from . import disk
+from .commit_log import CommitLog, Damage
 from .consume_queue import TAIL_ENTRIES, ConsumeQueue
 from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, write_state
 from .reading import Fetched, Reader
-from .recovery import Checkpoint, Damage, Recovered, Recovery, checkpoint_json, read_checkpoint
-from .segments import SegmentedFile
+from .recovery import Checkpoint, Recovered, Recovery, checkpoint_json, read_checkpoint
 
 log = structlog.get_logger("rocketlet.store")
 
@@ -52,7 +52,7 @@ class Store:
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._tag_code_of = tag_code_of
         self._open_files = OpenFiles(open_files)
-        self._log = SegmentedFile(folder / "commitlog", segment_bytes, self._open_files, stays_open=True, syncs=syncs)
+        self._log = CommitLog(folder, segment_bytes, self._open_files, syncs=syncs)
         self._staged: list[bytes] = []
         self._staged_queues: list[ConsumeQueue] = []
         self._next = self._log.end
@@ -82,11 +82,16 @@ class Store:
         """
         since = dict(topics)
         checkpoint = read_checkpoint(read_state(self.folder.path / "checkpoint.json", is_derivable=True))
+        if not self._log.segments:
+            self._log.summed_from = 0
+        elif checkpoint is not None and checkpoint.summed_from is not None:
+            self._log.summed_from = checkpoint.summed_from
         on_disk = self.folder.queues()
         recovery = Recovery(self._log, self.queue, self._tag_code_of, since, knows_topics=knows_topics)
         found, self._reader.checked_from = recovery.run(checkpoint, on_disk, rebuilds=rebuilds)
         self._put_aside(found)
         self._next = self._log.end
+        self._log.summed_from = min(self._log.summed_from, self._log.end)
         for queue in self.queues.values():
             queue.expire_before(self._log.begin)
             queue.drop_expired()
@@ -144,7 +149,7 @@ class Store:
 
     def _save_checkpoint(self, begin: int, *, sync: bool) -> None:
         states = {key: queue.state for key, queue in self.queues.items()}
-        value = checkpoint_json(Checkpoint(self._log.end, begin, states))
+        value = checkpoint_json(Checkpoint(self._log.end, begin, states, self._log.summed_from))
         write_state(self.folder.path / "checkpoint.json", value, sync=sync)
 
     def fail(self, reason: str) -> None:

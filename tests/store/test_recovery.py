@@ -9,9 +9,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from rocketlet.broker.store import recovery
+from rocketlet.broker.store.commit_log import Damage
 from rocketlet.broker.store.files import read_state, write_state
-from rocketlet.broker.store.recovery import Damage, Lost, Recovered
+from rocketlet.broker.store.recovery import Lost, Recovered
 from rocketlet.broker.store.store import Store
 
 from .stores import TOPICS, bodies, kill, open_store, put
@@ -274,7 +274,7 @@ def test_a_message_that_looks_like_messages_hides_no_damage(tmp_path: Path) -> N
 
 
 def test_damage_longer_than_one_read_is_searched_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "RECOVERY_READ_BYTES", 5000)
+    monkeypatch.setattr("rocketlet.broker.store.commit_log.RECOVERY_READ_BYTES", 5000)
     filled(tmp_path)
     (tmp_path / "checkpoint.json").unlink()
     (tmp_path / "checkpoint.old").unlink()
@@ -359,4 +359,15 @@ def test_a_topic_whose_settings_are_lost_keeps_its_messages(tmp_path: Path, is_k
     assert found.unknown_topics == {"t": 1}
     assert bodies(store) == [b"kept"]
     assert not (tmp_path / "consumequeue" / "gone" / "0").exists()
+    store.close()
+
+
+def test_a_checksum_that_is_wiped_out_is_damage(tmp_path: Path) -> None:
+    expected = filled(tmp_path)
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    data = segment.read_bytes()
+    at = data.index(b"\x02\x03", data.index(b"body-151"))
+    segment.write_bytes(data[:at] + b"anyhow way" + data[at + 10 :])
+    store, _ = reopened(tmp_path)
+    assert bodies(store, queue=1) == [body for body in expected[1] if body != b"body-151"]
     store.close()
