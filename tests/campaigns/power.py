@@ -28,7 +28,8 @@ from ._ledger import Place, differences, open_broker, put, read_all
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = 1000
-STEPS = 40
+STEPS = 60
+CALLS = 400  # of the store to the device, after one of which the power fails
 PAGE_BYTES = 512
 HOST = encode_host("127.0.0.1", 1)
 LATE = b"REAL_TOPIC\x01t\x02REAL_QID\x013"
@@ -80,14 +81,25 @@ def _applied(data: bytes, changes: list[tuple[int, bytes | None]]) -> bytearray:
     return found
 
 
+class PowerCut(BaseException):
+    """Nothing runs after this."""
+
+
 class Device:
-    """The disk below the store, and what of it a power cut leaves."""
+    """The disk below the store, and what of it a power cut leaves. `calls_left` until the power fails; None for never."""
 
     def __init__(self) -> None:
+        self.calls_left: int | None = None
         self._names: dict[str, Inode] = {}
         self._kept_names: dict[str, Inode] = {}
         self._changes: list[tuple[str, Inode | None]] = []  # names that came (or were replaced), or went
         self._open: dict[int, tuple[Inode, bool]] = {}
+
+    def _call(self) -> None:
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left < 0:
+                raise PowerCut
 
     def open_file(self, path: str | Path, flags: int, mode: int = 0o777) -> int:
         name, existed = str(path), os.path.exists(path)
@@ -116,6 +128,7 @@ class Device:
         os.close(descriptor)
 
     def write(self, descriptor: int, data: Any) -> int:
+        self._call()
         written = os.write(descriptor, data)
         inode, _ = self._open[descriptor]
         inode.since.append((inode.size, bytes(data[:written])))
@@ -123,21 +136,25 @@ class Device:
         return written
 
     def truncate(self, descriptor: int, size: int) -> None:
+        self._call()
         os.ftruncate(descriptor, size)
         inode, _ = self._open[descriptor]
         inode.since.append((size, None))
         inode.size = size
 
     def cut(self, path: Any, size: int) -> None:
+        self._call()
         os.truncate(path, size)
         inode = self._names[str(path)]
         inode.since.append((size, None))
         inode.size = size
 
     def sync(self, descriptor: int) -> None:
+        self._call()
         self._open[descriptor][0].synced()
 
     def sync_folder(self, path: str | Path) -> None:
+        self._call()
         kept, self._changes = self._changes, []
         for name, inode in kept:
             if os.path.dirname(name) == str(path):
@@ -153,16 +170,19 @@ class Device:
             names[name] = inode
 
     def replace(self, source: Any, target: Any) -> None:
+        self._call()
         os.replace(source, target)
         inode = self._names[str(source)]
         self._name(str(target), inode)
         self._name(str(source), None)
 
     def link(self, source: Any, target: Any) -> None:
+        self._call()
         os.link(source, target)
         self._name(str(target), self._names[str(source)])
 
     def remove(self, path: Any) -> None:
+        self._call()
         os.unlink(path)
         self._name(str(path), None)
 
@@ -266,8 +286,13 @@ def _try(folder: Path, chance: random.Random, outcome: Outcome) -> None:
     with device.below():
         broker = open_broker(before, **settings)
         broker.topics.put(TopicConfig("t", 4, 4), 0)
-        for number in range(chance.randrange(1, STEPS)):
-            work.step(broker, chance, number)
+        device.calls_left = chance.randrange(CALLS)
+        try:
+            for number in range(STEPS):
+                work.step(broker, chance, number)
+        except PowerCut:
+            pass
+        device.calls_left = None
         device.after_cut(before, after, chance)
         broker.store.close()
     broker = open_broker(after, **settings)
