@@ -66,7 +66,7 @@ class Broker:
         sign = acl.signing(config.name_server_account) if acl and config.name_server_account else None
         self.tasks = Tasks(clock)
         self.history = History(clock)
-        self.clients = Clients(clock)
+        self.clients = Clients(clock, acl.may_publish if acl else None)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
 
         self.store = Store(

@@ -25,7 +25,9 @@ def configure(level: str = "info") -> None:
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if on_terminal else "iso", utc=not on_terminal),
     ]
     rendering: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        [
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        ]  # with rich it shows locals: secrets
         if on_terminal
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

@@ -38,10 +38,11 @@ _REMARK_CHARS: Final = 100
 class Known:
     """What is known of a connection under one version of the policy."""
 
-    __slots__ = ("host", "identified", "is_white", "policy", "trusted")
+    __slots__ = ("access_key", "host", "identified", "is_white", "policy", "trusted")
 
     def __init__(self, policy: Policy, peer: str) -> None:
         self.identified: Account | None = None
+        self.access_key = ""  # of the account that asked last
         self.policy = policy
         self.host = peer.rpartition(":")[0]
         self.is_white = policy.is_white(self.host)
@@ -56,6 +57,7 @@ class Known:
     def renewed(self, policy: Policy) -> Known:
         """Under another version; an account that has another secret must prove itself again."""
         known = Known(policy, f"{self.host}:0")
+        known.access_key = self.access_key
         account = policy.accounts.get(self.identified.access_key) if self.identified else None
         if account is not None and self.identified is not None and account.signer == self.identified.signer:
             known.identified = account
@@ -109,6 +111,7 @@ class Acl:
         if account is None:
             raise self._stranger(connection, frame)
         if known.trusts(account):
+            known.access_key = account.access_key
             return
         try:
             has_signed = account.signer.has_signed(frame.ext, frame.body)
@@ -118,7 +121,16 @@ class Acl:
             raise self._refusal(
                 connection, frame, "signature", f"Check signature failed for accessKey={account.access_key}"
             )
+        known.access_key = account.access_key
         self._check_rule(connection, frame, rule, account, records)
+
+    def may_publish(self, connection: Connection, topic: str) -> bool:
+        """Whether the account that a connection asked as last may send to a topic."""
+        known = connection.known
+        if not isinstance(known, Known):
+            return False
+        account = self.file.policy.accounts.get(known.access_key)
+        return known.is_white or (account is not None and (known.trusts(account) or account.may(topic, Permission.PUB)))
 
     def identify(self, connection: Connection, frame: Frame) -> None:
         """IDENTIFY: the connection is an account's from now on. Raises Refused; the client then goes on signing."""

@@ -193,7 +193,9 @@ class Transactions:
 
     def _ask(self, half: Half, record: Record) -> None:
         """Without a producer of the group it is not counted: the message waits until one is back."""
-        connection = self._clients.any_producer(props.find(record.properties, props.PRODUCER_GROUP) or "")
+        connection = self._clients.any_producer(
+            props.find(record.properties, props.PRODUCER_GROUP) or "", real_queue(record)[0]
+        )
         if connection is None:
             return
         half.checks += 1

@@ -20,8 +20,9 @@ Answered = Callable[[Frame | None], None]
 class Clients:
     """Requests to clients are in JSON, because their receiver may be of any kind."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, may_publish: Callable[[Connection, str], bool] | None = None) -> None:
         self._clock = clock
+        self._may_publish = may_publish
         self._producers: dict[str, dict[Connection, ConnectionInfo]] = {}
         self._by_id: dict[str, Connection] = {}
         self._ids: dict[Connection, set[str]] = {}
@@ -63,9 +64,15 @@ class Clients:
     def all_producers(self) -> Mapping[str, list[ConnectionInfo]]:
         return {group: list(members.values()) for group, members in self._producers.items()}
 
-    def any_producer(self, group: str) -> Connection | None:
-        """A connection of the group, each in turn; None without one."""
-        connections = list(self._producers.get(group, ()))
+    def any_producer(self, group: str, topic: str) -> Connection | None:
+        """A connection of the group that may send to the topic, each in turn; None without one. Whoever knows a group's
+        name can join it, and would be shown the messages of others."""
+        may_publish = self._may_publish
+        connections = [
+            connection
+            for connection in self._producers.get(group, ())
+            if may_publish is None or may_publish(connection, topic)
+        ]
         return connections[next(self._turn) % len(connections)] if connections else None
 
     def connection_of(self, client_id: str) -> Connection | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -224,6 +225,24 @@ async def test_a_message_is_not_fetched_by_its_place_or_by_sending_it_back(guard
     ):
         answer = await readers.call(code, ext)
         assert "topic:secret" in (answer.remark or "")
+
+
+async def test_half_messages_are_shown_only_to_who_may_send_to_their_topic(nodes: Nodes, file: AccountsFile) -> None:
+    """Whoever knows a producer group's name can join it."""
+    node = await nodes.start(acl=file.acl, transaction_timeout_s=0.0)
+    beat = bodies.encode_heartbeat(Heartbeat("c", (), ("p",)))
+    wires = [await signed_wire(node.address, key) for key in ("nobody-key", "orders-key", "readers-key")]
+    for wire in wires:
+        assert (await wire.call(RequestCode.HEART_BEAT, {}, beat)).code == 0
+    half = {**SEND, "f": 4, "g": int(time.time() * 1000), "i": "TRAN_MSG\1true\2PGROUP\1p\2"}
+    assert (await wires[1].call(RequestCode.SEND_MESSAGE_V2, half, b"x")).code == 0
+    for _ in range(6):
+        node.broker.transactions.check()
+    for wire in wires:
+        await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)  # what the broker asked came before this answer
+    assert [len(wire.requests) for wire in wires] == [0, 6, 0]
+    for wire in wires:
+        await wire.close()
 
 
 # Registration
