@@ -117,6 +117,11 @@ class Deliveries:
             self.resume(item)
             self._on_acknowledged(item)
 
+    def forsake(self, message: Message | None) -> None:
+        """Nobody works any more on this message that is in hand, or on any."""
+        for hand in [hand for hand in self._hands if message is None or hand.message is message]:
+            self.give_back(hand)
+
     def close(self) -> None:
         """The consumer stops: what its own task still has is given back; for others the hand-over waits."""
         self.is_closed = True
@@ -133,6 +138,9 @@ class Deliveries:
         hand.is_received = is_received
         self._holding[message] = hand
         return message
+
+    def is_held(self, message: Message) -> bool:
+        return message in self._holding
 
     def acknowledge(self, message: Message) -> None:
         """Raises ConfigError for a message that is not in hand."""
@@ -283,6 +291,15 @@ class Receiver:
     async def reject(self, message: Message) -> None:
         """Gives a message up, as a handler's Reject. Raises as `retry` does."""
         await self._handed_out().reject(message)
+
+    def is_in_hand(self, message: Message) -> bool:
+        """Whether a message was received or iterated to, and is not settled yet."""
+        return self._deliveries is not None and self._deliveries.is_held(message)
+
+    def forsake(self, message: Message | None = None) -> None:
+        """Gives back this message, or all that is in hand, to be delivered again: whoever had it works on it no more."""
+        if self._deliveries is not None:
+            self._deliveries.forsake(message)
 
     def _handed_out(self) -> Deliveries:
         if self._deliveries is None:

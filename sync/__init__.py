@@ -1,0 +1,245 @@
+"""Producer and consumer for code without an event loop: scripts, Django, Flask, notebooks.
+
+    from rocketlet.sync import Consumer, Producer
+
+    with Producer("127.0.0.1:9876") as producer:
+        producer.send("orders", b"one coffee")
+    with Consumer("127.0.0.1:9876", "kitchen", "orders", start="first") as consumer:
+        for message in consumer.messages(timeout_s=5):
+            print(message.body)
+
+They are the asynchronous ones, in an event loop of one thread that all of them share: heartbeats and commits go on while
+your code works. All methods may be called from any thread, not from within an event loop. Handlers are plain functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+from ..client import consumer as asynchronous
+from ..client.access import Access
+from ..client.config import REQUEST_TIMEOUT_S
+from ..client.errors import ConfigError
+from ..client.handling import Outcome
+from ..client.message import Message, Outgoing, SendResult
+from ..client.offsets import Position
+from ..client.options import Place
+from ..client.producer import Producer as AsyncProducer
+from ..protocol.bodies import Queue
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """An event loop in a thread of its own, begun when it is first needed; anew in a process that was forked."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+        self._lock = threading.Lock()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine. Raises ConfigError from within an event loop, which it would block."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run_coroutine_threadsafe(work, self._started()).result()
+        work.close()
+        raise ConfigError("rocketlet.sync blocks; in a coroutine use rocketlet.Producer and rocketlet.Consumer")
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._loop = loop = asyncio.new_event_loop()
+                threading.Thread(target=loop.run_forever, name="rocketlet", daemon=True).start()
+                atexit.register(loop.call_soon_threadsafe, loop.stop)
+            return self._loop
+
+
+_loop = _Loop()
+
+
+class Producer:
+    """As `rocketlet.Producer`; `check` is a plain function."""
+
+    def __init__(self, name_server: str, group: str = "rocketlet", **options: Any) -> None:
+        async def made() -> AsyncProducer:
+            return AsyncProducer(name_server, group, **options)
+
+        self._producer = _loop.run(made())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Raises as that of `rocketlet.Producer`."""
+        _loop.run(self._producer.start())
+
+    def stop(self) -> None:
+        _loop.run(self._producer.stop())
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        delay_level: int = 0,
+        queue_key: str | None = None,
+        queue: Queue | None = None,
+        message_id: str | None = None,
+    ) -> SendResult:
+        """Sends one message and returns when the broker has it. Raises as that of `rocketlet.Producer`."""
+        return _loop.run(
+            self._producer.send(
+                topic,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                delay_level=delay_level,
+                queue_key=queue_key,
+                queue=queue,
+                message_id=message_id,
+            )
+        )
+
+    def send_batch(
+        self,
+        topic: str,
+        messages: Iterable[Outgoing | bytes],
+        *,
+        queue_key: str | None = None,
+        queue: Queue | None = None,
+    ) -> SendResult:
+        return _loop.run(self._producer.send_batch(topic, messages, queue_key=queue_key, queue=queue))
+
+    def request(self, topic: str, body: bytes, *, timeout_s: float = REQUEST_TIMEOUT_S, **options: Any) -> Message:
+        return _loop.run(self._producer.request(topic, body, timeout_s=timeout_s, **options))
+
+    def reply(self, request: Message, body: bytes, *, properties: Mapping[str, str] | None = None) -> None:
+        _loop.run(self._producer.reply(request, body, properties=properties))
+
+    def resend(self, message: Message, topic: str | None = None) -> SendResult:
+        return _loop.run(self._producer.resend(message, topic))
+
+    @contextmanager
+    def transaction(self, topic: str, body: bytes, **options: Any) -> Iterator[SendResult]:
+        """Consumers see the message when the block has ended, and never if it raises."""
+        block = self._producer.transaction(topic, body, **options)
+        half = _loop.run(block.__aenter__())
+        try:
+            yield half
+        except BaseException as error:
+            _loop.run(block.__aexit__(type(error), error, error.__traceback__))
+            raise
+        _loop.run(block.__aexit__(None, None, None))
+
+
+class Consumer:
+    """As `rocketlet.Consumer`. With a handler, which is a plain function and runs in threads, the consumer works until the
+    block ends; without one, ask for messages."""
+
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, str] | str,
+        handler: Callable[[Any], Outcome] | None = None,
+        **options: Any,
+    ) -> None:
+        async def made() -> asynchronous.Consumer:
+            return asynchronous.Consumer(name_server, group, subscriptions, handler, **options)
+
+        self._consumer = _loop.run(made())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        _loop.run(self._consumer.start())
+
+    def stop(self) -> None:
+        """Drains, commits and leaves. Messages that were received and not settled are delivered again."""
+
+        async def stopped() -> None:
+            self._consumer.forsake()
+            await self._consumer.stop()
+
+        _loop.run(stopped())
+
+    def receive(self, *, timeout_s: float | None = None) -> Message:
+        """The next message, to be settled by `ack`, `retry` or `reject`. Raises TimeoutError."""
+        return _loop.run(self._consumer.receive(timeout_s=timeout_s))
+
+    def ack(self, message: Message) -> None:
+        _loop.run(self._consumer.ack(message))
+
+    def retry(self, message: Message, delay_level: int = 0) -> None:
+        _loop.run(self._consumer.retry(message, delay_level))
+
+    def reject(self, message: Message) -> None:
+        _loop.run(self._consumer.reject(message))
+
+    def messages(self, *, timeout_s: float | None = None) -> Iterator[Message]:
+        """Messages one by one, until none has come for `timeout_s`. One is acknowledged when the next is asked for; a loop
+        that is left by `break` or an exception leaves the last one to be delivered again."""
+        while True:
+            try:
+                message = self.receive(timeout_s=timeout_s)
+            except TimeoutError:
+                return
+            try:
+                yield message
+            except GeneratorExit:
+                _loop.run(self._forsake(message))
+                raise
+            if self._consumer.is_in_hand(message):
+                self.ack(message)
+
+    async def _forsake(self, message: Message) -> None:
+        self._consumer.forsake(message)
+
+    def __iter__(self) -> Iterator[Message]:
+        return self.messages()
+
+    def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
+        return _loop.run(self._consumer.assigned(timeout_s))
+
+    def pause(self, queues: Iterable[Queue] | None = None) -> None:
+        _loop.run(self._consumer.pause(queues))
+
+    def resume(self, queues: Iterable[Queue] | None = None) -> None:
+        _loop.run(self._consumer.resume(queues))
+
+    def seek(self, to: Place, queues: Iterable[Queue] | None = None) -> None:
+        _loop.run(self._consumer.seek(to, queues))
+
+    def commit(self) -> None:
+        _loop.run(self._consumer.commit())
+
+    def positions(self) -> dict[Queue, Position]:
+        return _loop.run(self._consumer.positions())
+
+    def lag(self) -> int:
+        return _loop.run(self._consumer.lag())
+
+
+__all__ = ["Access", "Consumer", "Message", "Outgoing", "Producer", "SendResult"]
