@@ -65,6 +65,8 @@ def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, di
     leaving = [item["clientId"] for report in reports for item in report["members"] if item["leaving"]]
     if leaving:
         return f"{leaving[0]} is leaving", {}
+    if any(report.get("draining") for report in reports):
+        return "members from Apache's clients still handle messages of queues that move", {}
     shares: dict[str, Counter[str]] = {}
     for report in reports:
         owners = {(item["topic"], item["queueId"]): item["clientId"] for item in report["owners"]}

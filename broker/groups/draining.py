@@ -105,6 +105,11 @@ class Draining:
 
     # What others ask
 
+    def is_pending(self, group: str) -> bool:
+        """Whether foreign members do not know of a change yet."""
+        drain = self._drains.get(group)
+        return drain is not None and not drain.is_over
+
     def is_kept_back(self, group: str, connection: Connection) -> bool:
         """Whether this foreign member is to be told of the group's change later; it will be."""
         drain = self._drains.get(group)

@@ -29,6 +29,7 @@ from ...protocol.message import decode_host
 from ...protocol.schema import BodyError
 from ...protocol.signature import CREDENTIALS
 from ..broker import Broker
+from ..groups.draining import is_foreign
 from ..groups.members import ConsumerGroup as Group
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
@@ -298,6 +299,18 @@ def _subscribed(group: Group | None) -> list[str]:
     return sorted({topic for member in members for topic in member.subscriptions})
 
 
+def _owners(broker: Broker, name: str, group: Group | None) -> dict[tuple[str, int], str]:
+    """Client id by topic and queue id: who has locked the queue or, of foreign members, which lock nothing, who reads it."""
+    owners = broker.locks.owners(name)
+    for topic in _subscribed(group):
+        for queue_id in range(broker.topics.queues_of(topic)):
+            reader = broker.watch.reader(name, topic, queue_id)
+            member = group.members.get(reader) if group and reader else None
+            if member is not None and is_foreign(member):
+                owners.setdefault((topic, queue_id), member.client_id)
+    return owners
+
+
 def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
     name = read(ConsumerGroup, frame.ext).consumer_group
@@ -315,7 +328,7 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffe
     ]
     owners = [
         {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
-        for (topic, queue_id), client_id in broker.locks.owners(name).items()
+        for (topic, queue_id), client_id in _owners(broker, name, group).items()
     ]
     progress = [
         {
@@ -330,6 +343,7 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffe
         "members": members,
         "lag": progress,
         "owners": owners,
+        "draining": broker.draining.is_pending(name),
         "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
         "disagreements": sorted(group.reported) if group else [],
         "events": broker.history.of(name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rocketlet.client import settled
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -191,3 +192,22 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     await handled(wire, 1, 1)
     assert sorted(await members(wire)) == ["c0", "c1", "c2"]
     assert not node.broker.draining.is_draining("g", "t", 0)
+
+
+async def test_settled_tells_the_truth_of_members_that_lock_nothing(node: Node, wire: Wire, connect: Connect) -> None:
+    await create_topic(wire, "t", 2)
+    await join(wire, "c1")
+    wire.send(RequestCode.PULL_MESSAGE, pull(queue=0, flags=FLAGS))
+    with pytest.raises(TimeoutError, match="t@broker-a:1 has no owner"):
+        await settled(node.address, "g", timeout_s=1.0)
+    assert (await members(wire)) == ["c1"]
+    wire.send(RequestCode.PULL_MESSAGE, pull(queue=1, flags=FLAGS))
+    assert await settled(node.address, "g", members=1) == {"c1": 2}
+    two = await connect(node.address)
+    await join(two, "c2")
+    with pytest.raises(TimeoutError, match="still handle"):
+        await settled(node.address, "g", members=2, timeout_s=1.0)
+    await handled(wire, 1, 0)
+    assert await members(wire) == ["c1", "c2"]
+    two.send(RequestCode.PULL_MESSAGE, pull(queue=1, flags=FLAGS))
+    assert await settled(node.address, "g", members=2) == {"c1": 1, "c2": 1}
