@@ -28,6 +28,7 @@ MISSING_ROUTE_INTERVAL_S: Final = 0.5  # a topic without a route yet: the retry 
 HEARTBEAT_INTERVAL_S: Final = 30.0
 HEARTBEAT_RETRY_S: Final = 1.0  # while a broker does not answer: its queues wait for a heartbeat
 REBALANCE_INTERVAL_S: Final = 20.0
+PLACE_S: Final = 10.0  # how long a member believes the place that it was told; the next rebalance by the clock asks
 LEASE_S: Final = 20.0  # Rocketlet's leases, from a renewal's arrival at the broker
 APACHE_LEASE_S: Final = 60.0  # Apache's: rocketmq.broker.rebalance.lockMaxLiveTime
 LEASE_MARGIN_S: Final = 1.0  # a member's lease ends so much earlier: the clocks of two machines drift

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..protocol import names
+from ..protocol import group_bodies, names
 from ..protocol.allocation import AVG, Strategy
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
-from ..protocol.codes import RequestCode
+from ..protocol.codes import EXT_PLACES, RequestCode
 from ..protocol.frame import Frame
 from ..protocol.headers import UnregisterClient, write
+from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
 from .config import At, Start
@@ -74,11 +75,12 @@ class Membership:
             wake=self._wake,
             settled=self._settled,
         )
+        self._shares = Shares(cluster, group, self.client_id, strategy)
         self._rebalance = Rebalance(
             cluster,
             self._subscriptions,
             self._leases,
-            Shares(cluster, group, self.client_id, strategy),
+            self._shares,
             self._offsets,
             self._heartbeats,
             wake=self._wake,
@@ -164,6 +166,12 @@ class Membership:
     def _notified(self, connection: Connection, frame: Frame) -> None:
         """Members have changed, or the queues of a topic."""
         self._rebalance.grown(str(frame.ext.get("topic")))
+        places = frame.ext.get(EXT_PLACES)
+        if places is not None:
+            try:
+                self._shares.told(connection, group_bodies.decode_places(str(places).encode()))
+            except BodyError as error:
+                log.warning("places_unreadable", peer=connection.address, reason=str(error))
         self._wake.set()
 
     def _lost_connection(self, address: str) -> None:

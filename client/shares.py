@@ -7,6 +7,7 @@ of a group grow with their number and not with its square.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..protocol import group_bodies, names
@@ -16,7 +17,10 @@ from ..protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, RequestCode
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import ConsumerGroup, write
 from .cluster import Cluster, by_broker
+from .config import PLACE_S
+from .connection import Connection
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
+from .lease import clock_s
 
 
 class Share(NamedTuple):
@@ -29,6 +33,15 @@ class Share(NamedTuple):
     unknown: list[Queue]
 
 
+class _Place(NamedTuple):
+    """Which of the members of a topic this one is, and who has said so."""
+
+    connection: Connection
+    number: int
+    members: int
+    told_s: float
+
+
 class Shares:
     """Of one member of one group."""
 
@@ -38,6 +51,11 @@ class Shares:
         self.client_id = client_id
         self._strategy = strategy
 
+        self._places: dict[str, _Place] = {}
+        self._sees_all: frozenset[str] = (
+            frozenset()
+        )  # topics of which this member knows every queue that the others know
+
     @property
     def strategy_name(self) -> str:
         return self._strategy.name
@@ -46,11 +64,15 @@ class Shares:
         """The member's share of all queues of a topic; None if the broker does not count it among the members. Raises
         RocketletError and BodyError."""
         strategy = self._strategy
+        place = self._places.get(topic)
+        if place is not None and isinstance(strategy, ByPosition) and self._may_use(topic, queues, place):
+            return Share(strategy.allocate_at(place.number, place.members, queues), queues, place.members, [])
         if isinstance(strategy, Sticky):
             return await self._sticky(strategy, topic, queues)
         detail = "position" if isinstance(strategy, ByPosition) else "members"
         answer = await self._members(topic, queues, detail)
         unknown = _unknown(topic, queues, answer)
+        self._sees_all = self._sees_all - {topic} if unknown else self._sees_all | {topic}
         queues = sorted(queues + unknown)
         if isinstance(strategy, ByPosition) and "index" in answer.ext:
             index, count = int(answer.ext["index"]), int(answer.ext["count"])
@@ -59,6 +81,17 @@ class Shares:
         if self.client_id not in ids:
             return None
         return Share(strategy.allocate(self.client_id, queues, ids), queues, len(ids), unknown)
+
+    def told(self, connection: Connection, places: Mapping[str, tuple[int, int]]) -> None:
+        """A broker has said which of how many members this one is, by topic: it need not be asked."""
+        for topic, (number, members) in places.items():
+            self._places[topic] = _Place(connection, number, members, clock_s())
+
+    def _may_use(self, topic: str, queues: list[Queue], place: _Place) -> bool:
+        """Whether a place is a fresh one of the broker that would be asked, and no queues are missing here."""
+        first = self._cluster.connected(queues[0].broker_name) if queues else None
+        is_fresh = clock_s() - place.told_s < PLACE_S
+        return is_fresh and place.connection is first and place.number >= 0 and topic in self._sees_all
 
     async def _sticky(self, strategy: Sticky, topic: str, queues: list[Queue]) -> Share | None:
         """Asks every broker of the topic who owns its queues."""

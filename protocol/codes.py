@@ -187,6 +187,9 @@ EXT_ACCEPT_ENCODING: Final = "acceptEncoding"
 EXT_CHANNEL: Final = "channel"  # of IDENTIFY: the TLS channel's binding, in hex
 EXT_DETAIL: Final = "detail"  # of GET_CONSUMER_LIST_BY_GROUP: "position", "members" or "owners"
 EXT_SEEN_QUEUES: Final = "seenQueues"  # of its answer: the topic's queues by broker, as JSON, as the members see them
+EXT_PLACES: Final = (
+    "places"  # of NOTIFY_CONSUMER_IDS_CHANGED: by topic, which of how many members its receiver is, as JSON
+)
 EXT_UNKNOWN: Final = "unknown"  # of QUERY_CONSUMER_OFFSET: "error" or "latest"
 
 

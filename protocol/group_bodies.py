@@ -10,7 +10,7 @@ import orjson
 from msgspec import field as wire
 
 from .bodies import MESSAGE_MODELS, Queue, encode_subscription, queue_json, queue_of, read_enum
-from .schema import Enum, Expression, Long, QueueCount, QueueList, QueueShape, Shape, Text, answers, reads
+from .schema import Enum, Expression, Int, Long, QueueCount, QueueList, QueueShape, Shape, Text, answers, reads
 from .subscription import Subscription
 
 
@@ -113,6 +113,16 @@ def encode_seen_queues(counts: Mapping[str, int]) -> str:
 
 @reads("seen queues", dict[str, QueueCount])
 def decode_seen_queues(data: dict[str, int]) -> dict[str, int]:
+    return data
+
+
+def encode_places(places: Mapping[str, tuple[int, int]]) -> str:
+    """By topic, which of how many members one is."""
+    return orjson.dumps(places).decode()
+
+
+@reads("places", dict[str, tuple[Int, Int]])
+def decode_places(data: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     return data
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping
 
 from ...protocol.admin_bodies import ConnectionInfo
-from ...protocol.codes import ONEWAY_FLAG, RequestCode
+from ...protocol.codes import EXT_PLACES, ONEWAY_FLAG, RequestCode
 from ...protocol.frame import Ext, Frame, encode
 from ...protocol.headers import ConsumerGroup, write
 from ..clock import Clock, Timer
@@ -80,9 +80,13 @@ class Clients:
 
     # Requests to clients
 
-    def group_changed(self, connection: Connection, group: str, topic: str | None = None) -> None:
-        """The group of a member is another than before. A topic, which only Rocketlet clients look at, has other queues."""
-        self.tell(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, write(ConsumerGroup(group, topic)))
+    def group_changed(
+        self, connection: Connection, group: str, topic: str | None = None, places: str | None = None
+    ) -> None:
+        """The group of a member is another than before. Only Rocketlet clients look at the rest: a topic has other queues,
+        and `places` says which of the members the receiver is, so that it need not ask."""
+        ext: Ext = write(ConsumerGroup(group, topic)) | ({EXT_PLACES: places} if places else {})
+        self.tell(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext)
 
     def tell(self, connection: Connection, code: int, ext: Ext, body: bytes = b"") -> None:
         """A one-way request."""

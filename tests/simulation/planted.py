@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import time
+import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rocketlet.broker.config import HANDOVER_LEASE_S
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.groups.members import ConsumerGroup, Member
+from rocketlet.client import shares as shares_module
+from rocketlet.client.cluster import Cluster
 from rocketlet.client.consumer import Consumer
 from rocketlet.client.lease import Lease
 from rocketlet.client.leases import Leases
+from rocketlet.client.membership import Membership
+from rocketlet.client.offsets import GroupOffsets, begin_offset
+from rocketlet.client.process_queue import ProcessQueue
+from rocketlet.client.pulling import Puller
 from rocketlet.client.shares import Shares
 from rocketlet.protocol.bodies import ConsumerData, Queue
 from rocketlet.protocol.frame import Frame
@@ -74,11 +84,140 @@ def _everyone(self: ConsumerGroup, topic: str | None = None) -> list[str]:
     return list(dict.fromkeys(member.client_id for member in self.members.values()))
 
 
-FAULTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
+def _releasing_is_not_held(self: Leases, queue: Queue) -> Lease | None:
+    """What is given up is not renewed while its handlers run."""
+    return self.owned.get(queue)
+
+
+async def _idle_but_one(self: ProcessQueue) -> None:
+    """The drain ends one message early."""
+    while self.running > 1:
+        await asyncio.sleep(0.001)
+
+
+async def _mirrored(self: Shares, topic: str, queues: list[Queue], detail: str | None) -> Frame:
+    """Some members sort the group in another order."""
+    answer = await _members(self, topic, queues, detail)
+    if "index" not in answer.ext or zlib.crc32(self.client_id.encode()) % 2:
+        return answer
+    mirrored = int(answer.ext["count"]) - 1 - int(answer.ext["index"])
+    return answer._replace(ext={**answer.ext, "index": mirrored})
+
+
+_lock_for = Leases._lock
+_renewed = Leases._renewed
+
+
+async def _lock_anew(self: Leases, connection: Any, queues: Any, epochs: Any = None) -> dict[Queue, Lease]:
+    return await _lock_for(self, connection, queues)
+
+
+def _renewed_with_any_epoch(self: Leases, queue: Queue, lease: Lease, fresh: Lease | None) -> None:
+    """A queue that another member had meanwhile is taken for the same one."""
+    if fresh is not None:
+        lease.epoch = fresh.epoch
+    _renewed(self, queue, lease, fresh)
+
+
+_lock_one = Locks._lock_one
+
+
+_expire = Locks.expire
+_kept: dict[Any, int] = {}
+
+
+def _expire_with_epoch(self: Locks) -> None:
+    """A lease that has ended leaves its epoch to the next owner."""
+    before = {key: lock.epoch for key, lock in self._locks.items()}
+    _expire(self)
+    _kept.update((key, epoch) for key, epoch in before.items() if key not in self._locks)
+
+
+def _with_kept_epoch(self: Locks, request: Any, queue: Queue, connection: Any, now_s: float) -> int | None:
+    key = (request.group, queue.topic, queue.queue_id)
+    is_new = key not in self._locks
+    epoch = _lock_one(self, request, queue, connection, now_s)
+    if is_new and epoch is not None and key in _kept:
+        epoch = self._locks[key].epoch = _kept.pop(key)
+    return epoch
+
+
+def _for_everybody(self: Locks, request: Any, queue: Queue, connection: Any, now_s: float) -> int | None:
+    """A lock is given to whoever asks."""
+    self._locks.pop((request.group, queue.topic, queue.queue_id), None)
+    return _lock_one(self, request, queue, connection, now_s)
+
+
+_open_locks = Locks.__init__
+
+
+def _short_reclaim(self: Locks, *arguments: Any, **options: Any) -> None:
+    """After a restart a lease lasts 5 s, while its owner believes in it for longer."""
+    _open_locks(self, *arguments, **options)
+    for lock in self._locks.values():
+        lock.renewed_s -= HANDOVER_LEASE_S - 5
+
+
+async def _leave_at_once(self: Membership) -> None:
+    """Who leaves stops renewing before its handlers have ended."""
+    self._has_left = True
+    for task in self._tasks:
+        task.cancel()
+    await self._heartbeats.beat()
+    await self._leases.give_all()
+    await asyncio.gather(*map(self._unregister, self.cluster.masters().values()))
+
+
+def _goes_on_suspended(self: ProcessQueue) -> bool:
+    """A queue whose broker is away, or whose lease is over, is handled on."""
+    return not self.stopped
+
+
+async def _start_over(self: GroupOffsets, connection: Any, queue: Queue, epoch: int = 0) -> int:
+    """A queue is read from its start whatever the group has committed."""
+    return await begin_offset(connection, queue, "first")
+
+
+def _resume_quietly(self: Consumer, queue: Queue) -> None:
+    """What a killed broker has forgotten of the commits is not said again."""
+    process_queue = self._queues.get(queue)
+    if process_queue is not None:
+        process_queue.suspended = False
+        self._go_on(process_queue)
+
+
+def _commit_ahead(self: Puller, process_queue: ProcessQueue) -> int:
+    """A pull commits what it has brought before, handled or not."""
+    return process_queue.next_offset
+
+
+Fault = tuple[Any, str, Any]
+
+FAULTS: dict[str, list[Fault]] = {
+    "blind-newcomer": [(shares_module, "_unknown", lambda topic, queues, *answers: [])],
+    "commit-ahead": [(ProcessQueue, "commit_offset", property(lambda self: self.next_offset))],
+    "commit-after-unlock": [(Leases, "_hand_over", _commit_after_unlock)],
+    "commit-not-repeated": [(Consumer, "resume_queue", _resume_quietly)],
+    "connection-loss-ignored": [(Membership, "_lost_connection", lambda self, address: None)],
+    "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
+    "epoch-kept": [(Locks, "expire", _expire_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
+    "leave-stops-renewing": [(Membership, "leave", _leave_at_once)],
+    "lock-for-everybody": [(Locks, "_lock_one", _for_everybody)],
+    "lost-goes-on": [(ProcessQueue, "drop", lambda self: None)],
+    "no-deadline": [(Lease, "is_over", property(lambda self: False))],
     "no-drain": [(Consumer, "give_queue", _no_drain)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
-    "commit-after-unlock": [(Leases, "_hand_over", _commit_after_unlock)],
+    "no-standstill": [(Locks, "_now_s", lambda self: time.monotonic())],
+    "pull-commits-ahead": [(Puller, "_offset_to_commit", _commit_ahead)],
+    "reclaim-any-epoch": [(Leases, "_lock", _lock_anew), (Leases, "_renewed", _renewed_with_any_epoch)],
+    "releasing-not-renewed": [(Leases, "_held", _releasing_is_not_held)],
+    "retake-at-once": [(Consumer, "is_running", lambda self, queue: False)],
+    "route-forgets": [(Cluster, "_with_living", lambda self, topic, route: route)],
+    "short-reclaim": [(Locks, "__init__", _short_reclaim)],
+    "sorted-differently": [(Shares, "_members", _mirrored)],
     "stale-list": [(Shares, "_members", _stale_list)],
+    "start-over": [(GroupOffsets, "begin", _start_over)],
+    "suspended-goes-on": [(ProcessQueue, "may_begin", property(_goes_on_suspended))],
     "table-overwritten": [
         (Member, "update", _table_overwritten),
         (ConsumerGroup, "subscription", _last_table),

@@ -132,6 +132,7 @@ class World:
         self._handled: dict[tuple[str, str, int, int], list[tuple[float, Member]]] = defaultdict(list)
         self._long_handlers = 0
         self._granted: dict[Queue, int] = {}
+        self._owners: dict[tuple[Queue, int], str] = {}
         self._bodies: Counter[bytes] = Counter()
         self._acknowledged: list[tuple[str, bytes]] = []
         self._crashes: list[float] = []
@@ -193,6 +194,10 @@ class World:
         def noted(request: LockRequest, connection: Any) -> dict[Queue, int]:
             epochs = lock(request, connection)
             for queue, epoch in epochs.items():
+                owner = self._owners.get((queue, epoch), request.client_id)
+                if owner != request.client_id:
+                    raise_later(Violation(f"{queue} has the epoch {epoch} of {owner}, and now of {request.client_id}"))
+                self._owners[queue, epoch] = request.client_id
                 self._granted[queue] = max(epoch, self._granted.get(queue, 0))
             return epochs
 
@@ -573,9 +578,9 @@ def simulate(seed: int) -> World:
         with virtual_time(loop):
             world = World(seed, loop, folder)
 
-            def notify(clients: Clients, connection: Connection, group: str, topic: str | None = None) -> None:
+            def notify(clients: Clients, connection: Connection, group: str, *arguments: Any, **options: Any) -> None:
                 if world.rng.random() >= world.plan.lost_notifications:
-                    real_notify(clients, connection, group, topic)
+                    real_notify(clients, connection, group, *arguments, **options)
 
             Clients.group_changed = notify  # type: ignore[method-assign, assignment]
             os.fdatasync = lambda fd: None
