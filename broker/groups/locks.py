@@ -213,6 +213,9 @@ class Locks:
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.connection is connection
 
+    def is_locked(self, group: str, topic: str, queue_id: int) -> bool:
+        return (group, topic, queue_id) in self._locks
+
     def owners(self, group: str) -> dict[tuple[str, int], str]:
         """Client id by topic and queue id."""
         return {key[1:]: lock.client_id for key, lock in self._locks.items() if key[0] == group}

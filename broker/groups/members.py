@@ -59,6 +59,7 @@ class ConsumerGroup:
     def __init__(self, name: str) -> None:
         self.name = name
         self.members: dict[Connection, Member] = {}
+        self.topics: set[str] = set()  # that a member subscribes to, or did so once
         self.reported: frozenset[str] = frozenset()
         self._places: dict[str | None, dict[str, int]] = {}
         self._seen_queues: dict[str, dict[str, int]] = {}
@@ -196,6 +197,7 @@ class ConsumerGroups:
         self._clock = clock
         self._groups: dict[str, ConsumerGroup] = {}
         self._names: dict[Connection, set[str]] = {}
+        self._of_topic: dict[str, dict[str, None]] = {}  # the groups that subscribe to a topic, or did so once
         self._history = history
         self._on_change = on_change
         self.get = self._groups.get
@@ -214,6 +216,7 @@ class ConsumerGroups:
         now_s = self._clock.monotonic_s()
         if member is not None:
             if member.update(data, now_s):
+                self._note_topics(group, member)
                 self._changed(group, "leaving" if data.leaving else "subscribed", member)
             if member.has_news:
                 group.changed()
@@ -227,6 +230,7 @@ class ConsumerGroups:
         member.update(data, now_s)
         group.members[connection] = member
         self._names.setdefault(connection, set()).add(group.name)
+        self._note_topics(group, member)
         self._changed(group, "joined", member)
 
     def leave(self, connection: Connection, name: str, event: str = "left") -> None:
@@ -240,7 +244,26 @@ class ConsumerGroups:
             del self._names[connection]
         if not group.members:
             del self._groups[name]
+            self._forget_topics(group)
         self._changed(group, event, member)
+
+    def subscribing(self, topic: str) -> list[ConsumerGroup]:
+        """The groups with a member that subscribes to the topic."""
+        groups = [self._groups[name] for name in self._of_topic.get(topic, ())]
+        return [group for group in groups if any(topic in member.subscriptions for member in group.members.values())]
+
+    def _note_topics(self, group: ConsumerGroup, member: Member) -> None:
+        for topic in member.subscriptions:
+            if topic not in group.topics:
+                group.topics.add(topic)
+                self._of_topic.setdefault(topic, {})[group.name] = None
+
+    def _forget_topics(self, group: ConsumerGroup) -> None:
+        for topic in group.topics:
+            names = self._of_topic[topic]
+            del names[group.name]
+            if not names:
+                del self._of_topic[topic]
 
     def drop(self, connection: Connection, event: str = "closed") -> None:
         """The connection is gone, and with it its memberships."""

@@ -6,6 +6,8 @@ Changes within 5 ms make one notification. Foreign members are told when the que
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable
 
 import structlog
@@ -13,7 +15,7 @@ import structlog
 from ...protocol import group_bodies
 from ...protocol.bodies import TopicConfig
 from ..clock import Clock
-from ..config import NOTIFY_DELAY_S
+from ..config import NOTIFY_DELAY_S, TURN_S
 from ..net.clients import Clients
 from ..net.connection import Connection
 from .draining import Draining, is_foreign
@@ -50,14 +52,20 @@ class Notifications:
         self._waiting[group.name] = None
 
     def _tell_waiting(self) -> None:
-        names, self._waiting = list(self._waiting), {}
-        for name in names:
+        """As many as a turn of the event loop allows; the others come right after what else is to do."""
+        end_s = time.perf_counter() + TURN_S
+        while self._waiting:
+            name = next(iter(self._waiting))
+            del self._waiting[name]
             group = self._groups.get(name)
             try:
                 if group is not None:
                     self._tell(group)
             except Exception:
                 log.exception("timer_failed", action="notify", group=name)
+            if self._waiting and time.perf_counter() > end_s:
+                asyncio.get_running_loop().call_soon(self._tell_waiting)
+                return
 
     def _tell(self, group: ConsumerGroup) -> None:
         settings = self._settings.find(group.name)
@@ -78,11 +86,10 @@ class Notifications:
 
     def topic_changed(self, topic: TopicConfig) -> None:
         """Tells the groups that read a topic that it has other queues; name servers know it by now."""
-        for group in self._groups:
-            if any(topic.name in member.subscriptions for member in group.members.values()):
-                for connection in group.members:
-                    self._clients.group_changed(connection, group.name, topic.name)
-                self._groups.check(group)
+        for group in self._groups.subscribing(topic.name):
+            for connection in group.members:
+                self._clients.group_changed(connection, group.name, topic.name)
+            self._groups.check(group)
 
 
 def _places(group: ConsumerGroup, connection: Connection) -> str | None:

@@ -7,12 +7,14 @@ that has the lock has got the queue back, and so has one that comes after longer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+import time
+from collections.abc import Callable, Iterator
 
 import structlog
 
 from ..clock import Clock
-from ..config import MAX_HOLD_S, MAX_READ_QUEUES, ORPHAN_S
+from ..config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S, TURN_S
 from ..net.connection import Connection
 from .history import History
 from .locks import Locks
@@ -37,6 +39,7 @@ class Watch:
         self._keys: dict[Connection, set[_Key]] = {}
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
+        self._looking = self._look_at_all()
         self.double_readers = 0
         self.orphans = 0
 
@@ -77,22 +80,32 @@ class Watch:
                 self._readers[key] = (last, before, since_s)
 
     def look(self) -> None:
-        """Reports the queues that no member has read or locked for some seconds, although members subscribe to them."""
-        now_s = self._clock.monotonic_s()
+        """Reports the queues that no member has read or locked for some seconds, although members subscribe to them.
+
+        With very many groups it takes several calls to look at all: each takes a turn at most, and reports 100 queues."""
+        end_s = time.perf_counter() + TURN_S
+        for _ in self._looking:
+            if time.perf_counter() > end_s:
+                return
+        self._looking = self._look_at_all()
+
+    def _look_at_all(self) -> Iterator[None]:
         unread: set[_Key] = set()
         for group in self._groups:
-            owners = self._locks.owners(group.name)
-            members = group.members
-            for topic in {topic for member in members.values() for topic in member.subscriptions}:
+            for topic in {topic for member in group.members.values() for topic in member.subscriptions}:
                 for queue_id in range(self._queues_of(topic)):
-                    reader = self.reader(group.name, topic, queue_id)
-                    if (topic, queue_id) not in owners and reader not in members:
-                        unread.add((group.name, topic, queue_id))
+                    key = (group.name, topic, queue_id)
+                    is_unread = not self._locks.is_locked(*key) and self.reader(*key) not in group.members
+                    if is_unread and len(unread) < MAX_READ_QUEUES:
+                        unread.add(key)
+                yield
+        now_s = self._clock.monotonic_s()
         self._unread_s = {key: self._unread_s.get(key, now_s) for key in unread}
         orphans = {key for key, since_s in self._unread_s.items() if now_s - since_s >= ORPHAN_S}
-        for group_name, topic, queue_id in sorted(orphans - self._named):
+        fresh = heapq.nsmallest(MAX_REPORTED, orphans - self._named)
+        for group_name, topic, queue_id in fresh:
             self._name("orphaned", group_name, "", f"{topic}:{queue_id} is read by nobody")
-        self._named = orphans
+        self._named = self._named & orphans | set(fresh)
         self.orphans = len(orphans)
 
     def _name(self, event: str, group: str, client_id: str, fault: str) -> None:

@@ -80,7 +80,7 @@ class Routes:
                 topic.name: QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
                 for topic in topics
             }
-            if len(broker.topics.keys() | fresh.keys()) > MAX_TOPICS:
+            if len(broker.topics) + sum(topic not in broker.topics for topic in fresh) > MAX_TOPICS:
                 raise LimitExceeded(f"the broker {name} has more than {MAX_TOPICS} topics")
             broker.topics |= fresh
         self._addresses[address] = _Address(connection, self.clock.monotonic_s(), version, external or address)

@@ -8,7 +8,7 @@ import sys
 import orjson
 import pytest
 
-SHORT = {"frames": 3000, "files": 100, "power": 100, "disk": 60, "kill": 3, "descriptors": 2}
+SHORT = {"frames": 3000, "files": 100, "power": 100, "disk": 60, "kill": 3, "descriptors": 2, "exhaustion": 8}
 
 
 @pytest.mark.parametrize("name", SHORT)
