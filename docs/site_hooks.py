@@ -6,34 +6,36 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from rocketlet.command.cli import _parser
 
 ROOT = Path(__file__).parents[1]
 
 
+os.environ["COLUMNS"] = "100"  # how wide argparse writes
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    markdown = re.sub(r"<!-- help -->", lambda _: _commands(), markdown)
+    markdown = re.sub(r"<!-- help -->", lambda _: _commands(_parser()), markdown)
     markdown = re.sub(r"<!-- log events: (.*?) -->", lambda found: _events(ROOT / found[1]), markdown)
     return re.sub(r"<!-- source: (.*?) -->", lambda found: _fenced("python", (ROOT / found[1]).read_text()), markdown)
 
 
-def _commands() -> str:
-    names = re.findall(r"^    (\w[\w-]*)(?: |$)", _help(), re.MULTILINE)
-    return "\n\n".join(f"## `rocketlet {name}`\n\n{_fenced('text', _help(name))}" for name in names)
-
-
-def _help(*command: str) -> str:
-    rocketlet = Path(sys.executable).with_name("rocketlet")
-    environment = {**os.environ, "COLUMNS": "100"}
-    return subprocess.run(
-        [rocketlet, *command, "--help"], capture_output=True, text=True, check=True, env=environment
-    ).stdout
+def _commands(parser: argparse.ArgumentParser) -> str:
+    """A section for each command of the parser, and below it for each of its verbs."""
+    parts: list[str] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                heading = f"{'#' * len(below.prog.split())} `{below.prog}`"
+                parts += [heading, _fenced("text", below.format_help()), _commands(below)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _fenced(language: str, text: str) -> str:
