@@ -1,4 +1,4 @@
-"""Logs: readable on a terminal, one JSON object a line otherwise."""
+"""Logs: readable on a terminal, otherwise one JSON object on each line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 def configure(level: str = "info") -> None:
     """Logs go to stderr, so that stdout belongs to the commands' own output. What the client, asyncio and other libraries
-    log by the standard `logging` looks the same."""
+    log through the standard `logging` looks the same."""
     on_terminal = sys.stderr.isatty()
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -1,4 +1,4 @@
-"""The main job: `make demo`, or `python -m rocketlet.demo`.
+"""The demo: `make demo`, or `python -m rocketlet.demo`.
 
 A name server and two brokers are started; the flights are replayed; consumers of the group `departures` work on them
 while one joins, one leaves, one is killed, and a Spark query is a member for a while; another Spark query computes
@@ -54,7 +54,7 @@ SPARK_JOINS = "Spark joins"
 
 
 class Job:
-    """One run. `folder` takes the data and logs, `output` what is to be looked at afterwards."""
+    """One run. Data and logs go to `folder`, what you want to look at afterwards to `output`."""
 
     def __init__(self, flights: int, folder: Path, output: Path, *, with_spark: bool) -> None:
         self.flights = flights

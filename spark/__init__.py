@@ -11,14 +11,14 @@ source      streams: what Spark calls in the driver
 batch       one read, and how ranges become tasks
 planner     what plans batches: a thread of the driver's Python process
 member      the planner as a member of the group
-standalone  the planner of all queues, without membership
+standalone  the planner without membership: all queues
 ranges      what a batch reads, as Spark's checkpoint keeps it
 reading     one range on an executor
 columns     message records as Arrow columns
-extents     where queues begin and end, and by what topics are known again
+extents     where queues begin and end, and how a topic is recognized
 checkpoint  what Spark's checkpoint keeps of a batch
-loss        data loss, named
-patience    how long nothing has worked
+loss        data loss, and its messages
+patience    for how long nothing has worked
 lag         how far a query is behind, per queue
 failures    errors that begin with our sentence
 ledger      which batches Spark has finished, told by the driver's listener
@@ -88,7 +88,7 @@ def _listen(spark: SparkSession) -> None:
 
 
 def _worker_fault(spark: SparkSession) -> str | None:
-    """Why workers on this machine would not find this package, in words; None if they will, or if nobody can say."""
+    """Why workers on this machine would not find this package; None if they will, or if nobody can say."""
     try:
         context = spark.sparkContext
     except Exception:  # Spark Connect: the workers are elsewhere

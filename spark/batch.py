@@ -69,7 +69,7 @@ def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> lis
 
 
 def packed(spans: Sequence[QueueRange]) -> list[list[QueueRange]]:
-    """Short ranges together, as far as they make one Arrow batch: a task costs more than reading a few messages."""
+    """Puts short ranges together, up to one Arrow batch: a task costs more than reading a few messages."""
     groups: list[list[QueueRange]] = []
     rows = 0
     for span in spans:

@@ -1,10 +1,10 @@
-"""What Spark's checkpoint keeps of a batch: its ranges whole, whose they are, and by what the topics are known again.
+"""What Spark's checkpoint keeps of a batch: its whole ranges, whose they are, and how the topics are recognized.
 
     {"$": {"membership": true, "group": "g", "topics": {"flights": {"broker-a": {"identity": "5f0c"}}}},
      "flights": {"broker-a": {"0": "100:250", "1": "90:260"}}}
 
-Begin and end both stand there, because queues come and go between batches: the end of one batch says nothing of where
-the next one begins, and a replay must read what was read before, whoever owns the queue by then. No topic is called `$`.
+Both begin and end are kept, because queues come and go between batches: the end of one batch does not say where the next
+one begins, and a replay must read what was read before, whoever owns the queue by then. No topic can be called `$`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def part_of(queue: Queue) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What one broker told of a topic when a batch was planned.
+    """What one broker said about a topic when a batch was planned.
 
-    identity: another one if the topic was made anew; empty on an Apache broker, which has none. newest_ms: on an Apache
+    identity: changes when the topic is created again; empty on an Apache broker. newest_ms: on an Apache
     broker, the store time of the topic's newest message. rewinds: how often the group's offset went back.
     """
 
@@ -127,7 +127,7 @@ def check_resumed(batch: Batch, options: StreamOptions) -> None:
 
 
 def _start_elsewhere(batch: Batch) -> str:
-    """The option that goes on where the batch ends."""
+    """The option with which a query continues where the batch ends."""
     if batch.membership:
         return f"group={batch.group} and startingOffsets=committed, which goes on where the group is"
     topics: dict[str, dict[str, dict[str, int]]] = {}

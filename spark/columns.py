@@ -75,7 +75,7 @@ def to_batch(
     """The rows, in `ARROW_SCHEMA`, of a queue's records with offsets `begin` to `end`, and one of the tags if any is given.
 
     strict: raises MessageError, which names the offset, for a body that cannot be decompressed; else the row comes with
-    a null body. with_properties: False leaves that column out. Raises MessageError for bytes that are no records.
+    a null body. with_properties: False leaves that column out. Raises MessageError for bytes that are not records.
     """
     records = _Records(data)
     offsets = records.heads["queue_offset"].astype(np.int64)
@@ -164,7 +164,7 @@ def _begins(data: bytes) -> list[int]:
 
 
 def _garbled(data: bytes) -> MessageError:
-    """What the careful decoder says of bytes that are no records."""
+    """What the careful decoder says about bytes that are not records."""
     position = 0
     try:
         while position < len(data):
@@ -240,7 +240,7 @@ class _Properties:
 
 
 def _words(texts: Array) -> Array:
-    """The words of each text; of a null, none."""
+    """The words of each text; none for a null."""
     words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts.drop_null()))
     counts = np.zeros(len(texts), np.int32)
     counts[texts.is_valid().to_numpy(zero_copy_only=False)] = pc.list_value_length(words).to_numpy()

@@ -1,8 +1,8 @@
 """The planner's process in the driver.
 
-`query.stop()` kills the process that Spark has made for the reader (SIGKILL, by its id): nothing there can say goodbye. So
+`query.stop()` kills the process that Spark has made for the reader (SIGKILL, by its id): nothing there can clean up. So
 the planner lives in a child of it. The child sees that its socket to Spark is closed, and Spark's loop around the reader
-calls `stop`. And when the child is killed, because memory is short, its parent tells Spark why the query ends.
+calls `stop`. If the child is killed, for example because memory is short, its parent tells Spark why the query ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where queues begin and end, and by what their topics are known again: asked with one request per broker.
+"""Where queues begin and end, and how their topics are recognized: asked with one request for each broker.
 
 An Apache broker does not know that request. It is asked for the statistics of each topic, all at once, which are its
 shortest answer to the question; and, where those leave a queue out, for that queue.
@@ -42,7 +42,7 @@ NOTHING = Extent(0, 0)
 
 @dataclass(slots=True)
 class Seen:
-    """What brokers told. Queues of brokers that are away are left out."""
+    """What brokers answered. Queues of brokers that are away are missing."""
 
     extents: dict[Queue, Extent] = field(default_factory=dict)
     marks: dict[Part, Mark] = field(default_factory=dict)

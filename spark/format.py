@@ -67,7 +67,7 @@ class RocketletDataSource(DataSource):
 
 
 def lacking() -> str | None:
-    """What this PySpark cannot do, in words; None if it can do everything."""
+    """What this PySpark cannot do; None if it can do everything."""
     if _version() >= (4, 2):
         return None
     return (

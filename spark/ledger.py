@@ -1,8 +1,8 @@
 """Which batches Spark has finished, told by the driver to the planner.
 
-Spark tells a Python source that a batch is finished only when it asks for the next one: not when the query is stopped in
-between. A listener in the driver's own Python process hears it at once, and notes it here: one file per group, in a folder
-that the driver makes and the planner reads. The planner of a query that was stopped looks here before it leaves the group.
+Spark tells a Python source that a batch is finished only when it asks for the next one: not when the query is stopped
+before that. A listener in the driver's own Python process hears it at once, and notes it here: one file for each group, in a
+folder that the driver makes and the planner reads. The planner of a stopped query looks here before it leaves the group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data loss: a position that means nothing any more. Each is named: which queue, what is wanted, what is there."""
+"""Data loss: a position that is no longer in its queue. The error names the queue, what was wanted and what is there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DataLossError(RuntimeError):
 
 
 def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: bool) -> int:
-    """Where a position goes on that is not in its queue. Raises DataLossError if it shall.
+    """Where to continue from a position that is not in its queue. Raises DataLossError if that is to end the query.
 
     is_same: whether the queue is known to be the one that the position is of. The end of the same queue went back only with
     a broker that lost what it had not yet written; of another queue everything is new.
@@ -30,7 +30,7 @@ def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: b
 
 
 def made_anew(queue: Queue, wanted: int, extent: Extent, *, fail: bool) -> int:
-    """Where a position goes on whose topic was made anew. Raises DataLossError if it shall."""
+    """Where to continue if the topic was created again. Raises DataLossError if that is to end the query."""
     reason = f"these are other messages: the topic {queue.topic} on {queue.broker_name} was made anew"
     return _tell(queue, wanted, extent, reason, extent.begin, fail)
 

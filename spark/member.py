@@ -29,7 +29,7 @@ SETTLE_TIMEOUT_S = 15.0
 @dataclass(slots=True)
 class _Reading:
     """One owned queue. `position`: the next offset to plan. `done`: what the group may commit; `committed`: what it has;
-    `is_fresh`: not planned since it was taken; `reset_to`: where an administrator wants it to go on.
+    `is_fresh`: not planned since it was taken; `reset_to`: where an administrator wants it to continue.
     """
 
     lease: Lease
@@ -49,7 +49,7 @@ class _Reading:
 
 
 class Member(Planner):
-    """Plans the queues that the group has given to it; what is finished is committed for the group."""
+    """Plans the queues that the group has given to it, and commits for the group what is finished."""
 
     def __init__(self, options: StreamOptions, resumed: Batch = EMPTY) -> None:
         self._release_timeout_s = options.release_timeout_s
@@ -137,7 +137,7 @@ class Member(Planner):
         await self._commit()
 
     def _forget_finished(self, part: Part) -> None:
-        """From a reset on, the group's offset says where a queue of these goes on that comes back."""
+        """After a reset, a queue that comes back continues at the group's offset."""
         for queue in [queue for queue in self._finished if part_of(queue) == part]:
             del self._finished[queue]
 
@@ -216,7 +216,7 @@ class Member(Planner):
     # What an administrator tells
 
     def _reset(self, connection: Connection, frame: Frame) -> None:
-        """RESET_CONSUMER_CLIENT_OFFSET: our queues go on from these offsets, those of a running batch when it is finished."""
+        """RESET_CONSUMER_CLIENT_OFFSET: our queues continue there; those in a running batch when it is finished."""
         try:
             offsets = decode_offsets(frame.body) if frame.ext.get("group") == self._options.group else {}
         except BodyError as error:

@@ -1,6 +1,6 @@
 """What plans batches in the driver: a thread of its Python process with a loop of its own.
 
-Spark asks for offsets between batches and is silent while one runs; what must go on meanwhile goes on here. Two kinds of
+Spark asks for offsets between batches and is silent while one runs. What must continue meanwhile runs here. Two kinds of
 planner share this: `member.Member`, whose queues are what the group gives it, and `standalone.Standalone`, which reads
 all queues.
 """
@@ -111,7 +111,7 @@ class Planner(ABC):
         return None if self._batch in (EMPTY, self._done) else self._batch
 
     def readable(self, batch: Batch) -> Ranges:
-        """The ranges of a batch but for those whose topics were made anew since it was planned. Raises DataLossError."""
+        """The ranges of a batch, without those whose topics were created again since it was planned. Raises DataLossError."""
         return batch.ranges if batch == self._batch else self._call(self._readable(batch))
 
     def set_targets(self) -> None:
@@ -150,7 +150,7 @@ class Planner(ABC):
 
     @abstractmethod
     async def _settle(self, seen: Seen) -> None:
-        """Before a batch is planned: what was told since the last one takes its effect."""
+        """Before a batch is planned: applies what was heard since the last one."""
 
     @abstractmethod
     def _planned_of(self, available: Ranges, cut: Ranges) -> Ranges:
@@ -214,7 +214,7 @@ class Planner(ABC):
         return [topic for topic in found if self._cluster.route(topic) or await self._cluster.find_route(topic)]
 
     async def _new_topics(self, known: Iterable[str]) -> list[str]:
-        """Topics that the pattern matches and that are not yet known; looked for every 10 s."""
+        """Topics that match the pattern and are not yet known. Looked for every 10 s."""
         if not self._options.pattern or self._loop.time() < self._discovered_s + DISCOVERY_INTERVAL_S:
             return []
         try:
@@ -306,7 +306,7 @@ class Planner(ABC):
         return anew
 
     def _begin_anew(self, part: Part, seen: Seen) -> None:
-        """Everything in the queues of a topic that was made anew is new. Raises DataLossError if that shall end the query."""
+        """Everything is new in a topic that was created again. Raises DataLossError if that is to end the query."""
         fail = self._options.fail_on_data_loss
         for queue, position in self._positions().items():
             if part_of(queue) == part and queue in seen.extents:
@@ -342,13 +342,13 @@ class Planner(ABC):
         return seen
 
     def _rewind(self, queue: Queue, position: int) -> None:
-        """A queue goes on elsewhere: messages are gone, or an administrator has reset it."""
+        """A queue continues elsewhere: messages are gone, or an administrator has reset it."""
         self._rewound += 1
         self._read_ends.pop(queue, None)
         self._move(queue, position)
 
     def _is_cut_off(self) -> bool:
-        """Whether every queue waits for its broker, though none can be asked."""
+        """Whether every queue waits for a broker that cannot be asked."""
         return False
 
     async def _all(self) -> Seen:

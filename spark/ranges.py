@@ -15,7 +15,7 @@ Ranges = Mapping[Queue, Range]
 def shared_out(
     available: Ranges, limit: float | None, costs: Mapping[Queue, float] | None = None
 ) -> dict[Queue, Range]:
-    """The ranges cut to a limit in all, each queue by the same part, and none of them to nothing while the limit lasts.
+    """The ranges, cut to a limit: each queue by the same share, and none to nothing while the limit allows.
 
     costs: what a message of each queue counts, 1 by default. At least one message is read, whatever it costs.
     """
@@ -35,7 +35,7 @@ def shared_out(
 
 
 def split(ranges: Ranges, least: int) -> list[tuple[Queue, Range]]:
-    """The ranges that are not empty, the long ones in parts so that there are about `least` of them, all of like size."""
+    """The ranges that are not empty. Long ones are split, so that there are about `least` parts of similar size."""
     total = sum(end - begin for begin, end in ranges.values())
     parts: list[tuple[Queue, Range]] = []
     for queue, (begin, end) in sorted(ranges.items()):

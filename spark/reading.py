@@ -1,5 +1,5 @@
-"""What one task reads on an executor: ranges of queues, into Arrow batches. The next pull is on its way while one is
-converted."""
+"""What one task reads on an executor: ranges of queues, into Arrow batches. The next pull is under way while
+one is converted."""
 
 from __future__ import annotations
 
@@ -148,8 +148,7 @@ class _Pulls:
         return found
 
     def _lost(self, offset: int) -> None:
-        """The broker goes on elsewhere: behind messages that have expired, or before the end of the range, where the queue
-        ends."""
+        """The broker continues elsewhere: behind messages that have expired, or where the queue ends early."""
         span = self._span
         gone = min(self._offset, span.end) if self._offset > offset else span.end
         text = (

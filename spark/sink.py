@@ -1,7 +1,7 @@
 """Rows as messages: `write`, and what `stream_sink` does for `writeStream`.
 
 A message is stored at least once: a task that Spark tries again, or a batch that a restarted query runs again, sends its
-rows again. Rows with a column messageId keep it, so that whoever reads them can tell.
+rows again. Rows with a column messageId keep it, so that readers can recognize them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The format `rocketlet`: what Spark calls in the driver.
 
-Traps that were measured, and how they are met:
+Traps that were measured, and how they are avoided:
 - Spark makes a reader in two driver processes and pickles it to executors: joining in `__init__` would leave ghost
   members. The planner is made when offsets are first asked for, and is not pickled.
-- `commit` is called only when the next batch is built, on an idle topic never. `latestOffset` gets the end of the
+- `commit` is called only when the next batch is built, so never on an idle topic. `latestOffset` gets the end of the
   finished batch at every trigger: the group's offsets are committed there.
 - `query.stop()` kills Spark's process for the reader; `stop` is called in a child of it (`driver_process`), which looks
   whether the last batch was finished (`ledger`).
-- A queue that was lost and won back begins at the group's offset; a replay reads the ranges that the log holds.
+- A queue that was lost and comes back begins at the group's offset; a replay reads the ranges in the log.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadMaxBytes(self._options.max_bytes) if self._options.max_bytes else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Comes before Spark has read its checkpoint: what is there is looked up when the planner is made."""
+        """Called before Spark has read its checkpoint, which is read when the planner is made."""
         self._is_bounded = True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -131,7 +131,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             planner.close()
 
     def _finish_last(self, planner: Planner) -> None:
-        """Commits the last batch if Spark has finished it: no trigger came that would have told."""
+        """Commits the last batch if Spark has finished it, because no later trigger has said so."""
         planned, ledger, options = planner.planned, self._ledger, self._options
         if planned is None or ledger is None or not options.membership:
             return

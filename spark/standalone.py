@@ -1,4 +1,4 @@
-"""Reading without membership, like Kafka's source: all queues, from offsets that only the checkpoint keeps; batch reads."""
+"""Reading without membership, like Kafka's source: all queues, with offsets in the checkpoint only; and batch reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ranges import Range, Ranges
 
 
 class Standalone(Planner):
-    """Plans every queue of its topics; each batch names all of them, so that the checkpoint knows where each one stands."""
+    """Plans every queue of its topics. Each batch names all of them, so the checkpoint has the offset of each."""
 
     def __init__(
         self, options: ReadOptions, resumed: Batch = EMPTY, *, min_rows: int = 0, max_delay_s: float = 0.0

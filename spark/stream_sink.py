@@ -1,4 +1,4 @@
-"""Rows of a stream as messages. Beside `sink`, because PySpark 4.0 has no such writer."""
+"""Rows of a stream as messages. Apart from `sink`, because PySpark 4.0 has no such writer."""
 
 from __future__ import annotations
 
