@@ -168,7 +168,7 @@ class Server:
         self._of_address[connection.address] += 1
 
     def _refusal(self, connection: Connection) -> tuple[str, int]:
-        """Why another connection is not taken, in words, and the limit; empty if it is."""
+        """Why another connection is not taken, and the limit; empty if it may be."""
         if len(self._connections) >= self.max_connections:
             return "there are too many; raise `ulimit -n`, or close idle clients", self.max_connections
         of_address = int(self.max_connections * ADDRESS_SHARE)

@@ -86,7 +86,7 @@ class Broadcast:
         self._save()
 
     def unsettled(self) -> str:
-        """What `settled` waits for, in words."""
+        """What `settled` waits for."""
         topics = [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
         return f"no name server knows the topic {', '.join(topics)}" if topics else "a broker of its queues is away"
 

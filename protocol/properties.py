@@ -107,7 +107,7 @@ def appended(text: str, name: str, value: str) -> str:
 
 
 def reserved_fault(properties: Mapping[str, str]) -> str | None:
-    """What is wrong with a user's properties, in words; None if they may be sent."""
+    """What is wrong with a user's properties; None if they may be sent."""
     for name, value in properties.items():
         if name in RESERVED:
             return f"the property {name} is RocketMQ's own; choose another name"

@@ -41,16 +41,16 @@ REFUSED = {
 INTRODUCTION = """\
 # Compatibility
 
-Written by `pytest tests/interop --compatibility docs/compatibility.md` from the tests that passed: every line was done by
-an unmodified client. Go is `github.com/apache/rocketmq-client-go/v2`; our own client uses most of it, too. Remarks of errors
-are in our own words, the codes are Apache's.
+`pytest tests/interop --compatibility docs/compatibility.md` writes this page from the tests that passed. An unmodified client
+did what each line says. Go is `github.com/apache/rocketmq-client-go/v2`; our own client uses most of it, too. The codes of
+errors are Apache's, their texts are ours.
 
 What Rocketlet's broker does not do: master/slave replication, DLedger, controller, tiered storage, the 5.x gRPC proxy.
 If you need one of them, use Apache RocketMQ; your code and Spark job stay as they are.
 
-Our client needs not be told which broker it faces. What differs on Apache's: [rebalance.md](rebalance.md). 5.3 against 4.9:
-5.3 notes the outcome of transactions every 3 s (`transactionOpBatchInterval`), and delivers a message twice if it checks
-more often; everything else that is tested here is the same.
+Our client finds out which broker it talks to. [rebalance.md](rebalance.md) says what differs on Apache's. Of what is
+tested here, 5.3 differs from 4.9 in one thing: it notes the outcome of transactions every 3 s (`transactionOpBatchInterval`),
+and delivers a message twice if it checks more often.
 """
 
 

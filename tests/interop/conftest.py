@@ -32,7 +32,7 @@ GO_CLIENT = "Go 2.1.2"
 
 
 def missing(*programs: str) -> str:
-    """Which of the programs are not here, in words; empty if all are."""
+    """Which of the programs are not here; empty if all are."""
     found = [name for name in programs if shutil.which(name) is None]
     return f"missing: {', '.join(found)}" if found else ""
 
