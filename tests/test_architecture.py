@@ -6,6 +6,7 @@ Every import counts, also those for type checkers only and those inside of funct
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -295,3 +296,12 @@ def test_what_is_drawn_is_there(sources: Sources) -> None:
 
 def test_the_standard_library_has_what_is_called_impure() -> None:
     assert IMPURE - {"structlog"} <= sys.stdlib_module_names
+
+
+def test_the_tour_names_every_room_and_no_file_that_is_not_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = [room.rpartition(".")[2] for room in ARROWS if (ROOT / room.replace(".", "/")).is_dir()]
+    assert [room for room in rooms if f"{room}" not in text] == []
+    paths = re.findall(r"`((?:broker|client|protocol|command|spark|tests|docs)/[\w/.]+)`", text)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
