@@ -25,7 +25,7 @@ from ..protocol.subscription import Subscription
 from .cluster import Cluster, by_broker
 from .config import OFFSET_TIMEOUT_S, At, Start
 from .connection import Connection
-from .errors import BrokerRefused, RocketletError
+from .errors import BrokerRefused, ConnectionFailed, RocketletError
 from .log import get_logger
 from .pulling import pull_header
 
@@ -194,6 +194,8 @@ class GroupOffsets:
             self._known.add(table)
 
     async def _update(self, queue: Queue, offset: int, epoch: int) -> None:
-        connection = await self._cluster.broker(queue.broker_name)
+        connection = self._cluster.connected(queue.broker_name)
+        if connection is None:  # waiting for one, this commit would arrive after a later one that a pull carries
+            raise ConnectionFailed(f"the broker {queue.broker_name} is not connected")
         header = UpdateOffset(self._group, queue.topic, queue.queue_id, offset, epoch or None)
         await connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, write(header), timeout_s=OFFSET_TIMEOUT_S)
