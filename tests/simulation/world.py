@@ -396,7 +396,9 @@ class World:
             self.note(f"{member.name} stands still")
             self.crashed()
             member.process.is_paused = True
-            await asyncio.sleep(self.rng.choice((1, 10, 25, 45)))
+            paused_s = self.rng.choice((1, 10, 25, 45))
+            self._spawn(self._company(paused_s))
+            await asyncio.sleep(paused_s)
             self.note(f"{member.name} goes on")
             self.crashed()
             member.process.resume()
@@ -411,6 +413,7 @@ class World:
             self.crashed()
             silent_s = self.rng.choice((5, 18, 25, 45))
             member.process.silent_until_s = self.loop.time() + silent_s
+            self._spawn(self._company(silent_s))
             await asyncio.sleep(silent_s)
             self.note(f"{member.name} is heard again")
             self.crashed()
@@ -432,9 +435,16 @@ class World:
             return
         self.note(f"{node.name} stands still")
         node.process.is_paused = True
+        self._spawn(self._company(seconds))
         await asyncio.sleep(seconds)
         self.note(f"{node.name} goes on")
         node.process.resume()
+
+    async def _company(self, seconds: float) -> None:
+        """Mostly somebody comes or goes just then: queues of a member that stands still move only if the shares do."""
+        if self.rng.random() < 0.8:
+            await asyncio.sleep(self.rng.uniform(0, seconds))
+            await (self.join if self.rng.random() < 0.7 else self._someone_leaves)()
 
     async def _cut(self) -> None:
         member = self._spare()
