@@ -11,6 +11,24 @@ import pytest
 
 from .planted import FAULTS
 
+# Those that need few seeds. SIMULATION_FAULTS=all plants the others, too: they need a member or broker that stands still just
+# when shares change, and some hundred seeds.
+QUICKLY_FOUND = (
+    "blind-newcomer",
+    "commit-after-unlock",
+    "commit-ahead",
+    "commit-not-repeated",
+    "connection-loss-ignored",
+    "drain-one-early",
+    "lock-for-everybody",
+    "no-drain",
+    "no-epoch",
+    "pull-commits-ahead",
+    "sorted-differently",
+    "stale-list",
+    "start-over",
+    "table-overwritten",
+)
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
 
 
@@ -33,9 +51,9 @@ def test_what_must_hold_holds_for_every_seed(part: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", sorted(FAULTS))
+@pytest.mark.parametrize("fault", sorted(FAULTS) if os.environ.get("SIMULATION_FAULTS") == "all" else QUICKLY_FOUND)
 def test_a_known_fault_is_found(fault: str) -> None:
-    found = run("0", "300", "--plant", fault)
+    found = run("0", "1000", "--plant", fault)
     assert found.returncode == 1, f"{fault} was not found: {found.stdout}"
     assert "Traceback" not in found.stdout
 
