@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -152,7 +153,7 @@ class Broker:
 
     def start(self) -> None:
         every = self.tasks.every
-        every(limits.PERSIST_INTERVAL_S, "persist", self.persist)
+        every(limits.PERSIST_INTERVAL_S, "persist", self._persist_in_turns)
         every(limits.LEASE_SWEEP_S, "leases", self.locks.expire)
         every(limits.RETENTION_SWEEP_S, "retention", self.expire_segments)
         every(limits.SWEEP_INTERVAL_S, "members", self._expire_members)
@@ -200,6 +201,20 @@ class Broker:
         self.watch.drop(connection)
 
     # Timers
+
+    def _persist_in_turns(self) -> None:
+        """Thousands of new indexes, whose files have to be made, would stop everybody for seconds at once."""
+        if self._is_stopping:
+            return
+        try:
+            is_done = self.store.flush_ahead(time.perf_counter() + limits.TURN_S)
+        except StoreFull as error:
+            log.error("save_failed", reason=str(error))
+            is_done = True
+        if is_done:
+            self.persist()
+        else:
+            self.clock.call_later(limits.FLUSH_PAUSE_S, self._persist_in_turns)
 
     def persist(self, closes: bool = False) -> None:
         """Offsets, delay progress and the indexes; what a full disk refuses is tried again the next time.

@@ -37,6 +37,7 @@ METRICS_ANSWER_S: Final = 5.0  # how long a scrape waits for the event loop
 
 MAX_OPEN_SEGMENTS: Final = 256  # files of the store open at a time; at most half of what the process may open
 JOURNAL_LINES: Final = 1000  # of changes of topics or groups, before the state file is written anew
+FLUSH_PAUSE_S: Final = 0.02  # between two turns in which indexes are flushed
 PERSIST_INTERVAL_S: Final = 5.0
 RETENTION_SWEEP_S: Final = 30.0
 DELETE_LIMIT: Final = 10  # segments that one sweep of retention removes

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +56,7 @@ class Store:
         self._log = CommitLog(folder, segment_bytes, self._open_files, syncs=syncs)
         self._staged: list[bytes] = []
         self._staged_queues: list[ConsumeQueue] = []
+        self._to_flush: Iterator[ConsumeQueue] | None = None
         self._next = self._log.end
         self.now_ms = 0
         self._unflushed = 0  # messages since the queues' tails were looked at
@@ -146,6 +148,19 @@ class Store:
         self.sync_log(sync or closes)
         self._save_checkpoint(self._log.begin, sync=sync or closes)
         self._checkpointed = state
+
+    def flush_ahead(self, end_s: float) -> bool:
+        """Flushes one index after the other until it is `end_s`, of `time.perf_counter`; the next call goes on. True when
+        all had their turn: then a checkpoint has little left to flush. Raises StoreFull."""
+        if self._to_flush is None:
+            self._to_flush = iter(list(self.queues.values()))
+        for queue in self._to_flush:
+            if self.queues.get((queue.topic, queue.queue_id)) is queue:  # not deleted meanwhile
+                queue.flush()
+            if time.perf_counter() > end_s:
+                return False
+        self._to_flush = None
+        return True
 
     def _save_checkpoint(self, begin: int, *, sync: bool) -> None:
         states = {key: queue.state for key, queue in self.queues.items()}

@@ -363,3 +363,18 @@ def test_a_part_of_what_is_staged_can_be_forgotten(store: Store) -> None:
     stage(b"other", 1)
     store.commit()
     assert (bodies(store, queue=0), bodies(store, queue=1)) == ([b"0"], [b"other"])
+
+
+def test_indexes_are_flushed_one_turn_after_the_other(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(5):
+        put(store, b"x", f"t{number}")
+    assert [store.flush_ahead(0.0) for _ in range(6)] == [False] * 5 + [True]
+    store.delete_topic("t0")
+    assert [store.flush_ahead(0.0) for _ in range(2)] == [False, False]
+    store.delete_topic("t3")
+    assert not (tmp_path / "consumequeue" / "t3" / "0").exists()
+    while not store.flush_ahead(0.0):
+        pass
+    assert not (tmp_path / "consumequeue" / "t3" / "0").exists(), "what was deleted does not come back"
+    store.close()
