@@ -50,7 +50,9 @@ CLIENT_MB = 15
 
 def modules() -> set[str]:
     """Every module of the package, by its place in the tree."""
-    top = {path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in OURS_ALONE}
+    top = {path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in OURS_ALONE} | {
+        ROOT / "adapters"
+    }
     inside = {str(path.relative_to(ROOT)) for folder in top for path in folder.rglob("*.py")}
     return inside | {"__init__.py", "py.typed"}
 
@@ -58,7 +60,8 @@ def modules() -> set[str]:
 def test_the_wheel_holds_every_module_and_nothing_else(distributions: Distributions) -> None:
     packed = set(zipfile.ZipFile(distributions.wheel).namelist())
     information = {name for name in packed if ".dist-info/" in name}
-    expected = {f"rocketlet/{name}".replace("rocketlet/spark/autoload", "pyspark_rocketlet") for name in modules()}
+    paths = (f"rocketlet/{name}".replace("rocketlet/spark/autoload", "pyspark_rocketlet") for name in modules())
+    expected = {path.replace("rocketlet/adapters/", "rocketlet/") for path in paths}
     assert packed - information == expected
     assert any(name.endswith("licenses/LICENSE") for name in information)
 

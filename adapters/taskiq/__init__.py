@@ -1,0 +1,77 @@
+"""A taskiq broker on RocketMQ: tasks are messages of one topic, workers the members of one group.
+
+    from rocketlet.taskiq import RocketletBroker
+
+    broker = RocketletBroker("127.0.0.1:9876")
+
+    @broker.task
+    async def cook(dish: str) -> None: ...
+
+`taskiq worker tasks:broker` runs workers. A task is acknowledged when taskiq says so, after it has run by default: one
+whose worker dies runs again in another. Labels of a task: `delay_level` (1 to 18) runs it later, `queue_key` keeps those of
+one key in one queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+try:
+    from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+except ModuleNotFoundError as missing:
+    raise ImportError("rocketlet.taskiq needs taskiq: pip install 'rocketlet[taskiq]'") from missing
+
+from rocketlet.client import Access, Consumer, Producer
+
+
+class RocketletBroker(AsyncBroker):
+    """`topic`, `group`: where tasks are and who works on them. `options` are those of `rocketlet.Consumer`; a new group
+    begins at the first task. Results go where `with_result_backend` says. One broker object lives once, from `startup` to
+    `shutdown`."""
+
+    def __init__(
+        self,
+        name_server: str,
+        *,
+        topic: str = "taskiq",
+        group: str = "taskiq",
+        access: Access | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._topic = topic
+        self._producer = Producer(name_server, f"{group}-senders", access=access)
+        self._consumer = Consumer(name_server, group, topic, access=access, **{"start": "first", **options})
+
+    async def startup(self) -> None:
+        await super().startup()
+        await self._producer.start()
+
+    async def shutdown(self) -> None:
+        await self._consumer.stop()
+        await self._producer.stop()
+        await super().shutdown()
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Sends a task. Raises what `rocketlet.Producer.send` raises."""
+        key = message.labels.get("queue_key")
+        await self._producer.send(
+            self._topic,
+            message.message,
+            tag=message.task_name,
+            keys=message.task_id,
+            delay_level=int(message.labels.get("delay_level", 0)),
+            queue_key=None if key is None else str(key),
+        )
+
+    async def listen(self) -> AsyncGenerator[AckableMessage, None]:
+        """The tasks of this worker, which joins the group with the first."""
+        await self._consumer.start()
+        while True:
+            message = await self._consumer.receive()
+            yield AckableMessage(data=message.body, ack=partial(self._consumer.ack, message))
+
+
+__all__ = ["RocketletBroker"]

@@ -1,0 +1,80 @@
+"""The outbox: what a database transaction says is sent if and only if it commits, without a transaction of two systems.
+
+    python examples/outbox.py NAME_SERVER DATABASE_URL      # sqlite:///shop.db, postgresql+psycopg://...
+
+Whoever changes data also writes the message into the table `outbox`, in the same transaction. A relay sends what is there,
+and deletes a row when the broker has acknowledged it. If the relay dies in between, the message is sent again with the same
+id; consumers that must not act twice keep the ids of what they have done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+
+from rocketlet import Producer, stop_signal
+from sqlalchemy import (
+    Column,
+    Engine,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    delete,
+    insert,
+    select,
+)
+
+metadata = MetaData()
+orders = Table("orders", metadata, Column("number", String(40), primary_key=True), Column("dish", String(200)))
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("place", Integer, primary_key=True, autoincrement=True),  # the order of sending
+    Column("message_id", String(40), nullable=False),
+    Column("topic", String(127), nullable=False),
+    Column("queue_key", String(200)),
+    Column("body", LargeBinary, nullable=False),
+)
+
+
+def place_order(engine: Engine, number: str, dish: str) -> None:
+    """The order and its message: both, or neither."""
+    with engine.begin() as transaction:
+        transaction.execute(insert(orders).values(number=number, dish=dish))
+        message = {"message_id": uuid.uuid4().hex, "topic": "orders", "queue_key": number, "body": dish.encode()}
+        transaction.execute(insert(outbox).values(message))
+
+
+async def relay_once(engine: Engine, producer: Producer, limit: int = 100) -> int:
+    """Sends what waits, oldest first; how much that was. Raises RocketletError: what was not sent stays."""
+    with engine.connect() as connection:
+        rows = connection.execute(select(outbox).order_by(outbox.c.place).limit(limit)).all()
+    for row in rows:
+        await producer.send(row.topic, row.body, queue_key=row.queue_key, message_id=row.message_id)
+        with engine.begin() as transaction:
+            transaction.execute(delete(outbox).where(outbox.c.place == row.place))
+    return len(rows)
+
+
+async def relay_forever(engine: Engine, producer: Producer) -> None:
+    while True:
+        if not await relay_once(engine, producer):
+            await asyncio.sleep(0.1)
+
+
+async def main(name_server: str, database: str) -> None:
+    engine = create_engine(database)
+    metadata.create_all(engine)
+    async with Producer(name_server, "outbox", timeout_s=30) as producer:
+        relay = asyncio.create_task(relay_forever(engine, producer))
+        stop = asyncio.create_task(stop_signal())
+        await asyncio.wait([relay, stop], return_when=asyncio.FIRST_COMPLETED)
+        relay.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

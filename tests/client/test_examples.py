@@ -1,0 +1,117 @@
+"""The examples and adapters of other libraries, each run against a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rocketlet.client import Consumer, Message, Producer
+
+from ..conftest import PATIENCE_S, Node, Wire, create_topic, eventually
+from ..handlers import Inbox
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+async def test_a_fastapi_service_sends_and_consumes(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi", reason="needs FastAPI")
+    httpx = pytest.importorskip("httpx", reason="needs httpx")
+    await create_topic(wire, "orders", 2)
+    monkeypatch.setenv("NAME_SERVER", node.address)
+    app = example("fastapi_service").app
+    transport = httpx.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://shop") as client,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        assert (await client.post("/orders/7", params={"dish": "soup"})).status_code == 202
+        while (answer := await client.get("/orders/7")).status_code == 404:
+            await asyncio.sleep(0.001)
+        assert answer.json() == {"dish": "soup"}
+    assert node.broker.groups.get("kitchen") is None, "the application has left"
+
+
+async def test_an_outbox_sends_what_commits_and_nothing_else(node: Node, wire: Wire, tmp_path: Path) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy", reason="needs SQLAlchemy")
+    shop = example("outbox")
+    await create_topic(wire, "orders", 2)
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    shop.metadata.create_all(engine)
+    for number in range(5):
+        shop.place_order(engine, str(number), f"dish {number}")
+    with pytest.raises(sqlalchemy.exc.IntegrityError):
+        shop.place_order(engine, "0", "the same number again")
+    inbox = Inbox()
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "orders", inbox, start="first"):
+        real = producer.send
+
+        async def dies_after_the_second(*arguments: Any, **options: Any) -> Any:
+            result = await real(*arguments, **options)
+            if result.queue_offset is not None and options["queue_key"] == "1":
+                raise RuntimeError("the relay died after the broker had the message")
+            return result
+
+        producer.send = dies_after_the_second  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="died"):
+            await shop.relay_once(engine, producer)
+        producer.send = real  # type: ignore[method-assign]
+        assert await shop.relay_once(engine, producer) == 4
+        assert await shop.relay_once(engine, producer) == 0
+        await eventually(lambda: len(inbox.messages) == 6)
+    assert sorted(set(inbox.bodies)) == [b"dish %d" % number for number in range(5)]
+    assert len({message.message_id for message in inbox.messages}) == 5, "what was sent twice has one id"
+
+
+async def test_taskiq_tasks_run_and_run_again_if_their_worker_dies(node: Node, wire: Wire) -> None:
+    pytest.importorskip("taskiq", reason="needs taskiq")
+    adapter = pytest.importorskip("rocketlet.taskiq", reason="needs an installation that knows it: make dev")
+    from taskiq.api import run_receiver_task
+    from taskiq.brokers.inmemory_broker import InmemoryResultBackend
+
+    await create_topic(wire, "taskiq", 2)
+    results: Any = InmemoryResultBackend()
+    broker = adapter.RocketletBroker(node.address).with_result_backend(results)
+    started = asyncio.Event()
+
+    @broker.task  # type: ignore[untyped-decorator, unused-ignore]
+    async def add(one: int, two: int) -> int:
+        return one + two
+
+    @broker.task(queue_key="k")  # type: ignore[untyped-decorator, unused-ignore]
+    async def never_ends() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    await broker.startup()
+    worker = asyncio.create_task(run_receiver_task(broker))
+    kicked = [await add.kiq(number, 1) for number in range(10)]
+    found = [(await task.wait_result(timeout=PATIENCE_S)).return_value for task in kicked]
+    assert found == list(range(1, 11))
+    await never_ends.kiq()
+    await asyncio.wait_for(started.wait(), PATIENCE_S)
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+    await broker.shutdown()
+    again: list[Message] = []
+
+    async def handle(message: Message) -> None:
+        again.append(message)
+
+    async with Consumer(node.address, "taskiq", "taskiq", handle):
+        await eventually(lambda: any(b"never_ends" in message.body for message in again))
+    assert len(again) == 1
