@@ -1,0 +1,134 @@
+"""What Spark's planners see of brokers, ours and Apache's: topics made anew, starts, resets. Without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from rocketlet.client import Outgoing, Producer
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.headers import CreateTopic, ResetOffset, TopicName, write
+
+pytest.importorskip("pyspark")
+from rocketlet.spark.checkpoint import EMPTY, Batch
+from rocketlet.spark.loss import DataLossError
+from rocketlet.spark.options import stream_options
+from rocketlet.spark.planner import Planner
+from rocketlet.spark.source import _planner
+
+from .test_our_client import System, feature, system  # noqa: F401 -- the fixture
+
+pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
+BOTH = pytest.mark.parametrize("membership", ["true", "false"], ids=["member", "standalone"])
+
+
+@contextmanager
+def opened(address: str, topic: str, group: str, resumed: Batch = EMPTY, **given: str) -> Iterator[Planner]:
+    """A planner as a query has it that goes on from a checkpoint."""
+    options = stream_options({"nameServer": address, "topic": topic, "group": group, **given})
+    planner = _planner(options, resumed)
+    try:
+        planner.finish(resumed)
+        yield planner
+    finally:
+        planner.close()
+
+
+def rows_of(batch: Batch | None) -> int:
+    return sum(end - begin for begin, end in batch.ranges.values()) if batch else 0
+
+
+def read(planner: Planner, rows: int) -> Batch:
+    """Finishes batches until so many rows were planned: an Apache broker shows messages a little later. The last batch."""
+    planned = 0
+    while planned < rows:
+        batch = planner.plan()
+        if batch is not None:
+            planner.finish(batch)
+            planned += rows_of(batch)
+    assert planned == rows
+    assert batch is not None
+    return batch
+
+
+async def fill(address: str, topic: str, count: int) -> None:
+    async with Producer(address, retries=5) as producer:
+        for begin in range(0, count, 50):
+            await producer.send_batch(topic, [Outgoing(b"%d" % number) for number in range(begin, begin + 50)])
+
+
+async def ask(system: System, code: int, header: Any) -> None:  # noqa: F811
+    cluster = Cluster(system.address)
+    connection = await cluster.connection(system._system.broker_address)
+    await connection.request(code, write(header))
+    await cluster.close()
+
+
+async def remake(system: System, topic: str) -> None:  # noqa: F811
+    """Deletes a topic and creates it again."""
+    await ask(system, RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic))
+    await ask(system, RequestCode.UPDATE_AND_CREATE_TOPIC, CreateTopic(topic, 4, 4, 6))
+
+
+@feature("Spark's source: a topic that was made anew is named, however far it has grown")
+@BOTH
+async def test_a_topic_that_was_made_anew_is_recognised(system: System, membership: str) -> None:  # noqa: F811
+    topic, group = await system.topic(), await system.group()
+    await fill(system.address, topic, 400)
+
+    def first() -> Batch:
+        with opened(system.address, topic, group, membership=membership) as planner:
+            return read(planner, 400)
+
+    batch = await asyncio.to_thread(first)
+    await remake(system, topic)
+    await fill(system.address, topic, 1200)
+
+    def refused() -> None:
+        with opened(system.address, topic, group, batch, membership=membership) as planner:
+            while True:
+                planner.plan()
+
+    with pytest.raises(DataLossError, match=rf"{topic}@apache:\d: the query wants offset \d+, .*made anew"):
+        await asyncio.to_thread(refused)
+
+    def goes_on() -> None:
+        given = {"membership": membership, "failOnDataLoss": "false"}
+        with opened(system.address, topic, group, batch, **given) as planner:
+            read(planner, 1200)
+
+    await asyncio.to_thread(goes_on)
+
+
+@feature("Spark's source: the start of a new group is kept before a message came")
+async def test_the_latest_of_an_empty_topic_is_kept(system: System) -> None:  # noqa: F811
+    topic, group = await system.topic(), await system.group()
+
+    def latest(rows: int) -> None:
+        with opened(system.address, topic, group, startingOffsets="latest") as planner:
+            assert planner.plan() is None if not rows else read(planner, rows)
+
+    await asyncio.to_thread(latest, 0)
+    await fill(system.address, topic, 100)
+    await asyncio.to_thread(latest, 100)
+
+
+@feature("Spark's source: an administrator's reset of a running query")
+async def test_a_reset_of_a_running_query_is_served(system: System) -> None:  # noqa: F811
+    if getattr(system._system, "_version", "").startswith("5."):
+        pytest.skip("a 5.x broker tells a reset to whoever pulls next for the group, not to its members")
+    topic, group = await system.topic(), await system.group()
+    await fill(system.address, topic, 400)
+
+    def run() -> None:
+        with opened(system.address, topic, group) as planner:
+            read(planner, 400)
+            system.run(ask(system, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset(topic, group, 0, True)))
+            read(planner, 400)
+
+    await asyncio.to_thread(run)
+    assert sum(await system.committed(group, topic)) == 400
