@@ -49,6 +49,7 @@ class MovableClock(Clock):
         self._stands = stands
         self._began = (time.monotonic(), time.time())
         self._ahead_s = 0.0
+        self._is_advancing = False
         self._timers: list[tuple[float, int, _MovableTimer]] = []
         self._numbers = itertools.count()
         self._next: asyncio.TimerHandle | None = None
@@ -68,15 +69,26 @@ class MovableClock(Clock):
     def advance(self, seconds: float) -> None:
         """Moves on, and runs what is due on the way, each at its time and in order, also what that makes due."""
         end_s = self.monotonic_s() + seconds
-        while self._timers and self._timers[0][0] <= end_s:
-            due_s, _, timer = heappop(self._timers)
-            self._ahead_s += max(due_s - self.monotonic_s(), 0.0)
-            timer.run()
+        self._is_advancing = True
+        try:
+            while self._timers and self._timers[0][0] <= end_s:
+                due_s, _, timer = heappop(self._timers)
+                self._ahead_s += max(due_s - self.monotonic_s(), 0.0)
+                timer.run()
+        finally:
+            self._is_advancing = False
         self._ahead_s += max(end_s - self.monotonic_s(), 0.0)
+        self._wait()
+
+    def stop(self) -> None:
+        """Forgets all timers."""
+        self._timers.clear()
         self._wait()
 
     def _wait(self) -> None:
         """Lets the event loop wake us for the first timer."""
+        if self._is_advancing:  # once is enough, at the end
+            return
         if self._next is not None:
             self._next.cancel()
             self._next = None

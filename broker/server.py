@@ -42,7 +42,7 @@ class Server:
 
     external_port: a second port, for clients outside the brokers' network; routes asked for there hold the brokers'
     external addresses. tls: of all its ports; without it they speak plain text. acl: who may do what;
-    without it everybody may do everything.
+    without it everybody may do everything. connection_type: what stands for a client; tests put one in that they can tap.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Server:
         tls: Tls | None = None,
         acl: Acl | None = None,
         admin_is_local: bool = False,
+        connection_type: type[Connection] = Connection,
     ) -> None:
         self._host = host
         self._port = port
@@ -69,6 +70,7 @@ class Server:
         if broker is not None and broker.name_servers.local is not routes:
             raise ValueError("give the name server's routes to the broker, too: Broker(config, routes)")
         self._routes = routes
+        self._connection_type = connection_type
         self._connections: dict[Connection, None] = {}
         self._server: asyncio.Server | None = None
         self.serve = Dispatch(broker, routes, acl, admin_is_local=admin_is_local).serve
@@ -79,6 +81,11 @@ class Server:
         self._clock = broker.clock if broker is not None else MACHINE
         self._tasks = Tasks(self._clock)
         self.now_s = self._clock.monotonic_s
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Those that are open."""
+        return list(self._connections)
 
     @property
     def port(self) -> int:
@@ -136,7 +143,7 @@ class Server:
             connection.abort()
 
     def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance:
-        return Entrance(self._tls, Connection(self, is_external=is_external, is_vip=is_vip))
+        return Entrance(self._tls, self._connection_type(self, is_external=is_external, is_vip=is_vip))
 
     async def _listen_for_vip(self) -> None:
         """The port below by two, where clients with a VIP channel send to: as Apache's broker, but it may be taken."""

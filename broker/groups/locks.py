@@ -11,7 +11,7 @@ as if nothing had happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -155,6 +155,18 @@ class Locks:
             lock = self._locks.get(key)
             if lock is not None and key[0] == group and lock.handover and lock.connection is connection:
                 self._free(key, "unlocked")
+
+    def renew(self, connections: Iterable[Connection]) -> None:
+        """All leases of these clients last anew, as by a renewal of each."""
+        now_s, living = self._clock.monotonic_s(), set(connections)
+        self._awake_s = now_s
+        for lock in self._locks.values():
+            if lock.connection in living:
+                lock.renewed_s = now_s
+
+    def end(self, group: str, topic: str, queue_id: int) -> None:
+        """Ends a lease before its time. Raises KeyError if nobody holds the queue."""
+        self._free((group, topic, queue_id), "lock expired")
 
     def expire(self) -> None:
         """Ends the leases that were not renewed in time."""

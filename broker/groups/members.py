@@ -8,7 +8,7 @@ A member is a connection: a client that reconnects is a new one until the old co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
@@ -269,6 +269,13 @@ class ConsumerGroups:
         """The connection is gone, and with it its memberships."""
         for name in sorted(self._names.get(connection, ())):
             self.leave(connection, name, event)
+
+    def heard_from(self, connections: Iterable[Connection]) -> None:
+        """Their members count as alive, as by a heartbeat that changes nothing."""
+        now_s = self._clock.monotonic_s()
+        for connection in connections:
+            for name in self._names.get(connection, ()):
+                self._groups[name].members[connection].seen_s = now_s
 
     def expired(self) -> list[Connection]:
         """Connections that sent no heartbeat for 120 s, to be dropped and closed."""

@@ -88,14 +88,18 @@ class Delays:
     def _set_timer(self, level: int, at_least_s: float = 0.0) -> None:
         self._timers.pop(level, None)
         try:
-            wait_s = self._wait_s(level)
+            wait_s = self.wait_s(level)
         except Exception as error:
             log.exception("delay_level_stuck", level=level, reason=str(error))
             wait_s = DELAY_RETRY_S
         if wait_s is not None:
             self._timers[level] = self._clock.call_later(max(wait_s, at_least_s), self._deliver, level)
 
-    def _wait_s(self, level: int) -> float | None:
+    @property
+    def levels(self) -> range:
+        return range(1, len(self._levels_ms) + 1)
+
+    def wait_s(self, level: int) -> float | None:
         """How long until the level's first message is due; None if it has none."""
         queue = self.queue(level)
         offset = max(self.progress.get(level, 0), queue.begin)

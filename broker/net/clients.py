@@ -58,6 +58,10 @@ class Clients:
         for opaque in list(self._asked.get(connection, ())):
             self._settle((connection, opaque), None)
 
+    def id_of(self, connection: Connection) -> str:
+        """The client id that a heartbeat gave; empty before one has."""
+        return next(iter(sorted(self._ids.get(connection, ()))), "")
+
     def producers(self, group: str) -> list[ConnectionInfo]:
         return list(self._producers.get(group, {}).values())
 

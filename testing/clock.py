@@ -1,0 +1,63 @@
+"""The time of a broker under test: it runs as the machine's does, and `advance` moves it on.
+
+Everything in the broker that waits or expires goes by it: delay levels, retries, transaction checks, leases, members,
+retention, held pulls and the times of messages. Clients keep the machine's time. So that a jump does not look to the broker
+like the death of all of them, connected members count as heard from, unless a fault has frozen them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ..broker.clock import MovableClock
+
+FINE_S: Final = 5.0  # less than any lease, so that a member that is kept alive never looks late
+COARSE_S: Final = 60.0  # sweeps run once in it when nobody's lease can end
+
+
+class BrokerClock(MovableClock):
+    """`now_ms` is the broker's time, `advance` moves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep_alive: Callable[[], None] = lambda: None
+        self.next_due_s: Callable[[], float | None] = lambda: None
+        self.is_anyone_frozen: Callable[[], bool] = lambda: False
+        self.run: Callable[[Callable[[], None]], None] = lambda action: action()
+
+    @property
+    def now_ms(self) -> int:
+        """ms since the epoch, as the broker stamps messages."""
+        return self.time_ms()
+
+    def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None:
+        """Moves the broker's time on. What becomes due on the way is done when this returns: delayed messages are written to
+        the consumers that wait for them. Raises ValueError for a negative time."""
+        total_s = seconds + 60 * minutes + 3600 * hours + 86_400 * days
+        if total_s < 0:
+            raise ValueError(f"the clock cannot go back by {-total_s} s; give a time of 0 or more")
+        self.run(lambda: self._advance(total_s))
+
+    def reset(self) -> None:
+        """Back to the machine's time, without timers."""
+        self.stop()
+        self._ahead_s = 0.0
+
+    def _advance(self, total_s: float) -> None:
+        end_s = self.monotonic_s() + total_s
+        while (left_s := end_s - self.monotonic_s()) > 0:
+            if self.is_anyone_frozen():
+                self.keep_alive()
+                super().advance(min(left_s, FINE_S))
+            else:
+                self._leap(left_s)
+        super().advance(0.0)
+
+    def _leap(self, left_s: float) -> None:
+        """To the next delayed message, without a turn for each second of idle sweeps."""
+        due_s = self.next_due_s()
+        step_s = min(left_s, COARSE_S, COARSE_S if due_s is None else max(due_s, 0.001))
+        self._ahead_s += step_s
+        self.keep_alive()
+        super().advance(0.0)

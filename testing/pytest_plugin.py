@@ -1,0 +1,42 @@
+"""The fixture `rocketlet`: one broker for the run, as new for each test; works with any way of running async tests.
+
+A test that fails shows which faults acted, who held which queue, and the last requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:  # loaded when a test asks for it, not in every run of pytest
+    from .broker import Broker
+
+_BROKER = pytest.StashKey["Broker"]()
+
+
+@pytest.fixture(scope="session")
+def rocketlet_broker() -> Iterator[Broker]:
+    """The broker that all tests of this process share. Override it to change its settings."""
+    from . import Broker
+
+    with Broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def rocketlet(rocketlet_broker: Broker, request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """A broker without topics, groups, messages and faults, at `rocketlet.address`."""
+    request.node.stash[_BROKER] = rocketlet_broker
+    yield rocketlet_broker
+    rocketlet_broker.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, Any, Any]:
+    report = yield
+    broker = item.stash.get(_BROKER, None)
+    if report.failed and call.when == "call" and broker is not None:
+        report.sections.append(("rocketlet", broker.report()))
+    return report

@@ -1,0 +1,236 @@
+"""Between the sockets and the broker: notes each request and its answer, and lets faults act on them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from ..broker.clock import Clock
+from ..broker.net.answers import Buffers, answer
+from ..broker.net.connection import Connection, Host
+from ..protocol import bodies
+from ..protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, code_name, request_name
+from ..protocol.frame import Ext, Frame, FrameReader, encode
+from ..protocol.headers import HeaderError, read_send_v2
+from ..protocol.schema import BodyError
+from .faults import Fault, Faults, Seen
+
+KEPT_REQUESTS: Final = 10_000
+_SENDS_V2: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+_BEFORE: Final = ("answer", "drop", "close")
+_AFTER: Final = ("late", "silence", "close_after", "slow", "route")
+_PIECES_PER_S: Final = 20
+
+
+@dataclass(slots=True)
+class Request:
+    """A request that a client made, decoded. `response` is the code of its answer, None without one (yet)."""
+
+    name: str
+    code: int
+    client: str
+    peer: str
+    group: str | None
+    topic: str | None
+    queue_id: int | None
+    ext: Ext
+    body: bytes
+    response: int | None = None
+    remark: str | None = None
+    at_s: float = field(default_factory=time.monotonic)
+
+    def __str__(self) -> str:
+        answered = "no answer" if self.response is None else code_name(self.response)
+        fields = " ".join(f"{name}={value}" for name, value in self.ext.items())
+        return f"{self.client or self.peer} {self.name} -> {answered}: {fields[:300]} ({len(self.body)} bytes)"
+
+
+class Tap:
+    """Stands where the server's `serve` is. `client_of(connection)` names who is behind a connection."""
+
+    def __init__(
+        self,
+        serve: Callable[[Connection, list[Frame]], None],
+        client_of: Callable[[Connection], str],
+        faults: Faults,
+        clock: Clock,
+    ) -> None:
+        self._serve = serve
+        self._client_of = client_of
+        self._faults = faults
+        self._clock = clock
+        self.requests: list[Request] = []
+
+    def serve(self, connection: Connection, frames: list[Frame]) -> None:
+        assert isinstance(connection, TappedConnection)
+        connection.tap = self
+        client = self._client_of(connection)
+        if client in self._faults.frozen():
+            connection.frozen += frames
+            return
+        passed: list[Frame] = []
+        for frame in frames:
+            if frame.flag & RESPONSE_FLAG:
+                passed.append(frame)
+                continue
+            seen = _seen(frame, client)
+            request = self._note(connection, frame, seen)
+            fault = self._faults.acting(_BEFORE, seen)
+            if fault is None:
+                after = self._faults.acting(_AFTER, seen)
+                connection.expected[frame.opaque] = (request, after)
+                passed.append(frame)
+                continue
+            self._pass(connection, passed)
+            passed = []
+            if fault.action == "close":
+                connection.abort()
+                return
+            if fault.action == "answer" and not frame.flag & ONEWAY_FLAG:
+                request.response, request.remark = fault.response, fault.remark
+                connection.write(answer(frame, fault.response, remark=fault.remark))
+        self._pass(connection, passed)
+
+    def _pass(self, connection: Connection, frames: list[Frame]) -> None:
+        if frames:
+            self._serve(connection, frames)
+
+    def _note(self, connection: Connection, frame: Frame, seen: Seen) -> Request:
+        request = Request(
+            request_name(frame.code).partition(" ")[0],
+            frame.code,
+            seen.client,
+            connection.peer,
+            seen.group,
+            seen.topic,
+            seen.queue_id,
+            dict(frame.ext),
+            bytes(frame.body),
+        )
+        self.requests.append(request)
+        if len(self.requests) > KEPT_REQUESTS:
+            del self.requests[: KEPT_REQUESTS // 10]
+        return request
+
+    def sent(self, connection: TappedConnection, buffers: Buffers) -> None:
+        """What the broker writes: answers, and requests of its own."""
+        client = self._client_of(connection)
+        data = b"".join(buffers)
+        if client in self._faults.frozen():
+            connection.unsent.append(data)
+            return
+        if not connection.expected and self._faults.is_empty:
+            connection.pass_on([data])
+            return
+        out: list[bytes] = []
+        for frame, raw in _frames(data):
+            if not frame.flag & RESPONSE_FLAG:
+                if self._faults.acting(("lose",), _seen(frame, client)) is None:
+                    out.append(raw)
+                continue
+            request, fault = connection.expected.pop(frame.opaque, (None, None))
+            if request is not None:
+                request.response, request.remark = frame.code, frame.remark
+            if fault is None:
+                out.append(raw)
+            else:
+                connection.pass_on(out)
+                out = []
+                if not self._act(connection, fault, frame, raw):
+                    return
+        connection.pass_on(out)
+
+    def _act(self, connection: TappedConnection, fault: Fault, frame: Frame, raw: bytes) -> bool:
+        """Whether the connection lives on."""
+        if fault.action == "close_after":
+            connection.abort()
+            return False
+        if fault.action == "late":
+            self._clock.call_later(fault.delay_s, connection.pass_on, [raw])
+        elif fault.action == "slow":
+            self._trickle(connection, raw, fault.bytes_per_s)
+        elif fault.action == "route":
+            connection.pass_on([_changed_route(fault, frame, raw)])
+        return True
+
+    def _trickle(self, connection: TappedConnection, raw: bytes, bytes_per_s: int) -> None:
+        size = max(bytes_per_s // _PIECES_PER_S, 1)
+        for number, begin in enumerate(range(0, len(raw), size)):
+            piece = [raw[begin : begin + size]]
+            self._clock.call_later(number * size / bytes_per_s, partial(connection.pass_on, piece))
+
+    def thaw(self, connection: TappedConnection) -> None:
+        """A frozen client goes on: what it sent arrives now, and what was sent to it."""
+        frames, connection.frozen = connection.frozen, []
+        unsent, connection.unsent = connection.unsent, []
+        if unsent:
+            connection.pass_on(unsent)
+        if frames:
+            self.serve(connection, frames)
+
+
+class TappedConnection(Connection):
+    """A connection whose writes the tap sees. `frozen` and `unsent` wait until its client goes on."""
+
+    __slots__ = ("expected", "frozen", "tap", "unsent")
+
+    def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
+        super().__init__(host, is_external=is_external, is_vip=is_vip)
+        self.expected: dict[int, tuple[Request | None, Fault | None]] = {}
+        self.frozen: list[Frame] = []
+        self.unsent: list[bytes] = []
+        self.tap: Tap | None = None
+
+    def write(self, buffers: Buffers) -> None:
+        if self.tap is None or not buffers:
+            super().write(buffers)
+        else:
+            self.tap.sent(self, buffers)
+
+    def pass_on(self, buffers: list[bytes]) -> None:
+        if buffers:
+            super().write([*buffers])
+
+
+def _frames(data: bytes) -> list[tuple[Frame, bytes]]:
+    """Each frame with its own bytes."""
+    found: list[tuple[Frame, bytes]] = []
+    begin = 0
+    while begin < len(data):
+        size = 4 + int.from_bytes(data[begin : begin + 4], "big")
+        raw = data[begin : begin + size]
+        found += [(frame, raw) for frame in FrameReader().feed(raw)]
+        begin += size
+    return found
+
+
+def _seen(frame: Frame, client: str) -> Seen:
+    ext = frame.ext
+    if frame.code in _SENDS_V2:
+        try:
+            header = read_send_v2(ext)
+        except HeaderError:
+            return Seen(frame.code, client, None, None, None)
+        return Seen(frame.code, client, header.producer_group, header.topic, header.queue_id)
+    group = ext.get("consumerGroup") or ext.get("group") or ext.get("producerGroup")
+    topic, queue_id = ext.get("topic"), ext.get("queueId")
+    return Seen(
+        frame.code,
+        client,
+        None if group is None else str(group),
+        None if topic is None else str(topic),
+        int(queue_id) if queue_id is not None and str(queue_id).isdigit() else None,
+    )
+
+
+def _changed_route(fault: Fault, frame: Frame, raw: bytes) -> bytes:
+    if frame.code or fault.change_route is None:
+        return raw
+    try:
+        route = bodies.decode_route(frame.body)
+    except BodyError:
+        return raw
+    return encode(frame._replace(body=bodies.encode_route(fault.change_route(route))))

@@ -1,0 +1,346 @@
+"""The test kit, used as its users do: in the running loop, in a thread, through the fixture."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocketlet.client import (
+    BrokerRefused,
+    ConnectionFailed,
+    Consumer,
+    Message,
+    Outgoing,
+    Producer,
+    Reject,
+    RequestTimeout,
+    RetryLater,
+)
+from rocketlet.protocol.bodies import Route
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.testing import Broker, Cluster, Fault
+
+
+async def test_a_broker_runs_in_the_loop_of_the_test_and_leaves_nothing() -> None:
+    async with Broker() as broker:
+        assert broker._temporary is not None
+        folder = Path(broker._temporary.name)
+        seen: list[Message] = []
+        async with Producer(broker.address) as producer, Consumer(broker.address, "g", "t", seen.append, start="first"):
+            await producer.send("t", b"hello", keys="k1")
+            await broker.until(lambda: len(seen) == 1)
+        assert [message.body for message in broker.messages("t", key="k1")] == [b"hello"]
+    assert not folder.exists()
+
+
+def test_a_broker_runs_in_a_thread_for_tests_without_asyncio(tmp_path: Path) -> None:
+    with Broker(folder=tmp_path / "data", default_queues=2) as broker:
+
+        async def send() -> None:
+            async with Producer(broker.address, default_queues=2) as producer:
+                await producer.send_batch("t", [b"a", b"b"])
+
+        asyncio.run(send())
+        assert [message.body for message in broker.messages("t")] == [b"a", b"b"]
+        broker.restart()
+        assert len(broker.messages("t")) == 2
+        broker.kill(lose=1)
+        assert [message.body for message in broker.messages("t")] == [b"a"]
+        with pytest.raises(ValueError, match="lose is 5; the broker has only 1 messages"):
+            broker.kill(lose=5)
+        with pytest.raises(RuntimeError, match="a folder of its own keeps it"):
+            broker.clear()
+
+
+async def test_the_fixture_is_as_new_for_each_test(rocketlet: Broker) -> None:
+    assert rocketlet.messages("left-over") == []
+    assert rocketlet.requests == []
+    async with Producer(rocketlet.address) as producer:
+        await producer.send("left-over", b"x")
+    rocketlet.faults.add(Fault.drop("SEND_MESSAGE_V2"))
+    rocketlet.clock.advance(hours=1)
+    assert rocketlet.clock.now_ms > time.time() * 1000 + 3_590_000
+
+
+async def test_the_fixture_is_as_new_for_each_test_again(rocketlet: Broker) -> None:
+    await test_the_fixture_is_as_new_for_each_test(rocketlet)
+
+
+async def test_clients_that_a_test_leaves_connected_hold_nothing_up(rocketlet: Broker) -> None:
+    consumer = Consumer(rocketlet.address, "g", "t", lambda message: None)
+    await consumer.__aenter__()
+    await asyncio.to_thread(rocketlet.clear)
+    assert rocketlet.members("g") == []
+    await consumer.__aexit__(None, None, None)
+
+
+async def test_a_delayed_message_comes_when_the_clock_says_so(rocketlet: Broker) -> None:
+    seen: list[Message] = []
+    async with (
+        Producer(rocketlet.address) as producer,
+        Consumer(rocketlet.address, "g", "t", seen.append, start="first"),
+    ):
+        await producer.send("t", b"in two hours", delay_level=18)
+        rocketlet.clock.advance(minutes=119)
+        assert rocketlet.messages("t") == []
+        rocketlet.clock.advance(minutes=2)
+        await rocketlet.until(lambda: len(seen) == 1)
+        assert seen[0].store_ms - seen[0].born_ms >= 7_200_000
+        await rocketlet.settled("g", members=1)
+    with pytest.raises(ValueError, match="cannot go back"):
+        rocketlet.clock.advance(-1)
+
+
+async def test_sixteen_retries_to_the_dead_letters(rocketlet: Broker) -> None:
+    """4 h 46 min on a broker whose time nobody moves."""
+    tries: list[int] = []
+
+    async def handle(message: Message) -> None:
+        tries.append(message.reconsume_times)
+        raise ValueError("never")
+
+    began_ms = rocketlet.clock.now_ms
+    async with Producer(rocketlet.address) as producer, Consumer(rocketlet.address, "g", "t", handle, start="first"):
+        await producer.send("t", b"poison")
+        await rocketlet.skip_waits(lambda: bool(rocketlet.dead_letters("g")))
+    assert tries == list(range(17))
+    assert [message.body for message in rocketlet.dead_letters("g")] == [b"poison"]
+    assert rocketlet.clock.now_ms - began_ms > 4.7 * 3_600_000
+
+
+async def test_a_transaction_is_checked_until_the_broker_gives_up(rocketlet: Broker) -> None:
+    asked: list[str] = []
+
+    def check(message: Message) -> None:
+        asked.append(message.message_id)
+
+    async with Producer(rocketlet.address, "p", check=check) as producer:
+        rocketlet.faults.add(Fault.answer("END_TRANSACTION", response="SYSTEM_ERROR", times=None))
+        with suppress(BrokerRefused):
+            async with producer.transaction("t", b"half"):
+                pass
+        for number in range(1, 16):
+            rocketlet.clock.advance(minutes=1)
+            await rocketlet.until(lambda number=number: len(asked) >= number)  # type: ignore[misc]
+        rocketlet.clock.advance(minutes=3)
+    assert len(asked) == 15
+    assert rocketlet.messages("t") == []
+
+
+async def test_a_lease_ends_while_its_owner_is_frozen(rocketlet: Broker) -> None:
+    rocketlet.create_topic("t", 2)
+    first, second = [], []  # type: list[Message], list[Message]
+    async with Producer(rocketlet.address) as producer:
+        owner = Consumer(rocketlet.address, "g", "t", first.append, start="first")
+        async with owner:
+            await rocketlet.settled("g", members=1)
+            rocketlet.faults.add(Fault.freeze(client=owner.client_id))
+            async with Consumer(rocketlet.address, "g", "t", second.append, start="first") as other:
+                rocketlet.clock.advance(seconds=150)  # longer than a lease, and than a member may be silent
+                await rocketlet.until(
+                    lambda: (
+                        {item for queue, item in rocketlet.owners("g").items() if queue.topic == "t"}
+                        == {other.client_id}
+                    )
+                )
+                await producer.send_batch("t", [b"1", b"2"])
+                await rocketlet.until(lambda: len(second) == 2)
+            rocketlet.faults.remove()
+    assert first == []
+
+
+async def test_a_message_is_stored_but_not_acknowledged(rocketlet: Broker) -> None:
+    rocketlet.create_topic("t")
+    async with Producer(rocketlet.address, retries=2) as producer:
+        await producer.send("t", b"warm")
+        rocketlet.faults.add(Fault.close("SEND_MESSAGE_V2", after=True))
+        await producer.send("t", b"twice", message_id="id-1")
+    assert Counter(message.body for message in rocketlet.messages("t")) == {b"warm": 1, b"twice": 2}
+    assert {message.message_id for message in rocketlet.messages("t") if message.body == b"twice"} == {"id-1"}
+    (injected,) = rocketlet.injected
+    assert str(injected).startswith("close_after SEND_MESSAGE_V2 (310) on SEND_MESSAGE_V2")
+
+
+async def test_a_lost_notification_delays_the_rebalance_and_no_more(rocketlet: Broker) -> None:
+    rocketlet.create_topic("t", 4)
+    async with Consumer(rocketlet.address, "g", "t", lambda message: None) as one:
+        await rocketlet.settled("g", members=1)
+        rocketlet.faults.add(Fault.lose("NOTIFY_CONSUMER_IDS_CHANGED", client=one.client_id))
+        async with Consumer(rocketlet.address, "g", "t", lambda message: None):
+            await rocketlet.until(lambda: len(rocketlet.injected) == 1)
+            rocketlet.rebalance("g")  # the next one arrives
+            shares = await rocketlet.settled("g", members=2)
+            assert sorted(shares.values())[-1] <= 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "stored"),
+    [
+        (Fault.answer("SEND_MESSAGE_V2", response="SYSTEM_BUSY", times=9), BrokerRefused, 0),
+        (Fault.answer(310, response=ResponseCode.NO_PERMISSION, times=9), BrokerRefused, 0),
+        (Fault.drop("SEND_MESSAGE_V2", times=9), RequestTimeout, 0),
+        (Fault.silence("SEND_MESSAGE_V2", times=9), RequestTimeout, 1),
+        (Fault.close("SEND_MESSAGE_V2", times=9), ConnectionFailed, 0),
+    ],
+    ids=lambda value: value.action if isinstance(value, Fault) else "",
+)
+async def test_a_fault_reaches_the_sender(rocketlet: Broker, fault: Fault, error: type[Exception], stored: int) -> None:
+    rocketlet.create_topic("t")
+    async with Producer(rocketlet.address, retries=0, timeout_s=0.5) as producer:
+        rocketlet.faults.add(fault)
+        with pytest.raises(error):
+            await producer.send("t", b"x")
+        rocketlet.faults.remove()
+        await producer.send("t", b"y")
+    assert len(rocketlet.messages("t")) == stored + 1
+    assert rocketlet.injected[0].fault is fault
+
+
+async def test_answers_come_late_and_in_pieces(rocketlet: Broker) -> None:
+    rocketlet.create_topic("t")
+    async with Producer(rocketlet.address, timeout_s=20) as producer:
+        await producer.send("t", b"warm")
+        rocketlet.faults.add(
+            Fault.late("SEND_MESSAGE_V2", delay_s=600), Fault.slow("SEND_MESSAGE_V2", bytes_per_s=10, nth=1)
+        )
+        late = asyncio.ensure_future(producer.send("t", b"late"))
+        await rocketlet.until(lambda: len(rocketlet.messages("t")) == 2)
+        assert not late.done()
+        rocketlet.clock.advance(minutes=11)
+        await late
+        slow = asyncio.ensure_future(producer.send("t", b"slow"))
+        await rocketlet.until(lambda: len(rocketlet.injected) == 2)
+        rocketlet.clock.advance(seconds=2)
+        assert not slow.done()
+        rocketlet.clock.advance(minutes=1)
+        await slow
+
+
+async def test_faults_act_on_the_nth_request_and_by_chance(rocketlet: Broker) -> None:
+    rocketlet.create_topic("t")
+
+    async def send(count: int) -> list[int]:
+        """The numbers of the sends that failed."""
+        failed: list[int] = []
+        async with Producer(rocketlet.address, retries=0) as producer:
+            for number in range(count):
+                try:
+                    await producer.send("t", b"x")
+                except BrokerRefused:
+                    failed.append(number)
+        return failed
+
+    rocketlet.faults.add(Fault.answer("SEND_MESSAGE_V2", response="SYSTEM_BUSY", nth=3, times=2))
+    assert await send(8) == [2, 3]
+    by_chance = Fault.answer("SEND_MESSAGE_V2", response="SYSTEM_BUSY", probability=0.5, seed=7, times=None)
+    rocketlet.faults.add(by_chance)
+    first = await send(30)
+    rocketlet.faults.remove(by_chance)
+    rocketlet.faults.add(by_chance)
+    assert 5 < len(first) < 25
+    assert await send(30) == first, "a seed repeats"
+
+
+async def test_a_client_is_told_of_other_queues_than_the_rest(rocketlet: Broker) -> None:
+    rocketlet.create_topic("t", 4)
+
+    def halved(route: Route) -> Route:
+        return replace(route, queues=tuple(replace(data, read_queues=2, write_queues=2) for data in route.queues))
+
+    rocketlet.faults.add(Fault.route("t", halved))
+    async with Producer(rocketlet.address) as producer:
+        queues = {(await producer.send("t", b"x")).queue.queue_id for _ in range(8)}
+    assert queues == {0, 1}
+
+
+async def test_what_clients_asked_and_committed_can_be_seen(rocketlet: Broker) -> None:
+    rocketlet.create_topic("t", 1)
+    seen: list[Message] = []
+    async with Producer(rocketlet.address) as producer:
+        consumer = Consumer(rocketlet.address, "g", "t", seen.append, start="first", commit_interval_s=0.05)
+        async with consumer:
+            await producer.send("t", b"x")
+            await rocketlet.consumed("g", "t")
+            assert rocketlet.members("g") == [consumer.client_id]
+            assert set(rocketlet.owners("g").values()) == {consumer.client_id}
+        assert rocketlet.committed("g", "t") == {0: 1}
+        sends = rocketlet.requests_of("SEND_MESSAGE_V2")
+        assert [(item.topic, item.response) for item in sends] == [("t", 0)]
+        assert "SEND_MESSAGE_V2 -> SUCCESS (0)" in str(sends[0])
+        assert "joined" in [event["event"] for event in rocketlet.timeline("g")]
+        await producer.send("t", b"y")
+    with pytest.raises(TimeoutError, match="1 messages of t are not consumed by g, after"):
+        await rocketlet.consumed("g", "t", timeout_s=0.05)
+    assert "request: " in rocketlet.report()
+
+
+async def test_a_lease_is_taken_away_and_comes_back(rocketlet: Broker) -> None:
+    rocketlet.create_topic("t", 1)
+    async with Consumer(rocketlet.address, "g", "t", lambda message: None):
+        await rocketlet.settled("g", members=1)
+        rocketlet.take_lease("g", "t", 0)
+        await rocketlet.until(
+            lambda: "lock expired" in [event["event"] for event in rocketlet.timeline("g")], timeout_s=30
+        )
+    with pytest.raises(KeyError):
+        rocketlet.take_lease("g", "t", 0)
+
+
+async def test_two_brokers_are_one_cluster() -> None:
+    async with Cluster(brokers=2) as cluster:
+        await cluster.create_topic("t", 2)
+        async with Producer(cluster.address) as producer:
+            names = {(await producer.send("t", b"x")).queue.broker_name for _ in range(4)}
+            assert names == {"broker-a", "broker-b"}
+            counts = [len(broker.messages("t")) for broker in cluster.brokers]
+            assert sum(counts) == 4
+            assert min(counts) > 0
+            cluster.brokers[1].faults.add(Fault.answer("SEND_MESSAGE_V2", response="SERVICE_NOT_AVAILABLE", times=None))
+            names = {(await producer.send("t", b"x")).queue.broker_name for _ in range(4)}
+            assert names == {"broker-a"}
+    with pytest.raises(ValueError, match="1 to 26"):
+        Cluster(brokers=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Fault.drop("SEND_MESAGE_V2"), "did you mean SEND_MESSAGE_V2"),
+        (lambda: Fault.answer("SEND_MESSAGE", response="BUSY"), "no response is called 'BUSY'"),
+        (lambda: Fault.drop("SEND_MESSAGE", nth=0), "nth is 0; 1 or more"),
+        (lambda: Fault.drop("SEND_MESSAGE", times=0), "times is 0; 1 or more"),
+        (lambda: Fault.drop("SEND_MESSAGE", probability=1.5), "probability is 1.5"),
+        (lambda: Fault.drop("SEND_MESSAGE", topik="t"), "a fault has no field 'topik'; allowed: client, group"),
+        (lambda: Fault.drop("SEND_MESSAGE", topic=5), "topic is 5; it must be text"),
+        (lambda: Fault.late("SEND_MESSAGE", delay_s=0), "delay_s is 0"),
+        (lambda: Fault.slow("SEND_MESSAGE", bytes_per_s=0), "bytes_per_s is 0"),
+        (lambda: Broker(nonsense=1), "a broker has no setting nonsense"),
+    ],
+)
+def test_what_a_fault_cannot_be_is_refused_by_name(make: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make()
+
+
+async def test_retries_later_and_rejections_are_seen_at_once(rocketlet: Broker) -> None:
+    outcomes: list[RetryLater | Reject] = [Reject(), RetryLater(delay_level=5)]
+
+    def handle(message: Message) -> RetryLater | Reject:
+        return outcomes.pop()
+
+    async with (
+        Producer(rocketlet.address) as producer,
+        Consumer(rocketlet.address, "g", "t", handle, start="first"),
+    ):
+        await producer.send_batch("t", [Outgoing(b"x")])
+        await rocketlet.skip_waits(lambda: len(rocketlet.dead_letters("g")) == 1)
+    codes = [item.code for item in rocketlet.requests_of("CONSUMER_SEND_MSG_BACK")]
+    assert codes == [RequestCode.CONSUMER_SEND_MSG_BACK] * 2
+    assert all(before.at_s <= after.at_s for before, after in pairwise(rocketlet.requests))
