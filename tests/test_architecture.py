@@ -17,7 +17,7 @@ from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUEST
 from rocketlet.protocol.codes import RequestCode
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("broker", "client", "command", "demo", "protocol", "spark")
+PACKAGES = ("broker", "client", "command", "demo", "protocol", "spark", "testing")
 
 # What each room may import, besides itself and protocol. A new room is a new line here and in docs/architecture.md.
 ARROWS: Mapping[str, frozenset[str]] = {
@@ -29,6 +29,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "root": "client spark",  # the public names, in __init__.py of the root
         "command": "broker client root",  # the root for its version
         "demo": "broker client command spark",
+        "testing": "broker client",
         "broker.config": "",
         "broker.clock": "",
         "broker.tasks": "broker.clock broker.config",
