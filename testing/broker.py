@@ -25,7 +25,7 @@ from ..client.admin import AdminClient
 from ..client.message import Message
 from ..client.settling import settled
 from ..protocol import names
-from ..protocol.bodies import Queue, TopicConfig
+from ..protocol.bodies import GroupConfig, Queue, TopicConfig
 from ..protocol.message import decode_records
 from .clock import BrokerClock
 from .faults import Fault, Faults, Injected
@@ -318,6 +318,15 @@ class Broker:
 
         def create() -> None:
             self._running.topics.put(TopicConfig(topic, queues, queues), self._running.store.end)
+
+        self._do(create)
+
+    def create_group(self, group: str) -> None:
+        """With its retry topic, which a Java consumer otherwise learns of with its next look at the routes, after 30 s."""
+
+        def create() -> None:
+            self._running.group_configs.put(GroupConfig(group))
+            self._running.topics.put(TopicConfig(names.retry_topic(group), 1, 1), self._running.store.end)
 
         self._do(create)
 
