@@ -22,7 +22,6 @@ QUICKLY_FOUND = (
     "drain-one-early",
     "lock-for-everybody",
     "no-drain",
-    "no-epoch",
     "pull-commits-ahead",
     "sorted-differently",
     "stale-list",
