@@ -286,15 +286,15 @@ class Consumer(Receiver):
         """Stops these queues, or all, also those that come later. After it returns no handler begins; those that run finish.
         Raises ConfigError for a queue that is not this member's."""
         self._is_paused = self._is_paused or queues is None
-        for item in self._some(queues):
-            item.paused = True
+        for process_queue in self._some(queues):
+            process_queue.paused = True
 
     async def resume(self, queues: Iterable[Queue] | None = None) -> None:
         """Continues where `pause` stopped. Raises as it does."""
         self._is_paused = self._is_paused and queues is not None
-        for item in self._some(queues):
-            item.paused = False
-            self._go_on(item)
+        for process_queue in self._some(queues):
+            process_queue.paused = False
+            self._go_on(process_queue)
 
     async def seek(self, to: Place, queues: Iterable[Queue] | None = None) -> None:
         """Continues from another place and commits it: "first", "last", a store time in ms since the epoch, or an offset for
@@ -303,28 +303,32 @@ class Consumer(Receiver):
         """
         named = to.keys() if isinstance(to, Mapping) else queues
         retry = names.retry_topic(self.group)
-        items = [item for item in self._some(named) if named is not None or item.queue.topic != retry]
-        await asyncio.gather(*(self._seek_one(item, to) for item in items))
+        items = [
+            process_queue
+            for process_queue in self._some(named)
+            if named is not None or process_queue.queue.topic != retry
+        ]
+        await asyncio.gather(*(self._seek_one(process_queue, to) for process_queue in items))
 
-    async def _seek_one(self, item: ProcessQueue, to: Place) -> None:
-        connection = await self._cluster.broker(item.queue.broker_name)
-        place = At(to[item.queue]) if isinstance(to, Mapping) else to
-        offset = await begin_offset(connection, item.queue, place)
-        item.seek(offset)
-        await self._commit_and_pull(item, offset)
+    async def _seek_one(self, process_queue: ProcessQueue, to: Place) -> None:
+        connection = await self._cluster.broker(process_queue.queue.broker_name)
+        place = At(to[process_queue.queue]) if isinstance(to, Mapping) else to
+        offset = await begin_offset(connection, process_queue.queue, place)
+        process_queue.seek(offset)
+        await self._commit_and_pull(process_queue, offset)
 
     async def positions(self) -> dict[Queue, Position]:
         """How far this member has come in each of its queues. Raises RocketletError."""
         offsets = GroupOffsets(self._cluster, self.group)
 
-        async def position(item: ProcessQueue) -> Position:
-            connection = await self._cluster.broker(item.queue.broker_name)
-            end = await begin_offset(connection, item.queue, "last")
-            return Position(await offsets.committed(item.queue), item.commit_offset, end)
+        async def position(process_queue: ProcessQueue) -> Position:
+            connection = await self._cluster.broker(process_queue.queue.broker_name)
+            end = await begin_offset(connection, process_queue.queue, "last")
+            return Position(await offsets.committed(process_queue.queue), process_queue.commit_offset, end)
 
         items = self._some(None)
         found = await asyncio.gather(*map(position, items))
-        return {item.queue: at for item, at in zip(items, found, strict=True)}
+        return {process_queue.queue: at for process_queue, at in zip(items, found, strict=True)}
 
     async def lag(self) -> int:
         """How many messages of this member's queues are not acknowledged yet. Raises RocketletError."""
@@ -344,9 +348,9 @@ class Consumer(Receiver):
 
     async def _commit(self, offsets: Mapping[Queue, int]) -> None:
         for queue in await self._membership.commit(offsets):
-            item = self._queues.get(queue)
-            if item is not None:
-                item.committed = offsets[queue]
+            process_queue = self._queues.get(queue)
+            if process_queue is not None:
+                process_queue.committed = offsets[queue]
 
     async def _commit_forever(self) -> None:
         standing = Standing(self.group)
@@ -382,9 +386,9 @@ class Consumer(Receiver):
     def reset(self, offsets: Mapping[Queue, int]) -> None:
         """An administrator set other offsets: continue from there."""
         for queue, offset in offsets.items():
-            item = self._queues[queue]
-            item.seek(offset)
-            self._spawn(self._commit_and_pull(item, offset))
+            process_queue = self._queues[queue]
+            process_queue.seek(offset)
+            self._spawn(self._commit_and_pull(process_queue, offset))
 
     async def try_one(self, message: Message) -> Outcome:
         if self._workers is None:
@@ -394,46 +398,46 @@ class Consumer(Receiver):
     # What membership tells (QueueUser)
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
-        item = ProcessQueue(queue, offset, lease)
-        item.paused = self._is_paused
-        self._queues[queue] = item
+        process_queue = ProcessQueue(queue, offset, lease)
+        process_queue.paused = self._is_paused
+        self._queues[queue] = process_queue
         if self._on_assigned is None:
-            self._pull(item)
+            self._pull(process_queue)
             return
-        item.pulling = True  # not before it is known where to begin
-        later = placed(self._on_assigned, queue, partial(self._begin, item, item.generation))
+        process_queue.pulling = True  # not before it is known where to begin
+        later = placed(self._on_assigned, queue, partial(self._begin, process_queue, process_queue.generation))
         if later is not None:
             self._spawn(later)
 
-    def _begin(self, item: ProcessQueue, generation: int, offset: int | None) -> None:
+    def _begin(self, process_queue: ProcessQueue, generation: int, offset: int | None) -> None:
         """The listener has been told, and may have said where to begin. A seek meanwhile counts for more."""
-        if item.generation == generation:
-            item.pulling = False
+        if process_queue.generation == generation:
+            process_queue.pulling = False
             if offset is not None:
-                item.next_offset = offset
-            self._pull(item)
+                process_queue.next_offset = offset
+            self._pull(process_queue)
 
     async def give_queue(self, queue: Queue) -> int | None:
-        item = self._queues.get(queue)
-        if item is None:
+        process_queue = self._queues.get(queue)
+        if process_queue is None:
             return None
-        item.stop()
+        process_queue.stop()
         try:
             async with asyncio.timeout(self._drain_s):
-                await item.idle()
+                await process_queue.idle()
         except TimeoutError:
             log.warning("handlers_still_running", queue=str(queue), hint="their messages will be delivered again")
         self._tell(self._on_revoked, queue)
-        return None if item.dropped else item.commit_offset
+        return None if process_queue.dropped else process_queue.commit_offset
 
     def lose_queue(self, queue: Queue) -> None:
-        item = self._queues.pop(queue, None)
-        if item is not None:
-            if not item.stopped:
+        process_queue = self._queues.pop(queue, None)
+        if process_queue is not None:
+            if not process_queue.stopped:
                 self._tell(self._on_revoked, queue)
-            item.drop()
-            if item.running:
-                self._ending[queue] = item
+            process_queue.drop()
+            if process_queue.running:
+                self._ending[queue] = process_queue
 
     def is_running(self, queue: Queue) -> bool:
         return queue in self._ending
@@ -443,25 +447,25 @@ class Consumer(Receiver):
         del self._ending[queue]
 
     def suspend_queue(self, queue: Queue) -> None:
-        item = self._queues.get(queue)
-        if item is not None:
-            item.suspended = True
+        process_queue = self._queues.get(queue)
+        if process_queue is not None:
+            process_queue.suspended = True
 
     def resume_queue(self, queue: Queue) -> None:
-        item = self._queues.get(queue)
-        if item is None:
+        process_queue = self._queues.get(queue)
+        if process_queue is None:
             return
-        item.suspended = False
-        item.committed = None  # a broker that was killed may have lost the last commits
-        self._go_on(item)
+        process_queue.suspended = False
+        process_queue.committed = None  # a broker that was killed may have lost the last commits
+        self._go_on(process_queue)
 
-    def _go_on(self, item: ProcessQueue) -> None:
+    def _go_on(self, process_queue: ProcessQueue) -> None:
         """What is cached may begin, and the queue is pulled again."""
         if self._workers is not None:
-            self._workers.resume(item)
+            self._workers.resume(process_queue)
         elif self._deliveries is not None:
-            self._deliveries.resume(item)
-        self._pull(item)
+            self._deliveries.resume(process_queue)
+        self._pull(process_queue)
 
     def _tell(self, listener: Listener | None, queue: Queue) -> None:
         if listener is not None:
@@ -476,42 +480,44 @@ class Consumer(Receiver):
 
     # Messages
 
-    def _pull(self, item: ProcessQueue) -> None:
+    def _pull(self, process_queue: ProcessQueue) -> None:
         assert self._puller is not None
-        self._puller.pull(item)
+        self._puller.pull(process_queue)
 
-    def _take(self, item: ProcessQueue, messages: list[Message], next_offset: int) -> None:
-        runs = item.add(messages, next_offset, self._run_size)
+    def _take(self, process_queue: ProcessQueue, messages: list[Message], next_offset: int) -> None:
+        runs = process_queue.add(messages, next_offset, self._run_size)
         if self._workers is not None:
             self._workers.put(runs)
         elif self._deliveries is not None:
             self._deliveries.put(runs)
 
-    def _acknowledged(self, item: ProcessQueue) -> None:
-        if not item.messages and not self._broadcasting and not item.dropped:
-            self._idle_queues.add(item)
+    def _acknowledged(self, process_queue: ProcessQueue) -> None:
+        if not process_queue.messages and not self._broadcasting and not process_queue.dropped:
+            self._idle_queues.add(process_queue)
             if self._idle_commit is None:
                 self._idle_commit = asyncio.get_running_loop().call_later(IDLE_COMMIT_S, self._commit_idle)
-        if item.throttled and self._puller is not None:
-            self._puller.resume(item)
+        if process_queue.throttled and self._puller is not None:
+            self._puller.resume(process_queue)
 
     def _commit_idle(self) -> None:
         """Commits queues of which everything is handled: their next pull, which would say so, is held by the broker."""
         self._idle_commit = None
         queues, self._idle_queues = self._idle_queues, set()
-        offsets = offsets_to_commit(item for item in queues if not item.messages and not item.stopped)
+        offsets = offsets_to_commit(
+            process_queue for process_queue in queues if not process_queue.messages and not process_queue.stopped
+        )
         if offsets:
             self._spawn(self._commit(offsets))
 
-    def _correct_offset(self, item: ProcessQueue, offset: int) -> None:
+    def _correct_offset(self, process_queue: ProcessQueue, offset: int) -> None:
         """The broker does not have the offset: go on from the one that it names, and let the group know."""
-        log.warning("offset_moved", queue=str(item.queue), asked=item.next_offset, corrected=offset)
-        item.seek(offset)
-        self._spawn(self._commit_and_pull(item, offset))
+        log.warning("offset_moved", queue=str(process_queue.queue), asked=process_queue.next_offset, corrected=offset)
+        process_queue.seek(offset)
+        self._spawn(self._commit_and_pull(process_queue, offset))
 
-    async def _commit_and_pull(self, item: ProcessQueue, offset: int) -> None:
-        await self._membership.commit({item.queue: offset})
-        self._pull(item)
+    async def _commit_and_pull(self, process_queue: ProcessQueue, offset: int) -> None:
+        await self._membership.commit({process_queue.queue: offset})
+        self._pull(process_queue)
 
     async def _send_back(self, message: Message, delay_level: int) -> None:
         """To the broker, which delivers it again or keeps it as a dead letter. Raises RocketletError."""

@@ -58,15 +58,15 @@ class Deliveries:
     def put(self, runs: Sequence[Run]) -> None:
         """The new runs of one queue."""
         if runs:
-            item = runs[0].process_queue
-            item.waiting.extend(runs)
-            self.resume(item)
+            process_queue = runs[0].process_queue
+            process_queue.waiting.extend(runs)
+            self.resume(process_queue)
 
-    def resume(self, item: ProcessQueue) -> None:
+    def resume(self, process_queue: ProcessQueue) -> None:
         """Something of this queue may be handed out again. Queues take turns."""
-        if not item.lined_up and item.waiting:
-            item.lined_up = True
-            self._line.append(item)
+        if not process_queue.lined_up and process_queue.waiting:
+            process_queue.lined_up = True
+            self._line.append(process_queue)
         self._arrived.set()
 
     async def take(self) -> Hand | None:
@@ -83,15 +83,15 @@ class Deliveries:
 
     def _next(self) -> Run | None:
         for _ in range(len(self._line)):
-            item = self._line.popleft()
-            item.lined_up = False
-            while item.waiting and item.waiting[0].is_done:
-                item.waiting.popleft()
-            if not item.waiting or not item.may_begin or (self._orderly and item.running):
+            process_queue = self._line.popleft()
+            process_queue.lined_up = False
+            while process_queue.waiting and process_queue.waiting[0].is_done:
+                process_queue.waiting.popleft()
+            if not process_queue.waiting or not process_queue.may_begin or (self._orderly and process_queue.running):
                 continue  # it comes back into the line when that has changed
-            run = item.waiting.popleft()
-            item.enter()
-            self.resume(item)
+            run = process_queue.waiting.popleft()
+            process_queue.enter()
+            self.resume(process_queue)
             return run
         return None
 
@@ -109,13 +109,13 @@ class Deliveries:
         return run
 
     def _put_back(self, run: Run) -> None:
-        item = run.process_queue
-        item.leave()
-        if not run.is_done and not item.stopped:
-            item.waiting.appendleft(run)
+        process_queue = run.process_queue
+        process_queue.leave()
+        if not run.is_done and not process_queue.stopped:
+            process_queue.waiting.appendleft(run)
         if not self.is_closed:
-            self.resume(item)
-            self._on_acknowledged(item)
+            self.resume(process_queue)
+            self._on_acknowledged(process_queue)
 
     def forsake(self, message: Message | None) -> None:
         """Nobody works any more on this message that is in hand, or on any."""

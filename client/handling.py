@@ -131,45 +131,50 @@ class Workers:
         """Hands out the new runs of one queue."""
         if not runs:
             return
-        item = runs[0].process_queue
+        process_queue = runs[0].process_queue
         if self._orderly:
-            self._offer(item)
+            self._offer(process_queue)
         else:
-            item.waiting.extend(runs)
-            self._line_up(item)
+            process_queue.waiting.extend(runs)
+            self._line_up(process_queue)
 
-    def resume(self, item: ProcessQueue) -> None:
+    def resume(self, process_queue: ProcessQueue) -> None:
         """A queue is no longer suspended: its runs are handed out again."""
         if self._orderly:
-            self._offer(item)
+            self._offer(process_queue)
         else:
-            self._line_up(item)
+            self._line_up(process_queue)
 
-    def _line_up(self, item: ProcessQueue) -> None:
+    def _line_up(self, process_queue: ProcessQueue) -> None:
         """Queues take turns, a run each: one that has just come does not wait behind the backlogs of others."""
-        if not item.lined_up and item.waiting and not item.suspended:
-            item.lined_up = True
-            self._line.append(item)
-        self._wake(len(item.waiting))
+        if not process_queue.lined_up and process_queue.waiting and not process_queue.suspended:
+            process_queue.lined_up = True
+            self._line.append(process_queue)
+        self._wake(len(process_queue.waiting))
 
-    def _next_of(self, item: ProcessQueue) -> Run | None:
+    def _next_of(self, process_queue: ProcessQueue) -> Run | None:
         """The queue's next run, if it may be handled now; the queue goes to the end of the line."""
-        item.lined_up = False
-        if item.stopped:
-            item.waiting.clear()
-        if not item.waiting or not item.may_begin:
+        process_queue.lined_up = False
+        if process_queue.stopped:
+            process_queue.waiting.clear()
+        if not process_queue.waiting or not process_queue.may_begin:
             return None
-        run = item.waiting.popleft()
-        if item.waiting:
-            item.lined_up = True
-            self._line.append(item)
+        run = process_queue.waiting.popleft()
+        if process_queue.waiting:
+            process_queue.lined_up = True
+            self._line.append(process_queue)
         return run
 
-    def _offer(self, item: ProcessQueue) -> None:
+    def _offer(self, process_queue: ProcessQueue) -> None:
         """Orderly: the queue waits for a worker, unless one has it."""
-        if not item.consuming and not item.stopped and not item.suspended and item.runs:
-            item.consuming = True
-            self._line.append(item)
+        if (
+            not process_queue.consuming
+            and not process_queue.stopped
+            and not process_queue.suspended
+            and process_queue.runs
+        ):
+            process_queue.consuming = True
+            self._line.append(process_queue)
             self._wake(1)
 
     def _wake(self, count: int) -> None:
@@ -189,36 +194,36 @@ class Workers:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 await waiter
-            item = line.popleft()
+            process_queue = line.popleft()
             try:
                 if self._orderly:
-                    await self._one_in_order(item)
+                    await self._one_in_order(process_queue)
                 else:
-                    run = self._next_of(item)
+                    run = self._next_of(process_queue)
                     if run is not None:
                         await self._concurrently(run)
             except Exception:
                 log.exception("handling_failed", hint="its messages stay unacknowledged")
 
     async def _concurrently(self, run: Run) -> None:
-        item = run.process_queue
+        process_queue = run.process_queue
         if run.is_done:
             return
-        item.enter()
+        process_queue.enter()
         retry_s: float | None = SEND_BACK_RETRY_S
         try:
             outcome = run.outcome or await self._outcome(run)
             if outcome is None or await self._returned(run, outcome):
-                item.acknowledge(run)
+                process_queue.acknowledge(run)
                 retry_s = None
         except asyncio.CancelledError:
             retry_s = 0.0
             raise
         finally:
-            item.leave()
+            process_queue.leave()
             if retry_s is not None and not self._is_stopping:
                 self._loop.call_later(retry_s, self._again, run)
-        self._on_acknowledged(item)
+        self._on_acknowledged(process_queue)
 
     def _again(self, run: Run) -> None:
         run.process_queue.waiting.append(run)
@@ -253,36 +258,36 @@ class Workers:
     async def _returned(self, run: Run, outcome: RetryLater | Reject) -> bool:
         """Hands the run's messages back to the broker, those done before left out; False if it did not take all."""
         level = DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else outcome.delay_level
-        item = run.process_queue
+        process_queue = run.process_queue
         for index in range(run.done, len(run.messages)):
             try:
                 await self._send_back(run.messages[index], level)
             except RocketletError as error:
                 log.warning("send_back_failed", reason=str(error), hint="the handler will be called again")
                 return False
-            item.acknowledge(run, index + 1)
+            process_queue.acknowledge(run, index + 1)
         return True
 
-    async def _one_in_order(self, item: ProcessQueue) -> None:
+    async def _one_in_order(self, process_queue: ProcessQueue) -> None:
         """Handles the first run of a queue, and offers the queue again, later if the run has to wait."""
-        if not item.runs or not item.may_begin:
-            item.consuming = False
+        if not process_queue.runs or not process_queue.may_begin:
+            process_queue.consuming = False
             return
-        run = item.runs[0]
+        run = process_queue.runs[0]
         delay_s = SUSPEND_QUEUE_S
-        item.enter()
+        process_queue.enter()
         try:
             if await self._is_handled_in_order(run):
-                item.acknowledge(run)
+                process_queue.acknowledge(run)
                 delay_s = 0.0
         finally:
-            item.leave()
-            item.consuming = False
+            process_queue.leave()
+            process_queue.consuming = False
             if delay_s and not self._is_stopping:
-                self._loop.call_later(delay_s, self._offer, item)
-        self._on_acknowledged(item)
+                self._loop.call_later(delay_s, self._offer, process_queue)
+        self._on_acknowledged(process_queue)
         if not delay_s:
-            self._offer(item)
+            self._offer(process_queue)
 
     async def _is_handled_in_order(self, run: Run) -> bool:
         """Whether the queue may go on: the run is handled, or given up and kept as dead letters."""

@@ -73,26 +73,26 @@ class Puller:
         self._on_moved = on_moved
         self._loop = asyncio.get_running_loop()
 
-    def pull(self, item: ProcessQueue) -> None:
+    def pull(self, process_queue: ProcessQueue) -> None:
         """Pulls now, or later where flow control, a pause or a lost connection says so."""
-        if item.pulling or item.stopped or item.suspended or item.paused:
+        if process_queue.pulling or process_queue.stopped or process_queue.suspended or process_queue.paused:
             return
-        if item.exceeds(self._limits, span_counts=self._span_counts):
-            item.throttled = True  # `resume` goes on when messages were acknowledged
+        if process_queue.exceeds(self._limits, span_counts=self._span_counts):
+            process_queue.throttled = True  # `resume` goes on when messages were acknowledged
             return
-        connection = self._cluster.connected(item.queue.broker_name)
+        connection = self._cluster.connected(process_queue.queue.broker_name)
         if connection is None:
-            self._later(item, PULL_ERROR_DELAY_S)
+            self._later(process_queue, PULL_ERROR_DELAY_S)
             return
-        item.pulling = True
-        item.pulled_ms = int(time.time() * 1000)
-        subscription = self._subscriptions[item.queue.topic]
-        offset = self._offset_to_commit(item)
+        process_queue.pulling = True
+        process_queue.pulled_ms = int(time.time() * 1000)
+        subscription = self._subscriptions[process_queue.queue.topic]
+        offset = self._offset_to_commit(process_queue)
         header = PullMessage(
             self._group,
-            item.queue.topic,
-            item.queue.queue_id,
-            item.next_offset,
+            process_queue.queue.topic,
+            process_queue.queue.queue_id,
+            process_queue.next_offset,
             self._limits.batch_size,
             PULL_SUSPEND | PULL_SUBSCRIPTION | (PULL_COMMIT_OFFSET if offset is not None else 0),
             offset or 0,
@@ -101,85 +101,85 @@ class Puller:
             subscription.expression,
             subscription.kind,
         )
-        answered = partial(self._answered, item, item.generation)
+        answered = partial(self._answered, process_queue, process_queue.generation)
         connection.call(RequestCode.PULL_MESSAGE, write(header), b"", answered, PULL_TIMEOUT_S)
 
-    def _offset_to_commit(self, item: ProcessQueue) -> int | None:
+    def _offset_to_commit(self, process_queue: ProcessQueue) -> int | None:
         """What this pull commits. The broker takes it as the pull arrives, also one that it holds; if the pull fails it is
         said again. On Apache's broker the first commit of a queue goes alone (`GroupOffsets.store`)."""
-        offset = item.commit_offset
-        is_known = item.lease.epoch > 0 or item.committed is not None
-        is_news = offset != (item.begin_offset if item.committed is None else item.committed)
-        if not self._commits or not is_known or not is_news or item.lease.is_over:
+        offset = process_queue.commit_offset
+        is_known = process_queue.lease.epoch > 0 or process_queue.committed is not None
+        is_news = offset != (process_queue.begin_offset if process_queue.committed is None else process_queue.committed)
+        if not self._commits or not is_known or not is_news or process_queue.lease.is_over:
             return None
-        item.committed = offset
+        process_queue.committed = offset
         return offset
 
-    def resume(self, item: ProcessQueue) -> None:
+    def resume(self, process_queue: ProcessQueue) -> None:
         """Messages of a queue were acknowledged: goes on if flow control had stopped it."""
-        if item.throttled and not item.exceeds(self._limits, span_counts=self._span_counts):
-            item.throttled = False
-            self.pull(item)
+        if process_queue.throttled and not process_queue.exceeds(self._limits, span_counts=self._span_counts):
+            process_queue.throttled = False
+            self.pull(process_queue)
 
-    def _later(self, item: ProcessQueue, delay_s: float) -> None:
-        item.pulling = True
-        self._loop.call_later(delay_s, self._again, item, item.generation)
+    def _later(self, process_queue: ProcessQueue, delay_s: float) -> None:
+        process_queue.pulling = True
+        self._loop.call_later(delay_s, self._again, process_queue, process_queue.generation)
 
-    def _again(self, item: ProcessQueue, generation: int) -> None:
-        if item.generation == generation:
-            item.pulling = False
-            self.pull(item)
+    def _again(self, process_queue: ProcessQueue, generation: int) -> None:
+        if process_queue.generation == generation:
+            process_queue.pulling = False
+            self.pull(process_queue)
 
-    def _answered(self, item: ProcessQueue, generation: int, answer: Frame | Exception) -> None:
-        if item.generation != generation:  # a seek came between
+    def _answered(self, process_queue: ProcessQueue, generation: int, answer: Frame | Exception) -> None:
+        if process_queue.generation != generation:  # a seek came between
             return
-        item.pulling = False
-        if item.stopped or item.suspended:
+        process_queue.pulling = False
+        if process_queue.stopped or process_queue.suspended:
             return
         if isinstance(answer, Exception):
-            item.committed = None  # who knows
-            log.info("pull_failed", queue=str(item.queue), reason=str(answer))
-            self._later(item, PULL_ERROR_DELAY_S)
+            process_queue.committed = None  # who knows
+            log.info("pull_failed", queue=str(process_queue.queue), reason=str(answer))
+            self._later(process_queue, PULL_ERROR_DELAY_S)
             return
         try:
-            self._take(item, answer)
+            self._take(process_queue, answer)
         except (MessageError, HeaderError) as error:
-            log.error("pull_answer_unreadable", queue=str(item.queue), reason=str(error))
-            self._later(item, PULL_ERROR_DELAY_S)
+            log.error("pull_answer_unreadable", queue=str(process_queue.queue), reason=str(error))
+            self._later(process_queue, PULL_ERROR_DELAY_S)
 
-    def _take(self, item: ProcessQueue, answer: Frame) -> None:
+    def _take(self, process_queue: ProcessQueue, answer: Frame) -> None:
         code = answer.code
         if code == ResponseCode.SUCCESS:
-            messages = self._decoded(item, answer.body)
+            messages = self._decoded(process_queue, answer.body)
             next_offset = read(PullMessageResult, answer.ext).next_begin_offset
-            self._on_messages(item, messages, next_offset)
-            self.pull(item)
+            self._on_messages(process_queue, messages, next_offset)
+            self.pull(process_queue)
         elif code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY):
             next_offset = read(PullMessageResult, answer.ext).next_begin_offset
-            self._on_messages(item, [], next_offset)
-            self.pull(item)
+            self._on_messages(process_queue, [], next_offset)
+            self.pull(process_queue)
         elif code == ResponseCode.PULL_OFFSET_MOVED:
-            self._on_moved(item, read(PullMessageResult, answer.ext).next_begin_offset)
+            self._on_moved(process_queue, read(PullMessageResult, answer.ext).next_begin_offset)
         else:
             busy = code == ResponseCode.FLOW_CONTROL
-            log.warning("pull_refused", queue=str(item.queue), code=code_name(code), remark=answer.remark)
-            self._later(item, PULL_BUSY_DELAY_S if busy else PULL_ERROR_DELAY_S)
+            log.warning("pull_refused", queue=str(process_queue.queue), code=code_name(code), remark=answer.remark)
+            self._later(process_queue, PULL_BUSY_DELAY_S if busy else PULL_ERROR_DELAY_S)
 
-    def _decoded(self, item: ProcessQueue, body: bytes) -> list[Message]:
+    def _decoded(self, process_queue: ProcessQueue, body: bytes) -> list[Message]:
         """The messages that the subscription really wants: a tag's hash may be another tag's too."""
-        queue = item.queue
+        queue = process_queue.queue
         topic = queue.topic
         subscription = self._subscriptions[topic]
         if topic.startswith(RETRY_PREFIX):
             return [
-                Message(record, queue, props.find(record.properties, props.RETRY_TOPIC) or topic, item.lease)
+                Message(record, queue, props.find(record.properties, props.RETRY_TOPIC) or topic, process_queue.lease)
                 for record in decode_records(body)
             ]
         if subscription.takes_all or not subscription.tags:
-            return [Message(record, queue, topic, item.lease) for record in decode_records(body)]
+            return [Message(record, queue, topic, process_queue.lease) for record in decode_records(body)]
         tags = subscription.tags
         return [
-            Message(record, queue, topic, item.lease)
+            Message(record, queue, topic, process_queue.lease)
             for record in decode_records(body)
             if props.find(record.properties, props.TAGS) in tags
         ]
