@@ -33,7 +33,7 @@ public final class Peer {
             case "consume" -> new Consumers(this).push();
             case "lite", "assign", "pull" -> new Pulls(this).run(mode);
             case "queries" -> new Queries(this).run();
-            case "mqadmin" -> Mqadmin.run(hook());
+            case "mqadmin" -> Mqadmin.run();
             case "filter" -> Filters.run();
             default -> throw new IllegalArgumentException(mode);
         }
