@@ -88,6 +88,7 @@ SAMPLE_INTERVAL_S: Final = 10.0  # of the counters behind the rates
 
 MAX_OFFSETS: Final = 1_000_000  # of all groups in all queues; about 100 bytes each
 MAX_GROUPS: Final = 10_000
+MAX_MEMBERSHIPS: Final = 256  # of one connection: all end at once when it closes
 MAX_MEMBERS: Final = 10_000
 MAX_RETRY_QUEUES: Final = 64  # of a group's retry topic
 MAX_RETRY_TIMES: Final = 1_000_000

@@ -17,7 +17,7 @@ from ...protocol.bodies import ConsumerData
 from ...protocol.names import RETRY_PREFIX, sorted_ids
 from ...protocol.subscription import Subscription
 from ..clock import Clock
-from ..config import HEARTBEAT_LIMIT_S, MAX_MEMBERS, LimitExceeded
+from ..config import HEARTBEAT_LIMIT_S, MAX_MEMBERS, MAX_MEMBERSHIPS, LimitExceeded
 from ..net.connection import Connection
 from .history import History
 
@@ -208,10 +208,8 @@ class ConsumerGroups:
     def heartbeat(
         self, connection: Connection, client_id: str, data: ConsumerData, language: int, version: int
     ) -> None:
-        """Registers or refreshes a member. Raises LimitExceeded beyond 10,000 members in a group."""
-        group = self._groups.get(data.group)
-        if group is None:
-            group = self._groups[data.group] = ConsumerGroup(data.group)
+        """Registers or refreshes a member. Raises LimitExceeded beyond 10,000 members in a group, or 256 groups."""
+        group = self._groups.get(data.group) or ConsumerGroup(data.group)
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
         if member is not None:
@@ -224,11 +222,14 @@ class ConsumerGroups:
                 self._history.add(group.name, "assigned", client_id, queues=queues, count=len(data.assigned))
                 self.check(group, client_id)
             return
+        if len(self._names.get(connection, ())) >= MAX_MEMBERSHIPS:
+            raise LimitExceeded(f"a connection is a member of {MAX_MEMBERSHIPS} groups at most")
         if len(group.members) >= MAX_MEMBERS:
             raise LimitExceeded(f"the group {data.group} has {MAX_MEMBERS} members; no more are taken")
         member = Member(client_id, connection, data, language, version, now_s)
         member.update(data, now_s)
         group.members[connection] = member
+        self._groups[group.name] = group
         self._names.setdefault(connection, set()).add(group.name)
         self._note_topics(group, member)
         self._changed(group, "joined", member)

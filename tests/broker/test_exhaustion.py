@@ -262,3 +262,19 @@ def _encoded(ext: dict[str, Any]) -> bytes:
     from rocketlet.protocol.frame import Frame, encode
 
     return encode(Frame(RequestCode.PULL_MESSAGE, 1, ext))
+
+
+async def test_memberships_of_a_connection_are_limited_at_their_edge(
+    wire: Wire, connect: Connect, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.members.MAX_MEMBERSHIPS", 2)
+
+    async def join(who: Wire, *names: str) -> Any:
+        body = orjson.dumps({"clientID": "c", "consumerDataSet": [{"groupName": name} for name in names]})
+        return await who.call(RequestCode.HEART_BEAT, body=body)
+
+    assert (await join(wire, "a", "b")).code == 0
+    answer = await join(wire, "a", "b", "c")
+    assert (answer.code, "2 groups at most" in (answer.remark or "")) == (1, True)
+    assert [group.name for group in node.broker.groups] == ["a", "b"], "a group that nobody could join is not there"
+    assert (await join(await connect(node.address), "c")).code == 0
