@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from rocketlet.client import Consumer, Producer
+from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.names import TRACE_TOPIC
 from rocketlet.protocol.properties import decode
 
@@ -145,6 +145,27 @@ async def test_java_requests_and_java_replies(cluster: Cluster, java: Run) -> No
         assert requester.lines[-1] == "REPLY pong to ping"
         await replier.until(lambda: bool(replier.found("SENT")))
         assert replier.found("SENT")[0][2] == "SEND_OK"
+
+
+@feature("request and reply with our client at either end")
+async def test_python_and_java_ask_each_other(cluster: Cluster, java: Run) -> None:
+    for topic in ("t", "t_warm"):
+        await cluster.create_topic(topic)
+    async with Producer(cluster.address, "python_askers") as producer:
+        async with java("reply", ns=cluster.address, topic="t") as replier:
+            await replier.started()
+            reply = await producer.request("t", b"ping from python", timeout_s=100)
+        assert reply.body == b"pong to ping from python"
+
+        async def answer(message: Message) -> None:
+            await producer.reply(message, b"python says pong")
+
+        async with (
+            Consumer(cluster.address, "python_repliers", "t", answer),
+            java("request", ns=cluster.address, topic="t") as requester,
+        ):
+            await requester.until(lambda: bool(requester.found("REPLY")))
+        assert requester.lines[-1] == "REPLY python says pong"
 
 
 @feature("the message trace")
