@@ -79,6 +79,8 @@ class Faults:
     def truncate(self, descriptor: int, size: int) -> None:
         if self.kind == "read-only" or (self.kind in DEVICE_FAULTS and self._chance.random() < 0.5):
             self._fail(errno.EROFS if self.kind == "read-only" else errno.EIO)
+        if self.kind == "short" and self._chance.random() < 0.3:
+            self._fail(errno.ENOSPC)
         os.ftruncate(descriptor, size)
 
     def sync(self, descriptor: int) -> None:
