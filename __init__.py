@@ -2,8 +2,8 @@
 
     from rocketlet import Consumer, Producer
 
-The names in `__all__` are the public API, and so are `rocketlet.spark` and the `rocketlet` command. Everything else is
-private: it may change in any release.
+The names in `__all__` are the public API, and so are `rocketlet.sync`, `rocketlet.spark` and the `rocketlet` command.
+Everything else is private: it may change in any release.
 
 Names load when they are first used. `import rocketlet` alone loads nothing, and the client loads neither broker nor Spark.
 """
