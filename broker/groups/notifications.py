@@ -68,7 +68,7 @@ class Notifications:
                 return
 
     def _tell(self, group: ConsumerGroup) -> None:
-        settings = self._settings.find(group.name)
+        settings = self._settings.ensure(group.name)
         if settings is None or not settings.notify_enable:
             return
         keeps = self._draining.is_kept_back

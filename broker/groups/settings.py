@@ -50,7 +50,7 @@ class GroupConfigs:
                 continue
             self._groups[group.name] = group
 
-    def find(self, name: str) -> GroupConfig | None:
+    def ensure(self, name: str) -> GroupConfig | None:
         """The group's settings, made with defaults if groups may be made so; None if not.
 
         Raises IllegalName, LimitExceeded."""

@@ -27,7 +27,7 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
         if fault:
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     for consumer in beat.consumers:
-        settings = broker.group_configs.find(consumer.group)
+        settings = broker.group_configs.ensure(consumer.group)
         if settings is not None and settings.strict:
             fault = _strict_fault(broker, connection, consumer)
             if fault:

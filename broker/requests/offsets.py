@@ -48,7 +48,7 @@ def query_consumer_offset(broker: Broker, connection: Connection, frame: Frame) 
 
 
 def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | None) -> int:
-    if broker.group_configs.find(group) is None:
+    if broker.group_configs.ensure(group) is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
     if broker.offsets.knows(group, topic):  # the queue is newer than the group
         return queue.begin if queue else 0

@@ -41,10 +41,10 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
     if header.sys_flag & codes.PULL_SUSPEND and broker.draining.holds_back(connection, header):
-        broker.clock.call_later(DRAINING_WAIT_S, _answer_anothers, connection, frame, header)
+        broker.clock.call_later(DRAINING_WAIT_S, _answer_nothing_new, connection, frame, header)
         return None
-    if header.sys_flag & codes.PULL_SUSPEND and _is_anothers(broker, connection, header):
-        broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_anothers, connection, frame, header)
+    if header.sys_flag & codes.PULL_SUSPEND and _belongs_to_another(broker, connection, header):
+        broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_nothing_new, connection, frame, header)
         return None
     if header.sys_flag & codes.PULL_SUSPEND and broker.draining.gates(
         connection, header, lambda: _look_again(broker, connection, frame, attempt)
@@ -80,7 +80,7 @@ def _look_again(broker: Broker, connection: Connection, frame: Frame, attempt: i
         connection.write(reply)
 
 
-def _is_anothers(broker: Broker, connection: Connection, header: PullMessage) -> bool:
+def _belongs_to_another(broker: Broker, connection: Connection, header: PullMessage) -> bool:
     """Whether a member of the group should read the queue that is not this foreign one: it would get everything twice.
     Foreign members see changes of the group late, and where subscriptions differ only some of the members."""
     group = broker.groups.get(header.consumer_group)
@@ -102,7 +102,7 @@ def _overtaken_by(broker: Broker, connection: Connection, header: PullMessage) -
     return broker.offsets.get(*place) if is_foreign_member(broker, connection, header.consumer_group) else None
 
 
-def _answer_anothers(connection: Connection, frame: Frame, header: PullMessage) -> None:
+def _answer_nothing_new(connection: Connection, frame: Frame, header: PullMessage) -> None:
     """Nothing new: the member asks again, and again, until the queue is its own or it has learned that it is not."""
     offset = header.queue_offset
     connection.write(_nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, 0, offset))
@@ -111,7 +111,7 @@ def _answer_anothers(connection: Connection, frame: Frame, header: PullMessage) 
 def _check_group_and_topic(broker: Broker, header: PullMessage) -> None:
     if not broker.config.permission & PERM_READ:
         raise Refused(ResponseCode.NO_PERMISSION, f"the broker[{broker.config.name}] pulling message is forbidden")
-    group = broker.group_configs.find(header.consumer_group)
+    group = broker.group_configs.ensure(header.consumer_group)
     if group is None:
         raise Refused(
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -171,7 +171,7 @@ def _registered_subscription(broker: Broker, connection: Connection, header: Pul
             ResponseCode.SUBSCRIPTION_NOT_EXIST,
             f"the consumer's group info not exist, send a heartbeat of {name} first",
         )
-    settings = broker.group_configs.find(name)
+    settings = broker.group_configs.ensure(name)
     if group.message_model == "BROADCASTING" and settings and not settings.consume_broadcast_enable:
         raise Refused(ResponseCode.NO_PERMISSION, f"the consumer group[{name}] can not consume by broadcast way")
     found = group.subscription(connection, header.topic)

@@ -184,7 +184,7 @@ class Sends:
     def _retried(self, header: SendMessage, name: str, queue_id: int, text: str) -> tuple[str, int, str]:
         """A message that a client publishes to a retry topic itself: to the dead letters if it was tried enough."""
         group = name.removeprefix(names.RETRY_PREFIX)
-        settings = self._broker.group_configs.find(group)
+        settings = self._broker.group_configs.ensure(group)
         if settings is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
         limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
@@ -266,7 +266,7 @@ def delayed(broker: Broker, level: int, name: str, queue_id: int, text: str) -> 
 def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """CONSUMER_SEND_MSG_BACK: a message that a consumer could not handle, to be tried again later or given up."""
     header = read(SendBack, frame.ext)
-    settings = broker.group_configs.find(header.group)
+    settings = broker.group_configs.ensure(header.group)
     if settings is None:
         remark = f"subscription group [{header.group}] does not exist"
         return answer(frame, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark=remark)

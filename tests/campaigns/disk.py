@@ -136,7 +136,7 @@ class Work:
             elif kind == "topic":
                 broker.topics.put(TopicConfig(f"topic-{number}", 1, 1), broker.store.end)
             elif kind == "group":
-                broker.group_configs.find(f"group-{number}")
+                broker.group_configs.ensure(f"group-{number}")
             else:
                 read_all(broker)
         except StoreError as error:
@@ -235,7 +235,7 @@ def _on_small_disk(folder: Path, chance: random.Random, outcome: Outcome) -> str
         if not work.refused:
             outcome.fault("small disk: it did not fill up")
         broker = open_broker(mount / "data", **settings)
-        broker.group_configs.find("unknown")
+        broker.group_configs.ensure("unknown")
         missing, _ = differences(work.acknowledged, read_all(broker))
         if missing:
             outcome.fault("small disk: an acknowledged message cannot be read while it is full")

@@ -63,7 +63,7 @@ class Template:
             self._put(broker, name, queue, b"%d-" % number + chance.randbytes(chance.randrange(200)))
             if number == MESSAGES * 3 // 4:
                 for group in ("g", "h"):
-                    broker.group_configs.find(group)
+                    broker.group_configs.ensure(group)
                     broker.offsets.put(group, "t", 0, 20)
                 broker.persist()
                 self.flushed_to = broker.store.end

@@ -256,13 +256,13 @@ async def test_java_goes_on_where_a_python_member_came(
     await cluster.create_topic("t", 1)
     broker = cluster.nodes[0].broker
     turned_away = Counter[str]()
-    answer_anothers = pulls._answer_anothers
+    answer_anothers = pulls._answer_nothing_new
 
     def counted(connection: Any, frame: Any, header: Any) -> None:
         turned_away[header.topic] += 1
         answer_anothers(connection, frame, header)
 
-    monkeypatch.setattr(pulls, "_answer_anothers", counted)
+    monkeypatch.setattr(pulls, "_answer_nothing_new", counted)
     begun, release = Counter[str](), asyncio.Event()
 
     async def handle(message: Message) -> None:

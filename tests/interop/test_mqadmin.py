@@ -101,7 +101,7 @@ async def order_of(name_server: Wire, topic: str) -> str:
 async def test_groups(cluster: Cluster, admin: Admin) -> None:
     assert "success" in await admin("updateSubGroup", "-c", "DefaultCluster", "-g", "g", "-r", "5", "-s", "false")
     for node in cluster.nodes:
-        settings = node.broker.group_configs.find("g")
+        settings = node.broker.group_configs.ensure("g")
         assert settings is not None
         assert (settings.retry_max_times, settings.consume_enable) == (5, False)
     await admin("updateSubGroup", "-c", "DefaultCluster", "-g", "g")
