@@ -206,7 +206,8 @@ class Transport(asyncio.Transport):
         ends = (self._context.get(_process), target._context.get(_process))
         heard_s = max((process.silent_until_s for process in ends if process is not None), default=0.0)
         sent_s = max(self._loop.time(), heard_s)
-        target._arrives_s = max(target._arrives_s, sent_s + self._loop.delay_s())
+        # later than what was sent before: timers of one moment run in any order, and a stream keeps its own
+        target._arrives_s = max(target._arrives_s + 1e-6, sent_s + self._loop.delay_s())
         context = target._context
         context.copy().run(self._loop.call_at, target._arrives_s, callback, *arguments)
 
