@@ -55,6 +55,7 @@ MAX_QUEUES_PER_TOPIC: Final = 4096
 MAX_RETAIN_HOURS: Final = 876_000.0  # a hundred years
 PULL_BYTES: Final = 262_144  # of messages in one answer, as Apache's maxTransferBytesOnMessageInMemory
 PULL_MESSAGES: Final = 1024
+FOREIGN_PULL_MESSAGES: Final = 32  # as Apache's broker: its clients' tests count on it
 SCAN_ENTRIES: Final = 800  # of an index that one filtered pull looks at: 16,000 bytes, as Apache's
 READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around
 MAX_HOLD_S: Final = 60.0

@@ -10,14 +10,21 @@ from ...protocol import codes
 from ...protocol import properties as props
 from ...protocol.admin_bodies import encode_offset_moved
 from ...protocol.bodies import Queue
-from ...protocol.codes import PERM_READ, ResponseCode
+from ...protocol.codes import PERM_READ, Language, ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.headers import PullMessage, PullMessageResult, read, write
 from ...protocol.message import MessageError
 from ...protocol.names import OFFSET_MOVED_TOPIC, RETRY_PREFIX
 from ...protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
 from ..broker import Broker
-from ..config import DRAINING_WAIT_S, MAX_HOLD_S, OTHERS_QUEUE_WAIT_S, SUBSCRIPTION_LOOK_S, SUBSCRIPTION_LOOKS
+from ..config import (
+    DRAINING_WAIT_S,
+    FOREIGN_PULL_MESSAGES,
+    MAX_HOLD_S,
+    OTHERS_QUEUE_WAIT_S,
+    SUBSCRIPTION_LOOK_S,
+    SUBSCRIPTION_LOOKS,
+)
 from ..messages.held_pulls import HeldPull
 from ..net.answers import Buffers, Refused, answer, answer_pieces
 from ..net.connection import Connection
@@ -213,7 +220,13 @@ def _read(
     """The answer of a pull, whatever the offset finds."""
     offset, begin, end = header.queue_offset, queue.begin, queue.next
     if begin <= offset < end:
-        found = broker.store.fetch(queue, offset, header.max_msg_nums, subscription, _filter_of(subscription))
+        # Apache's broker gives 32 at most, whatever is asked (maxTransferCountOnMessageInMemory)
+        limit = (
+            header.max_msg_nums
+            if frame.language == Language.PYTHON
+            else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
+        )
+        found = broker.store.fetch(queue, offset, limit, subscription, _filter_of(subscription))
         if found.messages:
             broker.statistics.got[f"{header.topic}@{header.consumer_group}"] += found.messages
             ext = write(PullMessageResult(0, found.next_offset, begin, end))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import GroupConfig
-from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
 from rocketlet.protocol.message import decode_records
 
@@ -188,3 +188,12 @@ async def test_a_pull_commits_its_offset_if_the_bit_says_so(wire: Wire) -> None:
         await wire.call(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | 0x1, commit_offset=offset))
     query = {"consumerGroup": "g", "topic": "t", "queueId": "0"}
     assert int((await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, query)).ext["offset"]) == 2
+
+
+async def test_foreign_clients_get_32_messages_at_most_as_from_apache(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    for _ in range(50):
+        await send(wire)
+    for language, count in ((Language.JAVA, 32), (Language.GO, 32), (Language.PYTHON, 50)):
+        answer = await wire.call(RequestCode.PULL_MESSAGE, pull(max_msg_nums=50), language=language)
+        assert len(list(decode_records(answer.body))) == count
