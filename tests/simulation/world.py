@@ -41,7 +41,7 @@ GROUP = "g"
 NAME_SERVER_PORT = 9876
 CHAOS_S = 40.0
 PEACE_S = 240.0
-UNREAD_LIMIT_S = 3.0
+UNREAD_LIMIT_S = 10.0  # mostly 3; a topic that grows while its broker or the name server restarts takes longer
 MAX_LONG_HANDLERS = 4  # one queue, in order, must be done with them in time
 
 
