@@ -120,15 +120,19 @@ def total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:
 def send_all(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Sent:
     """Sends the rows of all batches and returns when brokers have them."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        producer = Producer(
-            options.connect.name_server,
-            options.group,
-            timeout_s=options.timeout_s,
-            retries=options.retries,
-            access=options.connect.access,
-        )
+
+        async def start() -> Producer:
+            """A new one for each try: a producer is started once."""
+            return await Producer(
+                options.connect.name_server,
+                options.group,
+                timeout_s=options.timeout_s,
+                retries=options.retries,
+                access=options.connect.access,
+            ).__aenter__()
+
+        producer = runner.run(_patiently(start, options))
         sender = _Sender(options, producer)
-        runner.run(_patiently(producer.__aenter__, options))
         try:
             for batch in batches:  # taken outside of the loop: Spark's iterator blocks
                 runner.run(sender.send(batch))
