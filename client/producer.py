@@ -217,7 +217,7 @@ class Producer(Sender):
         queue: Queue | None,
         message_id: str | None,
     ) -> SendResult:
-        accumulator, queues = self._accumulator, self._queues.get(topic)
+        accumulator, queues, target = self._accumulator, self._queues.get(topic), None
         if accumulator is not None and queues and not delay_level and self._may_join(topic, body):
             target = queue or self._of_turn(accumulator, topic, queues, queue_key)
             connection = self._greeted.get(target.broker_name)
@@ -229,9 +229,11 @@ class Producer(Sender):
                 future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
                 accumulator.add(connection, target, (future, key, body, text, queue_key, queue))
                 return await future
+            accumulator.queue_of_turn.pop(topic, None)  # this one goes alone: no batch ends the turn
         ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, delay_level, message_id)
-        answer, target = await self._send(topic, RequestCode.SEND_MESSAGE_V2, ext, wire_body, queue_key, queue)
-        return sent_result(answer, key, target)
+        code = RequestCode.SEND_MESSAGE_V2
+        answer, sent_to = await self._send(topic, code, ext, wire_body, queue_key, queue, first=target)
+        return sent_result(answer, key, sent_to)
 
     @asynccontextmanager
     async def transaction(

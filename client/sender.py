@@ -204,14 +204,16 @@ class Sender:
         failed: Queue | None = None,
         tries: int = 0,
         timeout_s: float = 0.0,
+        first: Queue | None = None,
     ) -> tuple[Frame, Queue]:
-        """The answer, and the queue. `failed`, `tries`, `timeout_s`: what a first try has left."""
+        """The answer, and the queue. `failed`, `tries`, `timeout_s`: what a first try has left. `first`: the queue whose turn
+        it is, if one was chosen already."""
         tries, timeout_s = tries or self._retries + 1, timeout_s or self._timeout_s
         end_s, pause_s = time.monotonic() + timeout_s, SEND_BACKOFF_S
         while True:
             target = queue or failed
             try:
-                target = queue or self._choose(await self._find_queues(topic), queue_key, failed)
+                target = queue or first or self._choose(await self._find_queues(topic), queue_key, failed)
                 return await self._try(target, code, ext, body, end_s - time.monotonic()), target
             except (ConnectionFailed, RequestTimeout, BrokerRefused) as error:
                 is_away = isinstance(error, ConnectionFailed) and self._retries > 0
@@ -224,7 +226,7 @@ class Sender:
                     pause_s = min(pause_s * 2, MAX_SEND_BACKOFF_S)
                     if time.monotonic() >= end_s:
                         raise
-                failed = target
+                failed, first = target, None
                 await self._look_again(topic)
 
     async def _try(self, target: Queue, code: int, ext: dict[str, ExtValue], body: bytes, timeout_s: float) -> Frame:

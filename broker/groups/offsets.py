@@ -82,6 +82,10 @@ class Offsets:
         if offset is not None:
             self._of_owners[group, topic, queue_id] = offset
 
+    def let_go_back(self, group: str, topic: str, queue_id: int) -> None:
+        """An administrator sends the group back: a member may be behind the last owner again."""
+        self._of_owners.pop((group, topic, queue_id), None)
+
     def is_behind_owner(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Whether an offset is one from before the last owner of a lease has gone on from it."""
         return offset < self._of_owners.get((group, topic, queue_id), 0)

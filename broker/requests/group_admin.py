@@ -191,6 +191,8 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         "timestamp": header.timestamp,
         "isForce": header.is_force,
     }
+    for queue in offsets:
+        broker.offsets.let_go_back(header.group, header.topic, queue.queue_id)
     for member in group.members:
         broker.clients.tell(member, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
     log.info("offsets_reset", group=header.group, topic=header.topic, members=len(group.members))

@@ -173,3 +173,15 @@ async def test_batching_can_be_switched_off(node: Node, wire: Wire, requests: Re
         results: list[SendResult] = await asyncio.gather(*(producer.send("t", b"x") for _ in range(8)))
         assert requests.taken() == [RequestCode.SEND_MESSAGE_V2] * 8
         assert len({result.queue for result in results}) == 4
+
+
+async def test_queues_of_brokers_that_are_met_for_the_first_time_take_their_turn(nodes: Nodes, node: Node) -> None:
+    await nodes.start(name="broker-b", name_servers=(node.address,))
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic("t", queues=4)
+        async with asyncio.timeout(30):
+            while len((await admin.topic("t")).ranges) != 8:
+                await asyncio.sleep(0.01)
+    for _ in range(8):  # each begins at another queue
+        async with Producer(node.address) as producer:
+            assert len({(await producer.send("t", b"x")).queue for _ in range(8)}) == 8
