@@ -99,12 +99,16 @@ class Sender:
     def _answered(self, batch: Batch, answer: Frame | Exception) -> None:
         """Gives each message of a batch its result, or tries again, each message for itself."""
         if isinstance(answer, Frame) and answer.code in _STORED:
-            offset_ids = str(answer.ext["msgId"]).split(",")
-            first, status, queue = int(answer.ext["queueOffset"]), _STORED[answer.code], batch.queue
-            for number, (future, key, *_) in enumerate(batch.messages):
-                if not future.done():
-                    future.set_result(SendResult(key, offset_ids[number], queue, first + number, status))
-            return
+            try:
+                results = _batch_results(answer, batch)
+            except (KeyError, ValueError) as error:  # sent again, the messages would be there twice
+                address = batch.connection.address
+                answer = RocketletError(f"{address} stored the messages and does not say where: {error!r}")
+            else:
+                for (future, *_), result in zip(batch.messages, results, strict=True):
+                    if not future.done():
+                        future.set_result(result)
+                return
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
         for message in batch.messages:
@@ -292,6 +296,18 @@ def _may_help(error: Exception) -> bool:
     if isinstance(error, BrokerRefused):
         return error.code in _WORTH_ANOTHER
     return isinstance(error, ConnectionFailed | RequestTimeout)
+
+
+def _batch_results(answer: Frame, batch: Batch) -> list[SendResult]:
+    """Of each message: they lie one behind the other. Raises KeyError, ValueError for an answer that does not say where."""
+    first = sent_result(answer, "", batch.queue)
+    offset_ids = first.offset_id.split(",")
+    if len(offset_ids) != len(batch.messages):
+        raise ValueError(f"{len(offset_ids)} ids for {len(batch.messages)} messages")
+    return [
+        first._replace(message_id=message[1], offset_id=offset_id, queue_offset=first.queue_offset + number)
+        for number, (message, offset_id) in enumerate(zip(batch.messages, offset_ids, strict=True))
+    ]
 
 
 def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:

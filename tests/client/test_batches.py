@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 import pytest
 from rocketlet.client import (
@@ -185,3 +186,30 @@ async def test_queues_of_brokers_that_are_met_for_the_first_time_take_their_turn
     for _ in range(8):  # each begins at another queue
         async with Producer(node.address) as producer:
             assert len({(await producer.send("t", b"x")).queue for _ in range(8)}) == 8
+
+
+@pytest.mark.parametrize(
+    "ext",
+    [{}, {"msgId": "A", "queueId": 0, "queueOffset": 1}, {"msgId": "A,B", "queueId": "x", "queueOffset": 1}],
+    ids=["nothing", "one id for two", "no number"],
+)
+async def test_an_answer_that_does_not_say_where_fails_each_sender_at_once(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, ext: dict[str, str | int]
+) -> None:
+    """And nothing is sent again: the messages are stored."""
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        call = Connection.call
+
+        def garbled(connection: Connection, code: int, header: Any, body: bytes, answered: Any, *rest: Any) -> None:
+            def answer(found: Any) -> None:
+                answered(found._replace(ext=ext) if code == RequestCode.SEND_BATCH_MESSAGE else found)
+
+            call(connection, code, header, body, answer, *rest)
+
+        monkeypatch.setattr(Connection, "call", garbled)
+        async with asyncio.timeout(30):
+            found = await asyncio.gather(producer.send("t", b"a"), producer.send("t", b"b"), return_exceptions=True)
+        assert all("stored the messages and does not say where" in str(error) for error in found)
+    assert len(await stored(node)) == 3
