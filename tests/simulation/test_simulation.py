@@ -14,7 +14,6 @@ from .planted import FAULTS
 # Those that need few seeds. SIMULATION_FAULTS=all plants the others, too: they need a member or broker that stands still just
 # when shares change, and some hundred seeds.
 QUICKLY_FOUND = (
-    "blind-newcomer",
     "commit-after-unlock",
     "commit-ahead",
     "commit-not-repeated",
