@@ -7,7 +7,9 @@ membership           one client in one consumer group: heartbeats, rebalance and
 heartbeats           tells brokers that the member is here
 rebalance            WHEN queues change hands
 leases               HOW a queue changes hands, and how long it is ours
+assignment           the queues that a consumer owns now; who is told of them, what is paused
 process_queue        what was pulled of one queue and not yet acknowledged
+commits              when a consumer commits
 standing             names queues that stand, and a blocked event loop
 settling             waits for a group to come to rest
 signals              waits until the process is told to stop

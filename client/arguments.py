@@ -52,6 +52,11 @@ def check_callable(name: str, value: Any) -> None:
         raise ConfigError(f"{name}: {value!r} cannot be called; give a function or `async def` function")
 
 
+def check_callables(**values: Any) -> None:
+    for name, value in values.items():
+        check_callable(name, value)
+
+
 def check_start(start: Any) -> None:
     if start not in ("last", "first") and (type(start) is not int or start < 0):
         raise ConfigError(f"start: {start!r} is neither 'last' nor 'first' nor a time in ms since 1970")

@@ -7,7 +7,7 @@ handed out again, first. A wait that is cancelled loses nothing and ends nothing
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
@@ -47,7 +47,7 @@ class Deliveries:
         self._max_tries = max_tries
         self._send_back = send_back
         self._on_acknowledged = on_acknowledged
-        self._line: deque[ProcessQueue] = deque()
+        self._line: OrderedDict[ProcessQueue, None] = OrderedDict()
         self._arrived = asyncio.Event()
         self._hands: set[Hand] = set()
         self._holding: dict[Message, Hand] = {}
@@ -64,9 +64,8 @@ class Deliveries:
 
     def resume(self, process_queue: ProcessQueue) -> None:
         """Something of this queue may be handed out again. Queues take turns."""
-        if not process_queue.lined_up and process_queue.waiting:
-            process_queue.lined_up = True
-            self._line.append(process_queue)
+        if process_queue.waiting:
+            self._line[process_queue] = None  # where it is in line already, it keeps its place
         self._arrived.set()
 
     async def take(self) -> Hand | None:
@@ -83,8 +82,7 @@ class Deliveries:
 
     def _next(self) -> Run | None:
         for _ in range(len(self._line)):
-            process_queue = self._line.popleft()
-            process_queue.lined_up = False
+            process_queue, _ = self._line.popitem(last=False)
             while process_queue.waiting and process_queue.waiting[0].is_done:
                 process_queue.waiting.popleft()
             if not process_queue.waiting or not process_queue.may_begin or (self._orderly and process_queue.running):
@@ -111,7 +109,7 @@ class Deliveries:
     def _put_back(self, run: Run) -> None:
         process_queue = run.process_queue
         process_queue.leave()
-        if not run.is_done and not process_queue.stopped:
+        if not run.is_done and not process_queue.is_stopped:
             process_queue.waiting.appendleft(run)
         if not self.is_closed:
             self.resume(process_queue)

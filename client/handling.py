@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -84,7 +84,8 @@ class Workers:
         self._max_tries = max_tries
         self._send_back = send_back
         self._on_acknowledged = on_acknowledged
-        self._line: deque[ProcessQueue] = deque()
+        self._line: OrderedDict[ProcessQueue, None] = OrderedDict()  # those with something to hand out take turns
+        self._in_order: set[ProcessQueue] = set()  # in line, with a worker, or waiting for another try
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -147,35 +148,34 @@ class Workers:
 
     def _line_up(self, process_queue: ProcessQueue) -> None:
         """Queues take turns, a run each: one that has just come does not wait behind the backlogs of others."""
-        if not process_queue.lined_up and process_queue.waiting and not process_queue.suspended:
-            process_queue.lined_up = True
-            self._line.append(process_queue)
+        if process_queue.waiting and not process_queue.is_suspended:
+            self._line[process_queue] = None  # where it is in line already, it keeps its place
         self._wake(len(process_queue.waiting))
 
     def _next_of(self, process_queue: ProcessQueue) -> Run | None:
         """The queue's next run, if it may be handled now; the queue goes to the end of the line."""
-        process_queue.lined_up = False
-        if process_queue.stopped:
+        if process_queue.is_stopped:
             process_queue.waiting.clear()
         if not process_queue.waiting or not process_queue.may_begin:
             return None
         run = process_queue.waiting.popleft()
         if process_queue.waiting:
-            process_queue.lined_up = True
-            self._line.append(process_queue)
+            self._line[process_queue] = None
         return run
 
     def _offer(self, process_queue: ProcessQueue) -> None:
-        """Orderly: the queue waits for a worker, unless one has it."""
-        if (
-            not process_queue.consuming
-            and not process_queue.stopped
-            and not process_queue.suspended
-            and process_queue.runs
+        """Orderly: the queue waits for a worker, unless one has it. What arrives while its first run waits for another try
+        does not shorten that wait, as with Apache's ConsumeMessageOrderlyService."""
+        if process_queue.runs and not (
+            process_queue in self._in_order or process_queue.is_stopped or process_queue.is_suspended
         ):
-            process_queue.consuming = True
-            self._line.append(process_queue)
+            self._in_order.add(process_queue)
+            self._line[process_queue] = None
             self._wake(1)
+
+    def _offer_again(self, process_queue: ProcessQueue) -> None:
+        self._in_order.discard(process_queue)
+        self._offer(process_queue)
 
     def _wake(self, count: int) -> None:
         idle = self._idle
@@ -194,7 +194,7 @@ class Workers:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 await waiter
-            process_queue = line.popleft()
+            process_queue, _ = line.popitem(last=False)
             try:
                 if self._orderly:
                     await self._one_in_order(process_queue)
@@ -271,7 +271,7 @@ class Workers:
     async def _one_in_order(self, process_queue: ProcessQueue) -> None:
         """Handles the first run of a queue, and offers the queue again, later if the run has to wait."""
         if not process_queue.runs or not process_queue.may_begin:
-            process_queue.consuming = False
+            self._in_order.discard(process_queue)
             return
         run = process_queue.runs[0]
         delay_s = SUSPEND_QUEUE_S
@@ -282,12 +282,11 @@ class Workers:
                 delay_s = 0.0
         finally:
             process_queue.leave()
-            process_queue.consuming = False
             if delay_s and not self._is_stopping:
-                self._loop.call_later(delay_s, self._offer, process_queue)
+                self._loop.call_later(delay_s, self._offer_again, process_queue)
         self._on_acknowledged(process_queue)
         if not delay_s:
-            self._offer(process_queue)
+            self._offer_again(process_queue)
 
     async def _is_handled_in_order(self, run: Run) -> bool:
         """Whether the queue may go on: the run is handled, or given up and kept as dead letters."""

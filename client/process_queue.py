@@ -35,40 +35,47 @@ class Run:
         return self.done == len(self.messages)
 
 
+class Pull:
+    """What is under way to fill a queue; the puller's own. A seek puts another in its place, so that an answer which is still
+    on its way finds that nobody waits for it."""
+
+    __slots__ = ("began_ms", "is_pending", "is_throttled")
+
+    def __init__(self, began_ms: int = 0) -> None:
+        self.began_ms = began_ms
+        self.is_pending = False
+        self.is_throttled = False
+
+
 class ProcessQueue:
     """One assignment of one queue. After a revocation and a new assignment there is another one.
 
-    `stopped`: nothing more is pulled or handed out. `dropped`: the queue is not ours; nothing may be committed.
-    `suspended`: as stopped, until the broker is back. `waiting`: the runs that no worker has yet; `lined_up`: the queue
-    stands in the workers' line.
+    `is_stopped`: nothing more is pulled or handed out. `is_dropped`: the queue is not ours; nothing may be committed.
+    `is_suspended`: as stopped, until the broker is back. `is_paused`: as stopped, until the user resumes it. `waiting`: the
+    runs that no worker has yet. `committed`: the offset that the broker was last told, None if that is not known.
     """
 
-    def __init__(self, queue: Queue, offset: int, lease: Lease) -> None:
+    def __init__(self, queue: Queue, offset: int, lease: Lease, *, paused: bool = False) -> None:
         self.queue = queue
         self.lease = lease
         self.begin_offset = offset
         self.next_offset = offset
         self.committed: int | None = None
-        self.stopped = False
-        self.dropped = False
-        self.suspended = False
-        self.waiting: deque[Run] = deque()
-        self.lined_up = False
-        self.paused = False
-        self.generation = 0
-        self.pulled_ms = 0  # the time of the last pull
-        self.pulling = False
-        self.throttled = False
-        self.consuming = False
+        self.pull = Pull()
+        self.is_stopped = False
+        self.is_dropped = False
+        self.is_suspended = False
+        self.is_paused = paused
         self.messages = 0
         self.size_bytes = 0
         self.running = 0
         self.runs: deque[Run] = deque()
+        self.waiting: deque[Run] = deque()
         self._idle: asyncio.Event | None = None
 
     def add(self, messages: list[Message], next_offset: int, run_size: int) -> list[Run]:
         """Takes what a pull brought, in runs of up to `run_size`."""
-        runs = [Run(self, messages[at : at + run_size]) for at in range(0, len(messages), run_size)]
+        runs = [Run(self, messages[begin : begin + run_size]) for begin in range(0, len(messages), run_size)]
         self.runs.extend(runs)
         self.messages += len(messages)
         self.size_bytes += sum(len(message.record.body) for message in messages)
@@ -77,7 +84,7 @@ class ProcessQueue:
 
     def acknowledge(self, run: Run, count: int | None = None) -> None:
         """The first `count` messages of a run, or all of it, need not be delivered again."""
-        if self.dropped:
+        if self.is_dropped:
             return
         before = run.done
         run.done = len(run.messages) if count is None else count
@@ -101,10 +108,29 @@ class ProcessQueue:
             return True
         return span_counts and self.next_offset - self.commit_offset > limits.span
 
+    # What may happen with it
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing of it may be pulled or handed out now."""
+        return self.is_stopped or self.is_suspended or self.is_paused
+
     @property
     def may_begin(self) -> bool:
-        """Whether something of this queue may be handed out now."""
-        return not (self.stopped or self.suspended or self.paused or self.lease.is_over)
+        """Whether something of this queue may be handed out now. The clock is asked each time: a member whose process was
+        frozen must not begin a message with a lease that another has had meanwhile."""
+        return not (self.is_held or self.lease.is_over)
+
+    def suspend(self) -> None:
+        self.is_suspended = True
+
+    def resume(self) -> None:
+        """The broker is back. If it was killed it may have lost the last commits, so that they are said again."""
+        self.is_suspended = False
+        self.committed = None
+
+    def pause(self, *, paused: bool = True) -> None:
+        self.is_paused = paused
 
     # Running handlers
 
@@ -125,11 +151,11 @@ class ProcessQueue:
 
     def stop(self) -> None:
         """No message is handed out any more; what waits stays unacknowledged."""
-        self.stopped = True
+        self.is_stopped = True
 
     def drop(self) -> None:
         """The queue is lost: nothing of it counts any more."""
-        self.stopped = self.dropped = True
+        self.is_stopped = self.is_dropped = True
         self.clear()
 
     def clear(self) -> None:
@@ -142,15 +168,14 @@ class ProcessQueue:
     def seek(self, offset: int) -> None:
         """Goes on from another offset; what is cached is forgotten, and so is the answer to a pull in flight."""
         self.clear()
-        self.generation += 1
-        self.pulling = self.throttled = False
+        self.pull = Pull(self.pull.began_ms)
         self.next_offset = offset
 
 
 def offsets_to_commit(process_queues: Iterable[ProcessQueue]) -> dict[Queue, int]:
     """Those whose offset has moved since the last commit."""
     return {
-        item.queue: item.commit_offset
-        for item in process_queues
-        if not item.dropped and item.commit_offset != item.committed
+        process_queue.queue: process_queue.commit_offset
+        for process_queue in process_queues
+        if not process_queue.is_dropped and process_queue.commit_offset != process_queue.committed
     }

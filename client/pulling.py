@@ -19,7 +19,7 @@ from .cluster import Cluster
 from .config import PULL_BUSY_DELAY_S, PULL_ERROR_DELAY_S, PULL_HOLD_S, PULL_TIMEOUT_S, PullLimits
 from .log import get_logger
 from .message import Message
-from .process_queue import ProcessQueue
+from .process_queue import ProcessQueue, Pull
 
 log = get_logger("rocketlet.pull")
 
@@ -71,21 +71,21 @@ class Puller:
         self._commits = commits
         self._on_messages = on_messages
         self._on_moved = on_moved
-        self._loop = asyncio.get_running_loop()
 
     def pull(self, process_queue: ProcessQueue) -> None:
         """Pulls now, or later where flow control, a pause or a lost connection says so."""
-        if process_queue.pulling or process_queue.stopped or process_queue.suspended or process_queue.paused:
+        pull = process_queue.pull
+        if pull.is_pending or process_queue.is_held:
             return
         if process_queue.exceeds(self._limits, span_counts=self._span_counts):
-            process_queue.throttled = True  # `resume` goes on when messages were acknowledged
+            pull.is_throttled = True  # `resume` goes on when messages were acknowledged
             return
         connection = self._cluster.connected(process_queue.queue.broker_name)
         if connection is None:
             self._later(process_queue, PULL_ERROR_DELAY_S)
             return
-        process_queue.pulling = True
-        process_queue.pulled_ms = int(time.time() * 1000)
+        pull.is_pending = True
+        pull.began_ms = int(time.time() * 1000)
         subscription = self._subscriptions[process_queue.queue.topic]
         offset = self._offset_to_commit(process_queue)
         header = PullMessage(
@@ -101,7 +101,7 @@ class Puller:
             subscription.expression,
             subscription.kind,
         )
-        answered = partial(self._answered, process_queue, process_queue.generation)
+        answered = partial(self._answered, process_queue, pull)
         connection.call(RequestCode.PULL_MESSAGE, write(header), b"", answered, PULL_TIMEOUT_S)
 
     def _offset_to_commit(self, process_queue: ProcessQueue) -> int | None:
@@ -117,27 +117,41 @@ class Puller:
 
     def resume(self, process_queue: ProcessQueue) -> None:
         """Messages of a queue were acknowledged: goes on if flow control had stopped it."""
-        if process_queue.throttled and not process_queue.exceeds(self._limits, span_counts=self._span_counts):
-            process_queue.throttled = False
+        pull = process_queue.pull
+        if pull.is_throttled and not process_queue.exceeds(self._limits, span_counts=self._span_counts):
+            pull.is_throttled = False
             self.pull(process_queue)
+
+    def hold(self, process_queue: ProcessQueue) -> Callable[[int | None], None]:
+        """Pulls nothing until it is known where to begin: what is returned is called then, with an offset or None for where
+        the queue is. A seek meanwhile counts for more."""
+        pull = process_queue.pull
+        pull.is_pending = True
+
+        def begin(offset: int | None) -> None:
+            if process_queue.pull is pull and offset is not None:
+                process_queue.next_offset = offset
+            self._again(process_queue, pull)
+
+        return begin
 
     def _later(self, process_queue: ProcessQueue, delay_s: float) -> None:
-        process_queue.pulling = True
-        self._loop.call_later(delay_s, self._again, process_queue, process_queue.generation)
+        process_queue.pull.is_pending = True
+        asyncio.get_running_loop().call_later(delay_s, self._again, process_queue, process_queue.pull)
 
-    def _again(self, process_queue: ProcessQueue, generation: int) -> None:
-        if process_queue.generation == generation:
-            process_queue.pulling = False
+    def _again(self, process_queue: ProcessQueue, pull: Pull) -> None:
+        if process_queue.pull is pull:  # else a seek came between
+            pull.is_pending = False
             self.pull(process_queue)
 
-    def _answered(self, process_queue: ProcessQueue, generation: int, answer: Frame | Exception) -> None:
-        if process_queue.generation != generation:  # a seek came between
+    def _answered(self, process_queue: ProcessQueue, pull: Pull, answer: Frame | Exception) -> None:
+        if process_queue.pull is not pull:  # a seek came between
             return
-        process_queue.pulling = False
-        if process_queue.stopped or process_queue.suspended:
+        pull.is_pending = False
+        if process_queue.is_stopped or process_queue.is_suspended:  # what comes in a pause is kept
             return
         if isinstance(answer, Exception):
-            process_queue.committed = None  # who knows
+            process_queue.committed = None  # the broker may or may not have taken what the pull committed
             log.info("pull_failed", queue=str(process_queue.queue), reason=str(answer))
             self._later(process_queue, PULL_ERROR_DELAY_S)
             return

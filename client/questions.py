@@ -33,12 +33,10 @@ class Asked(Protocol):
     """The consumer that answers."""
 
     group: str
+    subscriptions: Mapping[str, Subscription]
 
     @property
     def queues(self) -> Mapping[Queue, ProcessQueue]: ...
-
-    @property
-    def subscriptions(self) -> Mapping[str, Subscription]: ...
 
     @property
     def settings(self) -> Mapping[str, str]: ...
@@ -85,18 +83,25 @@ class Questions:
 
     def _offsets(self, connection: Connection, frame: Frame) -> None:
         topic = frame.ext.get(_TOPIC)
-        found = {
-            queue: item.commit_offset for queue, item in self._asked.queues.items() if topic in (None, queue.topic)
+        offsets = {
+            queue: process_queue.commit_offset
+            for queue, process_queue in self._asked.queues.items()
+            if topic in (None, queue.topic)
         }
-        connection.respond(frame, body=admin_bodies.encode_client_status(found))
+        connection.respond(frame, body=admin_bodies.encode_client_status(offsets))
 
     def _running_info(self, connection: Connection, frame: Frame) -> None:
         asked = self._asked
         queues = {
             queue: RunningQueue(
-                item.commit_offset, item.messages, item.size_bytes, item.lease.epoch > 0, item.dropped, item.pulled_ms
+                process_queue.commit_offset,
+                process_queue.messages,
+                process_queue.size_bytes,
+                process_queue.lease.epoch > 0,
+                process_queue.is_dropped,
+                process_queue.pull.began_ms,
             )
-            for queue, item in asked.queues.items()
+            for queue, process_queue in asked.queues.items()
         }
         properties = {"PROP_CLIENT_VERSION": CLIENT_VERSION, "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY", **asked.settings}
         subscriptions = map(bodies.encode_subscription, asked.subscriptions.values())

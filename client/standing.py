@@ -42,30 +42,30 @@ class Standing:
                 hint="make a handler that blocks a plain function; it then runs in a thread",
             )
         fronts = {
-            item.queue: self._front(item, now_s)
-            for item in process_queues
-            if item.runs and not (item.paused or item.suspended or item.stopped)
+            process_queue.queue: self._front(process_queue, now_s)
+            for process_queue in process_queues
+            if process_queue.runs and not process_queue.is_held
         }
         for queue in self._fronts.keys() - fronts.keys():
             self._end(queue, now_s)
         self._fronts = fronts
 
-    def _front(self, item: ProcessQueue, now_s: float) -> Front:
-        front, offset = self._fronts.get(item.queue), item.commit_offset
+    def _front(self, process_queue: ProcessQueue, now_s: float) -> Front:
+        front, offset = self._fronts.get(process_queue.queue), process_queue.commit_offset
         if front is None or front.offset != offset:
-            self._end(item.queue, now_s)
+            self._end(process_queue.queue, now_s)
             return Front(offset, now_s, now_s + STANDING_S)
         if now_s >= front.next_naming_s:
             standing_s = now_s - front.since_s
             log.warning(
                 "queue_stuck",
                 group=self._group,
-                queue=str(item.queue),
+                queue=str(process_queue.queue),
                 offset=offset,
-                message=item.runs[0].messages[item.runs[0].done].message_id,
+                message=process_queue.runs[0].messages[process_queue.runs[0].done].message_id,
                 seconds=round(standing_s, 1),
-                handlers=item.running,
-                cached=item.messages,
+                handlers=process_queue.running,
+                cached=process_queue.messages,
                 hint="its oldest message is not acknowledged",
             )
             front.was_named, front.next_naming_s = True, now_s + standing_s

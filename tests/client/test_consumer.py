@@ -399,8 +399,8 @@ async def test_flow_control_bounds_what_is_cached(node: Node, wire: Wire) -> Non
 
     limits = PullLimits(batch_size=64, messages=200)
     async with Consumer(node.address, "g", "t", handle, start="first", pull=limits) as consumer:
-        (item,) = [consumer._queues[queue] for queue in await consumer.assigned() if queue.topic == "t"]
-        await eventually(lambda: item.throttled)
+        (item,) = [consumer.queues[queue] for queue in await consumer.assigned() if queue.topic == "t"]
+        await eventually(lambda: item.pull.is_throttled)
         assert 200 < item.messages <= 264
         release.set()
         await eventually(lambda: handled == 2000)

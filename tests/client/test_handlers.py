@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rocketlet.client import Consumer, Message, Producer, Reject, RetryLater
 
-from ..conftest import Connect, Nodes, create_topic, eventually
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..handlers import fill
 
 
@@ -236,3 +236,27 @@ async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(nodes
         await eventually(lambda: node.broker.transactions.waiting == 0)
     assert asked >= 3
     assert node.broker.store.queue("t", 0).next == 0, "it was rolled back"
+
+
+async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.client.handling.SUSPEND_QUEUE_S", 3600.0)
+    await create_topic(wire, "t", 1)
+    tries = 0
+
+    async def fail(message: Message) -> None:
+        nonlocal tries
+        tries += 1
+        raise ValueError("not yet")
+
+    async with Consumer(node.address, "g", "t", fail, start="first", orderly=True, drain_s=0.01) as consumer:
+        (queue,) = [queue for queue in await consumer.assigned() if queue.topic == "t"]
+        async with Producer(node.address) as producer:
+            await producer.send("t", b"fails")
+            await eventually(lambda: tries == 1)
+            await producer.send("t", b"arrives meanwhile")
+            await eventually(lambda: consumer.queues[queue].messages == 2)
+            await producer.send("t", b"and another")
+            await eventually(lambda: consumer.queues[queue].messages == 3)
+        assert tries == 1

@@ -180,7 +180,7 @@ async def settled_pair(second: Consumer) -> None:
 async def test_a_killed_members_queues_move_at_once_and_only_uncommitted_messages_come_again(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.consumer.IDLE_COMMIT_S", 3600.0)  # it dies before that
+    monkeypatch.setattr("rocketlet.client.commits.IDLE_COMMIT_S", 3600.0)  # it dies before that
     await create_topic(wire, "t", QUEUES)
     watch = Watch(0)
     options: dict[str, Any] = {"start": "first", "drain_s": 0.01}
@@ -254,10 +254,10 @@ async def test_a_broker_that_restarts_keeps_its_members_and_nothing_comes_twice(
                     await producer.send("t", b"%d-%d" % (number, part))
                 await eventually(lambda number=number: len(watch.seen) == 20 * (number + 1))  # type: ignore[misc]
                 await guest.stop()  # with nothing of the last 20 committed
-                await eventually(lambda: all(item.suspended for item in one._queues.values()))
+                await eventually(lambda: all(item.is_suspended for item in one.queues.values()))
                 guest = await restart(nodes, guest)
                 await eventually(
-                    lambda: not any(item.suspended for item in [*one._queues.values(), *two._queues.values()])
+                    lambda: not any(item.is_suspended for item in [*one.queues.values(), *two.queues.values()])
                 )
                 while await producer._cluster.find_route("t") is None:
                     pass

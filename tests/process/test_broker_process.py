@@ -183,7 +183,7 @@ async def test_a_killed_broker_that_restarts_gives_its_members_their_queues_back
             await broker.kill()
             await start(port=port)
             async with asyncio.timeout(PATIENCE_S):
-                while not all(item.suspended is False for item in consumer._queues.values()):
+                while not all(not item.is_suspended for item in consumer.queues.values()):
                     await asyncio.sleep(0.005)
             assert consumer.assignment() == owned
             await producer.send("t", b"last")

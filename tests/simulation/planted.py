@@ -13,8 +13,8 @@ from rocketlet.broker.config import HANDOVER_LEASE_S
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.groups.members import ConsumerGroup, Member
 from rocketlet.client import shares as shares_module
+from rocketlet.client.assignment import Assignment
 from rocketlet.client.cluster import Cluster
-from rocketlet.client.consumer import Consumer
 from rocketlet.client.lease import Lease
 from rocketlet.client.leases import Leases
 from rocketlet.client.membership import Membership
@@ -26,13 +26,13 @@ from rocketlet.protocol.bodies import ConsumerData, Queue
 from rocketlet.protocol.frame import Frame
 
 
-async def _no_drain(self: Consumer, queue: Queue) -> int | None:
+async def _no_drain(self: Assignment, queue: Queue) -> int | None:
     """A queue is given up while its handlers run."""
-    item = self._queues.get(queue)
-    if item is None:
+    process_queue = self.queues.get(queue)
+    if process_queue is None:
         return None
-    item.stop()
-    return item.commit_offset
+    process_queue.stop()
+    return process_queue.commit_offset
 
 
 def _no_epoch(self: Locks, group: str, queue: tuple[str, int], connection: Any, epoch: int | None) -> str | None:
@@ -170,7 +170,7 @@ async def _leave_at_once(self: Membership) -> None:
 
 def _goes_on_suspended(self: ProcessQueue) -> bool:
     """A queue whose broker is away, or whose lease is over, is handled on."""
-    return not self.stopped
+    return not self.is_stopped
 
 
 async def _start_over(self: GroupOffsets, connection: Any, queue: Queue, epoch: int = 0) -> int:
@@ -178,11 +178,11 @@ async def _start_over(self: GroupOffsets, connection: Any, queue: Queue, epoch: 
     return await begin_offset(connection, queue, "first")
 
 
-def _resume_quietly(self: Consumer, queue: Queue) -> None:
+def _resume_quietly(self: Assignment, queue: Queue) -> None:
     """What a killed broker has forgotten of the commits is not said again."""
-    process_queue = self._queues.get(queue)
+    process_queue = self.queues.get(queue)
     if process_queue is not None:
-        process_queue.suspended = False
+        process_queue.is_suspended = False
         self._go_on(process_queue)
 
 
@@ -197,7 +197,7 @@ FAULTS: dict[str, list[Fault]] = {
     "blind-newcomer": [(shares_module, "_unknown", lambda topic, queues, *answers: [])],
     "commit-ahead": [(ProcessQueue, "commit_offset", property(lambda self: self.next_offset))],
     "commit-after-unlock": [(Leases, "_hand_over", _commit_after_unlock)],
-    "commit-not-repeated": [(Consumer, "resume_queue", _resume_quietly)],
+    "commit-not-repeated": [(Assignment, "resume_queue", _resume_quietly)],
     "connection-loss-ignored": [(Membership, "_lost_connection", lambda self, address: None)],
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
     "epoch-kept": [(Locks, "expire", _expire_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
@@ -205,13 +205,13 @@ FAULTS: dict[str, list[Fault]] = {
     "lock-for-everybody": [(Locks, "_lock_one", _for_everybody)],
     "lost-goes-on": [(ProcessQueue, "drop", lambda self: None)],
     "no-deadline": [(Lease, "is_over", property(lambda self: False))],
-    "no-drain": [(Consumer, "give_queue", _no_drain)],
+    "no-drain": [(Assignment, "give_queue", _no_drain)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
     "no-standstill": [(Locks, "_now_s", lambda self: time.monotonic())],
     "pull-commits-ahead": [(Puller, "_offset_to_commit", _commit_ahead)],
     "reclaim-any-epoch": [(Leases, "_lock", _lock_anew), (Leases, "_renewed", _renewed_with_any_epoch)],
     "releasing-not-renewed": [(Leases, "_held", _releasing_is_not_held)],
-    "retake-at-once": [(Consumer, "is_running", lambda self, queue: False)],
+    "retake-at-once": [(Assignment, "is_running", lambda self, queue: False)],
     "route-forgets": [(Cluster, "_with_living", lambda self, topic, route: route)],
     "short-reclaim": [(Locks, "__init__", _short_reclaim)],
     "sorted-differently": [(Shares, "_members", _mirrored)],

@@ -1,0 +1,92 @@
+"""When a consumer commits. Most commits ride on pulls (`pulling`); these are the others.
+
+- Every `interval_s` all that has moved, so that a member that is killed repeats little even if it pulls nothing.
+- A queue of which everything is handled, soon after: its next pull, which would say so, is held by the broker.
+- When the user asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from ..protocol.bodies import Queue
+from .config import IDLE_COMMIT_S
+from .log import get_logger
+from .process_queue import ProcessQueue, offsets_to_commit
+from .standing import Standing
+
+log = get_logger("rocketlet.consumer")
+
+
+class Commits:
+    """`store(offsets)` tells the brokers and returns for which queues that was done; `spawn` runs what nobody waits for."""
+
+    def __init__(
+        self,
+        group: str,
+        queues: Mapping[Queue, ProcessQueue],
+        *,
+        interval_s: float,
+        store: Callable[[Mapping[Queue, int]], Awaitable[set[Queue]]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._group = group
+        self._queues = queues
+        self._interval_s = interval_s
+        self._store = store
+        self._spawn = spawn
+        self._idle_queues: set[ProcessQueue] = set()
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._commit_forever(), name="commit")
+
+    async def stop(self) -> None:
+        """Commits nothing more at intervals; what is still owned is committed when it is given up."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def stop_idle(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+
+    async def commit(self) -> None:
+        """Commits what was acknowledged, and returns when the brokers have answered."""
+        await self._commit(offsets_to_commit(self._queues.values()))
+
+    async def _commit(self, offsets: Mapping[Queue, int]) -> None:
+        for queue in await self._store(offsets):
+            process_queue = self._queues.get(queue)
+            if process_queue is not None:
+                process_queue.committed = offsets[queue]
+
+    async def _commit_forever(self) -> None:
+        standing = Standing(self._group)
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(self._interval_s)
+            standing.look(self._queues.values(), late_s=time.monotonic() - began_s - self._interval_s)
+            try:
+                await self.commit()
+            except Exception:
+                log.exception("commit_failed", group=self._group)
+
+    def queue_is_idle(self, process_queue: ProcessQueue) -> None:
+        """Everything of it is handled. Waits a moment: others are about to be idle, too, and more may come."""
+        self._idle_queues.add(process_queue)
+        if self._idle_timer is None:
+            self._idle_timer = asyncio.get_running_loop().call_later(IDLE_COMMIT_S, self._commit_idle)
+
+    def _commit_idle(self) -> None:
+        self._idle_timer = None
+        queues, self._idle_queues = self._idle_queues, set()
+        offsets = offsets_to_commit(
+            process_queue for process_queue in queues if not process_queue.messages and not process_queue.is_stopped
+        )
+        if offsets:
+            self._spawn(self._commit(offsets))
