@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,6 +16,7 @@ from rocketlet.client.access import Access
 from rocketlet.client.cluster import Cluster
 from rocketlet.protocol.bodies import decode_cluster
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.testing.ports import free_port
 
 APACHE_VERSION = "4.9.7"  # the newest 4.9 whose broker and name server are on Maven Central
 APACHE_HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=2g")
@@ -39,12 +39,6 @@ class Peer:
             if line.startswith("VmRSS"):
                 return int(line.split()[1]) / 1024
         return 0.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

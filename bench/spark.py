@@ -20,9 +20,10 @@ import uvloop
 from rocketlet.client.cluster import Cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.testing.ports import free_port
 
 from . import common
-from .peers import CACHE, Peer, free_port, listening, maven_jars, process, rocketlet
+from .peers import CACHE, Peer, listening, maven_jars, process, rocketlet
 
 ROWS = 2_000_000
 KAFKA_VERSION = "4.1.1"

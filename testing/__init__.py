@@ -4,6 +4,7 @@ broker     starts it, cleans it, looks into it
 clock      the broker's time, which `advance` moves
 faults     what may go wrong, in one line each
 tap        sees each request and each answer, and lets faults act
+ports      free ports, also beside other processes that look for some
 pytest_plugin  the fixture `rocketlet`, which installing `rocketlet[pytest]` registers
 
 Names load when they are first used: pytest loads the plugin in every run, also where no broker is installed.

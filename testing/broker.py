@@ -7,7 +7,6 @@ that suits tests without asyncio, and one broker for many tests. What passes her
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine
@@ -29,6 +28,7 @@ from ..protocol.bodies import GroupConfig, Queue, TopicConfig
 from ..protocol.message import decode_records
 from .clock import BrokerClock
 from .faults import Fault, Faults, Injected
+from .ports import free_port
 from .tap import Request, Tap, TappedConnection
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class Broker:
             parent = _MEMORY if _MEMORY.is_dir() else None  # noqa: ASYNC240 -- once, before there is a client
             self._temporary = tempfile.TemporaryDirectory(prefix="rocketlet-", dir=parent, ignore_cleanup_errors=True)
         if not self._port:
-            self._port = _free_port()
+            self._port = free_port()
         await self._start(self._new_folder())
 
     def _new_folder(self) -> Path:
@@ -490,12 +490,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
         return uvloop.new_event_loop()
     return asyncio.new_event_loop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _end_without(broker: RunningBroker, lose: int) -> int:

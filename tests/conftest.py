@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import structlog
 import uvloop
 from hypothesis import HealthCheck, settings
 from rocketlet.broker.broker import Broker
@@ -22,9 +22,12 @@ from rocketlet.broker.server import Server
 from rocketlet.protocol.codes import Language, RequestCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.testing.ports import free_port
 
 PATIENCE_S = 60.0
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
+
+_LOGS = structlog.get_config()  # nothing has configured them yet
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -41,10 +44,14 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """Who configures the logs puts them back: tests of other modules wait for events, which a higher level would swallow."""
+    assert structlog.get_config() == _LOGS, "importing the tests has configured the logs, for all of them"
+    yield
+    left = structlog.get_config()
+    structlog.configure(**_LOGS)
+    assert left == _LOGS, "this test has configured the logs and left them so"
 
 
 @dataclass

@@ -29,9 +29,10 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import TRACE_TOPIC, retry_topic
 from rocketlet.protocol.signature import Signer
 from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
-from ..conftest import Node, Nodes, eventually, free_port
+from ..conftest import Node, Nodes, eventually
 from ..handlers import Inbox
 from .accounts import ACCOUNTS, ADMIN, KEYS, SECRETS, AccountsFile, SignedWire, access, account, signed_wire
 from .certificates import Certificates

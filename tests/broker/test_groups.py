@@ -21,8 +21,9 @@ from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
 from rocketlet.protocol.names import retry_topic
 from rocketlet.protocol.registration_body import encode_registration
 from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.testing.ports import free_port
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, free_port, peer
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, peer
 from ..requests import QUEUE, SUBSCRIBED, SUSPEND, beat, lock, members, pull, send
 
 

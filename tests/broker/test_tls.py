@@ -18,9 +18,10 @@ from rocketlet.broker.server import Server
 from rocketlet.client import Access, BrokerRefused, ConnectionFailed, Consumer, Producer
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
+from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
-from ..conftest import Connect, Node, Nodes, Wire, eventually, free_port
+from ..conftest import Connect, Node, Nodes, Wire, eventually
 from ..handlers import Inbox
 from .certificates import Certificates, serial
 

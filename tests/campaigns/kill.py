@@ -14,8 +14,8 @@ from pathlib import Path
 
 import uvloop
 from rocketlet.client import Producer, RocketletError
+from rocketlet.testing.ports import free_port
 
-from ..conftest import free_port
 from ._ledger import Place
 from ._process import BrokerProcess, pull_all
 from .common import Limit, Outcome

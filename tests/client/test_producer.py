@@ -21,8 +21,9 @@ from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.frame import MSGPACK
 from rocketlet.protocol.message import MAX_BODY_BYTES, decode_records
 from rocketlet.protocol.properties import decode
+from rocketlet.testing.ports import free_port
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, free_port
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..requests import pull
 
 

@@ -19,10 +19,10 @@ from rocketlet.broker.net.clients import Clients
 from rocketlet.broker.requests.dispatch import Dispatch
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Producer
-from rocketlet.command import logs
 from rocketlet.protocol.codes import Language
+from rocketlet.testing.ports import free_port
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic, free_port
+from ..conftest import Connect, Node, Nodes, Wire, create_topic
 from . import compatibility
 
 HERE = Path(__file__).parent
@@ -41,7 +41,6 @@ def missing(*programs: str) -> str:
 
 
 _proofs = compatibility.Proofs()
-logs.configure("warning")  # so that a failed test shows what client and broker had to say
 
 
 @pytest.hookimpl(wrapper=True)

@@ -37,10 +37,11 @@ from rocketlet.protocol.bodies import GroupConfig, Queue, encode_group
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 from rocketlet.protocol.names import dlq_topic
+from rocketlet.testing.ports import free_port
 
 from bench.peers import Apache, apache_fault, fetch_fault
 
-from ..conftest import eventually, free_port
+from ..conftest import eventually
 from ..handlers import Inbox
 from .conftest import Run, own
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from rocketlet.client import Access, Producer
+from rocketlet.testing.ports import free_port
 
 from ..broker.certificates import Certificates
-from ..conftest import PATIENCE_S, free_port
+from ..conftest import PATIENCE_S
 from .test_broker_process import Start, start
 
 __all__ = ["start"]

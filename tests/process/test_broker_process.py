@@ -20,8 +20,9 @@ from rocketlet.client import BrokerRefused, Consumer, Message, Producer, Rocketl
 from rocketlet.command.cli import _parser
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import ResponseCode
+from rocketlet.testing.ports import free_port
 
-from ..conftest import PATIENCE_S, free_port
+from ..conftest import PATIENCE_S
 
 
 class Process:

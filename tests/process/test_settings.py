@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from rocketlet.command.cli import _parser
+from rocketlet.testing.ports import free_port
 
-from ..conftest import PATIENCE_S, Nodes, free_port
+from ..conftest import PATIENCE_S, Nodes
 
 
 def parsed(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], *arguments: str) -> dict[str, object]:

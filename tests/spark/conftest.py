@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import free_port
-
 pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 from rocketlet.spark import register
+from rocketlet.testing.ports import free_port
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,6 @@ from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.subscription import parse_subscription
 
-from ..conftest import free_port
 from .conftest import BrokerProcess
 from .running import MARKS, Sink, fill, run_once, stream, wait_for
 
@@ -31,6 +30,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rocketlet.spark.loss import DataLossError
 from rocketlet.spark.reading import QueueRange, Task, read_task
+from rocketlet.testing.ports import free_port
 
 
 @contextmanager

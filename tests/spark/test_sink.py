@@ -14,7 +14,6 @@ import pytest
 import uvloop
 from rocketlet.client import Consumer, Message, RocketletError
 
-from ..conftest import free_port
 from .conftest import BrokerProcess
 from .running import MARKS, Sink, fill, run_once, stream
 
@@ -23,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from rocketlet.spark.options import write_options
 from rocketlet.spark.sink import send_all
+from rocketlet.testing.ports import free_port
 
 
 def consumed(address: str, count: int, topic: str = "out") -> list[Message]:

@@ -15,7 +15,6 @@ import uvloop
 from rocketlet.client import Consumer, Message, Producer, RetryLater
 from rocketlet.protocol.bodies import Queue
 
-from ..conftest import free_port
 from .running import MARKS, QUEUES, Sink, committed, fill, report, rows_of, run_once, stream, wait_for
 
 pytestmark = MARKS
@@ -25,6 +24,7 @@ from pyspark.sql.types import StructType
 from rocketlet.spark import RocketletDataSource, lag, register
 from rocketlet.spark.member import Member
 from rocketlet.spark.options import stream_options
+from rocketlet.testing.ports import free_port
 
 
 def test_available_now_reads_all_rows_once_commits_them_and_ends(
