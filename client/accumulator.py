@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from ..protocol.batch import encode_batch
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.frame import ExtValue, Frame
-from ..protocol.message import encode_batch
 from .config import BATCH_BYTES, BATCH_MESSAGES
 from .connection import Connection
 from .message import SendResult

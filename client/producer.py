@@ -11,10 +11,11 @@ from typing import Final, Self
 
 from ..protocol import bodies, names
 from ..protocol import properties as props
+from ..protocol.batch import BatchEntry, encode_batch
 from ..protocol.bodies import Heartbeat, Queue
 from ..protocol.codes import SYS_TRANSACTION_PREPARED, RequestCode
 from ..protocol.headers import UnregisterClient, write
-from ..protocol.message import MAX_BODY_BYTES, BatchEntry, encode_batch
+from ..protocol.message import MAX_BODY_BYTES
 from .access import Access
 from .arguments import check_callable, check_count, check_group, check_seconds
 from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S

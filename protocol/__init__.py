@@ -4,7 +4,8 @@ frame       one frame: length, serialize type, header, body; the reader that cut
 headers     the extension fields of a header, for each request code
 extents     where queues begin and end: a request of our own
 bodies      JSON bodies; fastjson_text reads what fastjson writes although JSON forbids it
-message     the message record, the same on disk and on the wire; batch bodies; ids
+message     the message record, the same on disk and on the wire; ids
+batch       the body of a batch, and the records that it becomes
 properties  the text that holds keys, tags and user properties
 compression how large bodies are compressed
 subscription  tag expressions, and the hash that filters use

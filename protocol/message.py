@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 from binascii import hexlify
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
@@ -28,7 +28,6 @@ MAGIC: Final = 0xDAA320A7
 CHECKSUM_MARK: Final = b"\x02\x03"  # behind the properties; what has no name is no property to any client
 CHECKSUM_BYTES: Final = 10  # the mark and a CRC-32 in hex
 MAX_BODY_BYTES: Final = 4_194_304
-MAX_BATCH_ENTRIES: Final = 65_536
 FIXED_BYTES: Final = 91  # a record without body, topic and properties, both hosts IPv4
 MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + props.MAX_BYTES
 
@@ -228,49 +227,3 @@ def without_checksum(record: Record) -> Record:
 def offset_id(store_host: bytes, physical_offset: int) -> str:
     """The id by which a broker finds a message: its address and the commit log offset, in hex."""
     return f"{store_host.hex().upper()}{physical_offset:016X}"
-
-
-class BatchEntry(NamedTuple):
-    flag: int
-    body: bytes
-    properties: str
-
-
-_BATCH_HEAD: Final = Struct(">iIIii")
-
-
-def encode_batch(entries: Iterable[tuple[int, bytes, str]]) -> bytes:
-    """The body of SEND_BATCH_MESSAGE, of BatchEntry values or the like."""
-    parts: list[bytes] = []
-    for flag, body, text in entries:
-        properties = text.encode()
-        size = 22 + len(body) + len(properties)
-        parts += (
-            _BATCH_HEAD.pack(size, 0, 0, flag, len(body)),
-            body,
-            _SHORT.pack(len(properties)),
-            properties,
-        )
-    return b"".join(parts)
-
-
-def decode_batch(data: bytes) -> list[BatchEntry]:
-    """The messages of a batch body. Raises MessageError if it is garbled or holds more than 65,536."""
-    entries: list[BatchEntry] = []
-    position = 0
-    try:
-        while position < len(data):
-            size, _, _, flag, body_size = _BATCH_HEAD.unpack_from(data, position)
-            body_end = position + 20 + body_size
-            (properties_size,) = _SHORT.unpack_from(data, body_end)
-            end = body_end + 2 + properties_size
-            if body_size < 0 or properties_size < 0 or end - position != size or end > len(data):
-                raise MessageError(f"batch entry {len(entries)} is garbled")
-            text = data[body_end + 2 : end].decode()
-            entries.append(BatchEntry(flag, data[position + 20 : body_end], text))
-            position = end
-            if len(entries) > MAX_BATCH_ENTRIES:
-                raise MessageError(f"a batch holds at most {MAX_BATCH_ENTRIES} messages")
-    except (StructError, UnicodeDecodeError):
-        raise MessageError(f"batch entry {len(entries)} is cut off") from None
-    return entries

@@ -22,6 +22,7 @@ class Appender:
         self._wake = held_pulls.wake
         self.begin = store.begin_batch
         self.stage = store.stage  # the store's own: a call between would cost every message
+        self.stage_batch = store.stage_batch
 
     def commit(self) -> None:
         """Writes everything that is staged. If this raises, such as StoreFull, nothing of it is kept."""

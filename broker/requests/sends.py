@@ -13,7 +13,7 @@ from ...protocol.bodies import GroupConfig, TopicConfig
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
 from ...protocol.frame import MSGPACK, Ext, ExtValue, Frame, encode_msgpack
 from ...protocol.headers import SendBack, SendMessage, read, read_send_v2
-from ...protocol.message import MAX_BODY_BYTES, MessageError, Record, decode_batch
+from ...protocol.message import MAX_BODY_BYTES, MessageError, Record
 from ...protocol.subscription import tag_code
 from ..broker import Broker
 from ..config import REGION
@@ -203,36 +203,23 @@ class Sends:
             )
         if header.sys_flag & SYS_TRANSACTION_MASK or _DELAY_MARK in header.properties:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can be neither delayed nor transactional")
-        try:
-            entries = decode_batch(frame.body)
-        except MessageError as error:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
-        if not entries:
+        if not frame.body:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-        shared = props.appended(header.properties, props.CLUSTER, self._cluster)
-        texts = [
-            f"{entry.properties.rstrip(props.PAIR_END)}{props.PAIR_END}{shared}" if entry.properties else shared
-            for entry in entries
-        ]
-        encoded = [_property_bytes(text) for text in texts]  # all are checked before one is staged
-        store = self._broker.store
-        queue = store.queue(name, queue_id)
-        positions: list[int] = []
-        first_offset = queue.next
-        for entry, text, properties in zip(entries, texts, encoded, strict=True):
-            position, _ = self._appender.stage(
+        store = self._store
+        queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
+        try:
+            positions, first_offset = self._appender.stage_batch(
                 queue,
-                entry.body,
-                properties,
-                tag_code(text),
-                entry.flag,
+                frame.body,
+                props.appended(header.properties, props.CLUSTER, self._cluster).encode(),
                 header.sys_flag,
                 header.born_timestamp,
                 connection.born_host,
                 header.reconsume_times,
             )
-            positions.append(position)
-        ids = ",".join(f"{self._host_hex}{position:016X}" for position in positions)
+        except MessageError as error:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+        ids = ",".join([f"{self._host_hex}%016X"] * len(positions)) % tuple(positions)
         return Staged(frame, positions[0], queue_id, first_offset, ids, 0)
 
 

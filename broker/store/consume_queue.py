@@ -7,6 +7,7 @@ those behind it stay.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
@@ -57,10 +58,17 @@ class ConsumeQueue:
         self.next = offset + 1
         return offset
 
-    def take_back(self) -> None:
-        """Undoes the last append."""
-        del self._tail[-ENTRY_BYTES:]
-        self.next -= 1
+    def extend(self, positions: Sequence[int], sizes: Sequence[int], tag_codes: Sequence[int]) -> int:
+        """The first new message's queue offset. If a number does not fit, nothing is appended."""
+        self._tail += b"".join(map(_pack, positions, sizes, tag_codes))
+        offset = self.next
+        self.next = offset + len(positions)
+        return offset
+
+    def take_back(self, count: int) -> None:
+        """Undoes the last appends."""
+        del self._tail[len(self._tail) - count * ENTRY_BYTES :]
+        self.next -= count
 
     def entries(self, offset: int, count: int) -> bytes:
         """The raw entries of up to `count` messages from `offset`, which must lie in `begin` to `next`."""

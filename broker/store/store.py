@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from ...protocol.batch import Shared, encode_records
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.message import Record, encode_record, host_flags
 from ...protocol.names import topic_fault
@@ -30,6 +31,7 @@ from .recovery import Checkpoint, Recovered, Recovery, checkpoint_json, read_che
 log = structlog.get_logger("rocketlet.store")
 
 
+_HOST_FLAGS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
 _NO_HOST: Final = socket.inet_aton("0.0.0.0") + b"\0\0\0\0"
 
 
@@ -54,8 +56,9 @@ class Store:
         self._tag_code_of = tag_code_of
         self._open_files = OpenFiles(open_files)
         self._log = CommitLog(folder, segment_bytes, self._open_files, syncs=syncs)
-        self._staged: list[bytes] = []
-        self._staged_queues: list[ConsumeQueue] = []
+        self._staged: list[bytes] = []  # in pieces: a message, or a batch
+        self._staged_queues: list[ConsumeQueue] = []  # of each piece, as `_staged_counts`: its messages
+        self._staged_counts: list[int] = []
         self._to_flush: Iterator[ConsumeQueue] | None = None
         self._next = self._log.end
         self.now_ms = 0
@@ -246,15 +249,12 @@ class Store:
         Whatever this raises, nothing is staged."""
         position = self._next
         store_host = self.store_host
-        sys_flag &= ~(SYS_BORNHOST_V6 | SYS_STOREHOST_V6)  # a client does not know which hosts are stored
-        if len(born_host) + len(store_host) > 16:
-            sys_flag |= host_flags(born_host, store_host)
         record = encode_record(
             queue.queue_id,
             flag,
             queue.next,
             position,
-            sys_flag,
+            _flags(sys_flag, born_host, store_host),
             born_ms,
             born_host,
             self.now_ms,
@@ -269,19 +269,46 @@ class Store:
         offset = queue.append(position, size, tag_code)  # first, because it refuses a tag code beyond 64 bits
         self._staged.append(record)
         self._staged_queues.append(queue)
+        self._staged_counts.append(1)
         self._next = position + size
         return position, offset
 
+    def stage_batch(
+        self,
+        queue: ConsumeQueue,
+        batch: bytes,
+        properties: bytes,
+        sys_flag: int,
+        born_ms: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+    ) -> tuple[list[int], int]:
+        """Gives the messages of a batch body their places, next to each other: commit log positions and the first queue
+        offset. `properties` are added to those of each. They exist after `commit`.
+
+        Whatever this raises, such as MessageError for a body that is garbled, nothing is staged."""
+        store_host = self.store_host
+        flags = _flags(sys_flag, born_host, store_host)
+        of_all = (flags, born_ms, born_host, self.now_ms, store_host, reconsume_times)
+        shared = Shared(queue.topic_record, queue.queue_id, properties, *of_all)
+        data, positions, sizes, tag_codes = encode_records(batch, shared, queue.next, self._next)
+        offset = queue.extend(positions, sizes, tag_codes)
+        self._staged.append(data)
+        self._staged_queues.append(queue)
+        self._staged_counts.append(len(positions))
+        self._next += len(data)
+        return positions, offset
+
     @property
     def staged(self) -> int:
-        """How many messages are staged."""
+        """In how many pieces messages are staged: a batch is one."""
         return len(self._staged)
 
     def roll_back(self, kept: int = 0) -> None:
-        """Forgets what was staged after the first `kept` messages."""
+        """Forgets what was staged after the first `kept` pieces."""
         while len(self._staged) > kept:
             self._next -= len(self._staged.pop())
-            self._staged_queues.pop().take_back()
+            self._staged_queues.pop().take_back(self._staged_counts.pop())
 
     def commit(self) -> list[ConsumeQueue]:
         """Writes what is staged and returns its queues. If this raises, such as StoreFull, nothing of it is kept."""
@@ -295,7 +322,8 @@ class Store:
                 self.fail(str(error))
             raise
         queues, self._staged, self._staged_queues = self._staged_queues, [], []
-        self._unflushed += len(queues)
+        self._unflushed += sum(self._staged_counts)
+        self._staged_counts = []
         if self._unflushed >= TAIL_ENTRIES:
             self._flush_long_tails()
         return queues
@@ -353,6 +381,12 @@ class Store:
             self._log.drop_first()
         for queue in self.queues.values():
             queue.drop_expired()
+
+
+def _flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
+    """The sys flag as stored: a client does not know which kinds of hosts are stored."""
+    sys_flag &= ~_HOST_FLAGS
+    return sys_flag if len(born_host) + len(store_host) == 16 else sys_flag | host_flags(born_host, store_host)
 
 
 __all__ = ["Fetched", "Store", "StoreError", "StoreFull"]

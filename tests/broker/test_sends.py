@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from rocketlet.protocol import bodies
+from rocketlet.protocol.batch import BatchEntry, encode_batch
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
 from rocketlet.protocol.headers import SendBack, write
-from rocketlet.protocol.message import BatchEntry, Record, decode_records, encode_batch
+from rocketlet.protocol.message import Record, decode_records
 from rocketlet.protocol.properties import decode
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually

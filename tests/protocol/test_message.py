@@ -14,7 +14,6 @@ VECTOR = bytes.fromhex(
     "00000064daa320a758932aac000000010000000700000000000000050000000000000100000000000000018bcfe568000a00000100001388"
     "0000018bcfe568010a00000200002a9f00000000000000000000000000000002686901540006544147530141"
 )
-BATCH_VECTOR = bytes.fromhex("00000028000000000000000000000003000000026869001057414954017472756502544147530141")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 HOSTS = st.sampled_from([m.encode_host("10.0.0.1", 5000), m.encode_host("fe80::1", 65535)])
 
@@ -47,12 +46,6 @@ def test_the_contracts_message_vector() -> None:
     assert (record.topic, record.body, record.properties) == ("T", b"hi", "TAGS\x01A")
     assert record.offset_id == "0A00000200002A9F0000000000000100"
     assert m.is_intact(VECTOR, 0, record)
-
-
-def test_the_contracts_batch_vector() -> None:
-    entries = [m.BatchEntry(3, b"hi", "WAIT\x01true\x02TAGS\x01A")]
-    assert m.encode_batch(entries) == BATCH_VECTOR
-    assert m.decode_batch(BATCH_VECTOR) == entries
 
 
 @given(st.binary(max_size=300), TEXT, HOSTS, HOSTS, st.integers(0, 2**62))
@@ -113,19 +106,6 @@ def test_properties_that_leave_no_room_go_without_a_checksum() -> None:
 def test_a_cut_off_record_is_refused(size: int) -> None:
     with pytest.raises(m.MessageError):
         m.decode_record(VECTOR[:size])
-
-
-@given(st.lists(st.builds(m.BatchEntry, st.integers(0, 99), st.binary(max_size=50), TEXT), max_size=5))
-def test_batches_come_back_as_they_were(entries: list[m.BatchEntry]) -> None:
-    assert m.decode_batch(m.encode_batch(entries)) == entries
-
-
-@given(st.binary(max_size=100))
-def test_garbage_is_no_batch_and_no_crash(data: bytes) -> None:
-    try:
-        m.decode_batch(data)
-    except m.MessageError:
-        pass
 
 
 @pytest.mark.parametrize(

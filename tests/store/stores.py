@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rocketlet.broker.messages.delays import tag_code_of
 from rocketlet.broker.store.store import Store
@@ -13,12 +14,13 @@ HOST = encode_host("127.0.0.1", 1)
 TOPICS = [("t", 0), ("u", 0)]
 
 
-def open_store(folder: Path, segment_bytes: int = 1 << 20, open_files: int = 256) -> Store:
+def open_store(folder: Path, segment_bytes: int = 1 << 20, open_files: int = 256, **options: Any) -> Store:
     return Store(
         folder,
         segment_bytes=segment_bytes,
         tag_code_of=lambda record: tag_code_of(record, (1000,)),
         open_files=open_files,
+        **options,
     )
 
 

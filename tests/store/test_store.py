@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import resource
@@ -24,6 +25,7 @@ from rocketlet.broker.store.files import (
 from rocketlet.broker.store.recovery import Lost
 from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
+from rocketlet.protocol.batch import encode_batch
 
 from .stores import HOST, TOPICS, bodies, kill, open_store, put
 
@@ -315,11 +317,16 @@ def test_whatever_fails_while_a_message_is_stored_leaves_nothing_behind(
     def fail(*arguments: object) -> int:
         raise error
 
-    for place in ("disk.write", "store.encode_record", "consume_queue._pack"):
+    def put_batch() -> None:
+        store.stage_batch(store.queue("t", 0), encode_batch([(0, b"lost", "")] * 2), b"", 0, 1, HOST)
+        store.commit()
+
+    ways = {"encode_record": lambda: put(store, b"lost"), "encode_records": put_batch}
+    for way, place in itertools.product(ways, ("disk.write", "store.{}", "consume_queue._pack")):
         with monkeypatch.context() as patch:
-            patch.setattr(f"rocketlet.broker.store.{place}", fail)
+            patch.setattr(f"rocketlet.broker.store.{place.format(way)}", fail)
             with pytest.raises(error):
-                put(store, b"lost")
+                ways[way]()
         assert store.staged == 0
         assert (store.end, store.queue("t", 0).next) == (store._log.end, 1)
     put(store, b"after")

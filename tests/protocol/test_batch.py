@@ -1,0 +1,144 @@
+"""The body of a batch, and the records that a broker makes of it: the same bytes as one message after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rocketlet.protocol import message as m
+from rocketlet.protocol import properties as props
+from rocketlet.protocol.batch import (
+    MAX_BATCH_ENTRIES,
+    BatchEntry,
+    Shared,
+    decode_batch,
+    encode_batch,
+    encode_records,
+)
+from rocketlet.protocol.subscription import tag_code
+
+VECTOR = bytes.fromhex("00000028000000000000000000000003000000026869001057414954017472756502544147530141")
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+PROPERTIES = TEXT | st.lists(
+    st.sampled_from(["TAGS\x01A", "TAGS\x01\u5355", "K\x01\U0001f600", "", "WAIT\x01true"])
+).map("\x02".join)
+ENTRIES = st.lists(
+    st.builds(BatchEntry, st.integers(-(2**31), 2**31 - 1), st.binary(max_size=50), PROPERTIES), max_size=5
+)
+HOSTS = st.sampled_from([m.encode_host("10.0.0.1", 5000), m.encode_host("fe80::1", 65535)])
+HOST = m.encode_host("10.0.0.1", 5000)
+
+
+def shared(**fields: Any) -> Shared:
+    values = Shared(b"\x01t", 3, b"CLUSTER\x01c", 0, 1, HOST, 2, HOST, 4)
+    return values._replace(**fields)
+
+
+def one_by_one(
+    entries: list[BatchEntry], of_all: Shared, offset: int, position: int
+) -> tuple[bytes, list[int], list[int]]:
+    """The records, their positions and tag codes, made as those of single messages are."""
+    records, positions, codes = b"", [], []
+    for number, entry in enumerate(entries):
+        text = entry.properties
+        text += of_all.properties.decode() if not text or text[-1] == "\x02" else "\x02" + of_all.properties.decode()
+        positions.append(position + len(records))
+        codes.append(tag_code(text))
+        records += m.encode_record(
+            of_all.queue_id,
+            entry.flag,
+            offset + number,
+            positions[-1],
+            of_all.sys_flag,
+            of_all.born_ms,
+            of_all.born_host,
+            of_all.store_ms,
+            of_all.store_host,
+            of_all.reconsume_times,
+            0,
+            entry.body,
+            of_all.topic,
+            text.encode(),
+        )
+    return records, positions, codes
+
+
+def test_the_contracts_vector() -> None:
+    entries = [BatchEntry(3, b"hi", "WAIT\x01true\x02TAGS\x01A")]
+    assert encode_batch(entries) == VECTOR
+    assert decode_batch(VECTOR) == entries
+
+
+@given(ENTRIES)
+def test_batches_come_back_as_they_were(entries: list[BatchEntry]) -> None:
+    assert decode_batch(encode_batch(entries)) == entries
+
+
+@given(ENTRIES, HOSTS, HOSTS, PROPERTIES, st.integers(0, 2**62), st.integers(0, 2**62))
+@example([BatchEntry(0, b"", "a\x01" + "x" * size) for size in range(32_740, 32_756)], HOST, HOST, "C\x01c", 0, 0)
+def test_the_records_are_those_of_single_messages(
+    entries: list[BatchEntry], born: bytes, store: bytes, text: str, offset: int, position: int
+) -> None:
+    of_all = shared(properties=text.encode(), born_host=born, store_host=store, sys_flag=m.host_flags(born, store))
+    found = encode_records(encode_batch(entries), of_all, offset, position)
+    data, positions, codes = one_by_one(entries, of_all, offset, position)
+    assert found.data == data
+    assert (found.positions, found.tag_codes) == (positions, codes)
+    assert [position + sum(found.sizes[:number]) for number in range(len(entries))] == positions
+
+
+@given(st.binary(max_size=100))
+@example(VECTOR + VECTOR[:19])
+@example(VECTOR[:-1])
+@example(bytes.fromhex("ffffffea000000000000000000000000000000000000"))
+def test_garbage_is_no_batch_and_no_crash(data: bytes) -> None:
+    try:
+        entries = decode_batch(data)
+    except m.MessageError:
+        with pytest.raises(m.MessageError):
+            encode_records(data, shared(), 0, 0)
+    else:
+        assert len(encode_batch(entries)) == len(data)
+
+
+@given(ENTRIES.filter(bool), st.data())
+def test_a_flipped_byte_is_read_as_both_ways_read_it(entries: list[BatchEntry], drawn: st.DataObject) -> None:
+    data = bytearray(encode_batch(entries))
+    data[drawn.draw(st.integers(0, len(data) - 1))] ^= drawn.draw(st.integers(1, 255))
+    try:
+        read = decode_batch(bytes(data))
+    except m.MessageError:
+        with pytest.raises(m.MessageError):
+            encode_records(bytes(data), shared(), 0, 0)
+    else:
+        assert encode_records(bytes(data), shared(), 7, 9).data == one_by_one(read, shared(), 7, 9)[0]
+
+
+def raw(properties: bytes) -> bytes:
+    """A batch entry with the body x."""
+    sizes = (23 + len(properties)).to_bytes(4, "big"), len(properties).to_bytes(2, "big")
+    return sizes[0] + bytes(12) + b"\0\0\0\1x" + sizes[1] + properties
+
+
+def test_a_character_that_two_messages_share_is_none() -> None:
+    halves = [bytes((byte,)) for byte in "\u00e9".encode()]
+    with pytest.raises(m.MessageError, match="not UTF-8"):
+        decode_batch(b"".join(map(raw, halves)))
+
+
+def test_properties_are_as_long_as_they_may_be() -> None:
+    room = props.MAX_BYTES - len("\x02CLUSTER\x01c")
+    longest = encode_batch([BatchEntry(0, b"x", "y" * room)])
+    assert m.decode_record(encode_records(longest, shared(), 0, 0).data).properties.endswith("CLUSTER\x01c")
+    with pytest.raises(m.MessageError, match="32768 bytes with the broker's own; 32767 are allowed"):
+        encode_records(encode_batch([BatchEntry(0, b"x", "y" * (room + 1))]), shared(), 0, 0)
+    with pytest.raises(m.MessageError, match="32767 are allowed"):
+        encode_records(raw(b"y" * 40_000), shared(), 0, 0)
+
+
+def test_a_batch_holds_as_many_as_it_may() -> None:
+    assert len(decode_batch(raw(b"") * MAX_BATCH_ENTRIES)) == MAX_BATCH_ENTRIES
+    with pytest.raises(m.MessageError, match="at most 65536 messages"):
+        decode_batch(raw(b"") * (MAX_BATCH_ENTRIES + 1))
