@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -70,15 +71,7 @@ class Broker:
         self.clients = Clients(clock, acl.may_publish if acl else None)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
 
-        self.store = Store(
-            folder,
-            segment_bytes=config.segment_bytes,
-            store_host=_store_host(config.address),
-            tag_code_of=partial(tag_code_of, levels_ms=config.delay_levels_ms),
-            open_files=shares().segments,
-            syncs=config.flush == "sync",
-            time_ms=clock.time_ms,
-        )
+        self.store = _store(config, clock)
         self.flusher = Flusher(self.store) if config.flush == "sync" else None
         self.topics = Topics(config, clock, on_change=self._topic_changed)
         self.recovered = self.store.recover(self.topics.since(), knows_topics=self.topics.is_current)
@@ -99,26 +92,9 @@ class Broker:
         self.groups = ConsumerGroups(
             self.history, config.name, self.topics.queues_of, clock, on_change=self._group_changed
         )
-        self.locks = Locks(
-            self.history,
-            folder / "locks.json",
-            clock,
-            on_free=self.clients.group_changed,
-            on_change=self._save_locks_later,
-            is_held_back=self._is_draining,
-        )
+        self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock)
-        self.draining = Draining(
-            config.name,
-            self.groups,
-            self.watch,
-            self.held_pulls,
-            self.offsets,
-            self.name_servers.find_route,
-            self.tasks,
-            clock,
-            self._tell_members,
-        )
+        self.draining = self._make_draining()
         self.notifications = Notifications(
             self.groups, self.group_configs, self.history, self.clients, self.draining, clock
         )
@@ -129,6 +105,29 @@ class Broker:
 
         self._saving_locks: Timer | None = None
         self._is_stopping = False
+
+    def _make_locks(self, path: Path) -> Locks:
+        return Locks(
+            self.history,
+            path,
+            self.clock,
+            on_free=self.clients.group_changed,
+            on_change=self._save_locks_later,
+            is_held_back=self._is_draining,
+        )
+
+    def _make_draining(self) -> Draining:
+        return Draining(
+            self.config.name,
+            self.groups,
+            self.watch,
+            self.held_pulls,
+            self.offsets,
+            self.name_servers.find_route,
+            self.tasks,
+            self.clock,
+            self._tell_members,
+        )
 
     @property
     def config(self) -> BrokerConfig:
@@ -259,6 +258,18 @@ class Broker:
             self.locks.save()
         except StoreFull as error:
             log.error("save_failed", reason=str(error))
+
+
+def _store(config: BrokerConfig, clock: Clock) -> Store:
+    return Store(
+        config.data_dir,
+        segment_bytes=config.segment_bytes,
+        store_host=_store_host(config.address),
+        tag_code_of=partial(tag_code_of, levels_ms=config.delay_levels_ms),
+        open_files=shares().segments,
+        syncs=config.flush == "sync",
+        time_ms=clock.time_ms,
+    )
 
 
 def _store_host(address: str) -> bytes:

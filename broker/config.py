@@ -147,8 +147,9 @@ def within(what: str, value: N, low: N, high: N) -> N:
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """A broker's settings. `address` is what clients are told to connect to, as `host:port`; `external_address` is for
-    clients that ask at a name server's external port. `name_server_account`: the access key of the account as which
-    registrations are signed."""
+    clients that ask at a name server's external port. `default_queues`: how many queues a topic that a send creates gets at
+    most; clients ask for 4 (both are `defaultTopicQueueNums` in Apache's). `name_server_account`: the access key of the
+    account as which registrations are signed."""
 
     data_dir: Path
     address: str

@@ -16,6 +16,7 @@ class At(NamedTuple):
     offset: int
 
 
+TOPIC_QUEUES: Final = 4  # of a topic that a client makes; Apache's DefaultMQProducer.defaultTopicQueueNums
 CONNECT_TIMEOUT_S: Final = 3.0
 REQUEST_TIMEOUT_S: Final = 3.0
 OFFSET_TIMEOUT_S: Final = 5.0

@@ -18,7 +18,7 @@ from ..protocol.headers import UnregisterClient, write
 from ..protocol.message import MAX_BODY_BYTES
 from .access import Access
 from .arguments import check_callable, check_count, check_group, check_seconds
-from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
+from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S, TOPIC_QUEUES
 from .errors import (
     ConfigError,
     MessageIllegal,
@@ -58,7 +58,8 @@ class Producer(Sender):
     - `retries`: how often a send that a broker refuses is tried again, each time on another queue if there is one. A broker
       that cannot be reached is waited for as long as `timeout_s` lasts; with 0 nothing is tried again.
     - `compress_over_bytes`: compress bodies of this size and more.
-    - `default_queues`: how many queues a topic gets that a send creates.
+    - `default_queues`: how many queues a topic gets on each broker that a send creates; default 4, as of every client. The
+      broker may allow fewer (`rocketlet start --queues`, 8; Apache's `defaultTopicQueueNums`).
     - `batching`: send messages of one turn of the event loop to one queue in one request. Nothing waits for it, and each
       message has its own result. Delayed, compressed and transactional messages travel alone.
     - `check`: for transactions. Called with a `Message` whose outcome the broker has not heard. Return True to commit, False
@@ -74,7 +75,7 @@ class Producer(Sender):
         timeout_s: float = REQUEST_TIMEOUT_S,
         retries: int = 2,
         compress_over_bytes: int = 4096,
-        default_queues: int = 4,
+        default_queues: int = TOPIC_QUEUES,
         batching: bool = True,
         check: Check | None = None,
         access: Access | None = None,

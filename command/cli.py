@@ -128,12 +128,13 @@ def _external_port_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _broker_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=Path("rocketlet-data"),
-        help="the folder for messages and settings (default: ./rocketlet-data)",
-    )
+    _identity_options(parser)
+    _store_options(parser)
+    _limit_options(parser)
+
+
+def _identity_options(parser: argparse.ArgumentParser) -> None:
+    """Who the broker is, and where clients find it."""
     parser.add_argument("--name", default="broker-a", help="the broker's name in the cluster (default: broker-a)")
     parser.add_argument("--cluster", default="DefaultCluster", help="the cluster's name (default: DefaultCluster)")
     parser.add_argument(
@@ -152,25 +153,21 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not listen on the port two below, which clients with the VIP channel use",
     )
+
+
+def _store_options(parser: argparse.ArgumentParser) -> None:
+    """What is kept, where, and for how long."""
     parser.add_argument(
-        "--metrics-port", type=_port, help="serve Prometheus metrics on this port, at /metrics (default: no metrics)"
-    )
-    parser.add_argument("--metrics-host", help="the address to serve metrics on, such as 127.0.0.1 (default: --host)")
-    parser.add_argument(
-        "--memory",
-        type=_size,
-        metavar="SIZE",
-        help="what connections may hold together, such as 512M: unfinished requests and unread answers "
-        "(default: a quarter of the machine or container)",
+        "--data",
+        type=Path,
+        default=Path("rocketlet-data"),
+        help="the folder for messages and settings (default: ./rocketlet-data)",
     )
     parser.add_argument(
         "--flush",
         choices=("os", "sync"),
         default="os",
         help="acknowledge a message when the operating system has it (os, the default) or when it is on the disk (sync)",
-    )
-    parser.add_argument(
-        "--queues", type=_positive, default=8, help="how many queues a topic gets that a send creates (default: 8)"
     )
     parser.add_argument(
         "--retain-hours", type=_hours, default=72.0, help="delete messages that are older (default: 72)"
@@ -188,6 +185,26 @@ def _broker_options(parser: argparse.ArgumentParser) -> None:
         default="256M",
         metavar="SIZE",
         help="the size of a file of the commit log (default: 256M)",
+    )
+
+
+def _limit_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--queues",
+        type=_positive,
+        default=8,
+        help="how many queues a topic that a send creates gets at most (default: 8); clients ask for 4",
+    )
+    parser.add_argument(
+        "--metrics-port", type=_port, help="serve Prometheus metrics on this port, at /metrics (default: no metrics)"
+    )
+    parser.add_argument("--metrics-host", help="the address to serve metrics on, such as 127.0.0.1 (default: --host)")
+    parser.add_argument(
+        "--memory",
+        type=_size,
+        metavar="SIZE",
+        help="what connections may hold together, such as 512M: unfinished requests and unread answers "
+        "(default: a quarter of the machine or container)",
     )
 
 

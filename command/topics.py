@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..client.admin import AdminClient
+from ..client.config import TOPIC_QUEUES
 from .administration import Commands, changing, confirmed, noun, verb
 from .output import Output, local_time
 
@@ -17,7 +18,9 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     show.add_argument("topic")
     create = verb(verbs, "create", "create a topic, or change its queues and permission", _create)
     create.add_argument("topic")
-    create.add_argument("--queues", type=int, default=8, help="how many on each broker (default: 8)")
+    create.add_argument(
+        "--queues", type=int, default=TOPIC_QUEUES, help=f"how many on each broker (default: {TOPIC_QUEUES})"
+    )
     create.add_argument(
         "--perm", type=int, choices=(0, 2, 4, 6), default=6, help="6 reads and writes, 4 only reads, 2 only writes"
     )

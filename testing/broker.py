@@ -21,6 +21,7 @@ from ..broker.nameserver.routes import Routes
 from ..broker.net.connection import Connection
 from ..broker.server import Server
 from ..client.admin import AdminClient
+from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
 from ..client.settling import settled
 from ..protocol import names
@@ -57,7 +58,7 @@ class Broker:
         self._given = folder
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._folders = 0
-        self._settings = {"default_queues": 4, "vip_channel": False, **settings}
+        self._settings = {"vip_channel": False, **settings}
         if name_server is not None:
             self._settings["name_servers"] = (name_server,)
         self._port = port
@@ -313,7 +314,7 @@ class Broker:
 
     # Ordering
 
-    def create_topic(self, topic: str, queues: int = 4) -> None:
+    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES) -> None:
         """Raises IllegalName."""
 
         def create() -> None:
@@ -450,7 +451,7 @@ class Cluster:
     async def settled(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
         return await settled(self.address, group, members=members, timeout_s=timeout_s)
 
-    async def create_topic(self, topic: str, queues: int = 4) -> None:
+    async def create_topic(self, topic: str, queues: int = TOPIC_QUEUES) -> None:
         """On each broker."""
         async with AdminClient(self.address) as admin:
             await admin.create_topic(topic, queues=queues)

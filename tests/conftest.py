@@ -25,6 +25,7 @@ from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.testing.ports import free_port
 
 PATIENCE_S = 60.0
+PYRIGHT = "pyright@1.1.414"
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
 
 _LOGS = structlog.get_config()  # nothing has configured them yet

@@ -46,8 +46,7 @@ def parse_filter(expression: str) -> Filter:
             raise FilterError(f"the filter {expression[:200]!r} has {fault}")
         tree = parse_one(expression, into=exp.Condition)
     except (errors.SqlglotError, RecursionError) as error:
-        text = str(error).splitlines()[0] if str(error) else "it is nested too deeply"
-        raise FilterError(f"the filter {expression[:200]!r} cannot be read: {text}") from None
+        raise FilterError(f"the filter {expression[:200]!r} cannot be read: {_why(error)}") from None
     term = _Compiler(expression).logic(tree, 0)
 
     def matches(properties: str) -> bool:
@@ -57,6 +56,23 @@ def parse_filter(expression: str) -> Filter:
             return False
 
     return matches
+
+
+def _why(error: errors.SqlglotError | RecursionError) -> str:
+    """In words of the filter: sqlglot's own name its Python classes."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if not isinstance(error, errors.ParseError):
+        return "a text has no end; put it in single quotes, as in 'text'"
+    if not error.errors:
+        return "it is empty"
+    place = error.errors[0]
+    text, description = f"{place['highlight']!r} (character {place['col']})", str(place["description"])
+    if description.startswith("Required keyword"):
+        return f"something is missing behind {text}"
+    if description.startswith("Expecting"):
+        return f"{description.removeprefix('Expecting ')} is missing behind {text}"
+    return f"{text} cannot stand there"
 
 
 def _unportable(expression: str) -> str | None:

@@ -87,3 +87,22 @@ def test_a_filter_has_1000_words_and_signs_at_most() -> None:
     assert parse_filter(f"a IN ({items}, 'y')")("a\x01y")  # 999
     with pytest.raises(FilterError, match="1001 words"):
         parse_filter(f"a IN ({items}, 'y', 'z')")
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("price >", "something is missing behind '>' (character 7)"),
+        ("a = 1 AND", "something is missing behind 'AND' (character 9)"),
+        ("a BETWEEN 1", "something is missing behind '1' (character 11)"),
+        ("(a = 1", ") is missing behind '1' (character 6)"),
+        ("price > five dollars", "'dollars' (character 20) cannot stand there"),
+        ("a = 1; drop table x", "'drop' (character 11) cannot stand there"),
+        ("a = 'x", "a text has no end; put it in single quotes, as in 'text'"),
+        ("", "it is empty"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_of_the_filter(expression: str, why: str) -> None:
+    with pytest.raises(FilterError) as refused:
+        parse_filter(expression)
+    assert str(refused.value) == f"the filter {expression!r} cannot be read: {why}"

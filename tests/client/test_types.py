@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from ..conftest import PATIENCE_S
+import pytest
+
+from ..conftest import PATIENCE_S, PYRIGHT
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -41,6 +45,9 @@ async def use(consumer: Consumer) -> None:
 """
 
 
+WANTED = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# error")}
+
+
 def test_mistakes_in_handlers_are_found_by_mypy(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -52,5 +59,20 @@ def test_mistakes_in_handlers_are_found_by_mypy(tmp_path: Path) -> None:
         for line in found.stdout.splitlines()
         if line.startswith(str(program)) and ": error:" in line
     }
-    wanted = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# error")}
-    assert errors == wanted, found.stdout + found.stderr
+    assert errors == WANTED, found.stdout + found.stderr
+
+
+@pytest.mark.pyright
+@pytest.mark.skipif(shutil.which("npx") is None, reason="needs Node with npx, which fetches pyright")
+def test_mistakes_in_handlers_are_found_by_pyright(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    settings = {"typeCheckingMode": "strict", "include": ["program.py"], "extraPaths": [str(ROOT / ".types")]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = ["npx", "--yes", PYRIGHT, "--outputjson"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE_S * 4, check=False)
+    start = found.stdout.find("{")
+    if start < 0:
+        pytest.skip(f"npx fetches no pyright: {(found.stdout + found.stderr)[-300:]}")
+    faults = json.loads(found.stdout[start:])["generalDiagnostics"]
+    errors = {fault["range"]["start"]["line"] + 1 for fault in faults}
+    assert errors == WANTED, faults

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.client import Consumer, Message, Producer, Reject
+from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject
 from rocketlet.command import logs
 from rocketlet.command.cli import main
+from rocketlet.testing import Broker
 
 from ..conftest import Node, eventually
 from .conftest import Run
@@ -140,3 +141,16 @@ def test_a_name_server_that_is_away_is_named(
     monkeypatch.setattr(logs, "configure", lambda level: None)
     assert main(["topics", "list", "--nameserver", "127.0.0.1:1"]) == 1
     assert "no name server can be reached: cannot connect to 127.0.0.1:1" in capsys.readouterr().err
+
+
+async def test_a_topic_has_four_queues_whoever_makes_it(run: Run, node: Node) -> None:
+    await run("topics", "create", "by-command")
+    async with AdminClient(node.address) as admin, Producer(node.address) as producer:
+        await admin.create_topic("by-admin")
+        await producer.send("by-send", b"x")
+        made = [await admin.topic(name) for name in ("by-command", "by-admin", "by-send")]
+    with Broker() as broker:
+        broker.create_topic("by-kit")
+        async with AdminClient(broker.address) as admin:
+            made.append(await admin.topic("by-kit"))
+    assert [len(topic.ranges) for topic in made] == [4, 4, 4, 4]

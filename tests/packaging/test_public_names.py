@@ -12,9 +12,8 @@ import pytest
 import rocketlet
 import rocketlet.client
 
+from ..conftest import PYRIGHT
 from .conftest import Distributions, Environment, output
-
-PYRIGHT = "pyright@1.1.414"
 
 USER_CODE = """
 from typing import assert_type
