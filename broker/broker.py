@@ -100,7 +100,12 @@ class Broker:
         )
         self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
         self.registration = Registration(
-            self.settings, self.topics, self.name_servers, clock, on_known=self.notifications.topic_changed
+            self.settings,
+            self.topics,
+            self.name_servers,
+            clock,
+            on_known=self.notifications.topic_changed,
+            on_all_known=self.notifications.topics_known,
         )
 
         self._saving_locks: Timer | None = None

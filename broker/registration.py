@@ -25,7 +25,8 @@ log = structlog.get_logger("rocketlet.registration")
 
 
 class Registration:
-    """`on_known(topic)` is called when the name servers know a topic as it is now."""
+    """`on_known(topic)` is called when the name servers know a topic as it is now, `on_all_known()` when they know all
+    topics: one of them may have been away when a topic changed."""
 
     def __init__(
         self,
@@ -34,11 +35,13 @@ class Registration:
         name_servers: NameServers,
         clock: Clock,
         on_known: Callable[[TopicConfig], None],
+        on_all_known: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._name_servers = name_servers
         self._on_known = on_known
+        self._on_all_known = on_all_known
         self._clock = clock
         self._changed: dict[str, TopicConfig] = {}
         self._wake = asyncio.Event()
@@ -101,6 +104,8 @@ class Registration:
         await self._register(list(self._topics) if all_are_due else list(changed.values()))
         for topic in changed.values():
             self._on_known(topic)
+        if all_are_due:
+            self._on_all_known()
 
     async def _register(self, topics: list[TopicConfig]) -> None:
         self._register_locally(topics)

@@ -32,6 +32,7 @@ class Heartbeats:
         self._registered: set[str] = set()
         self._failing: set[str] = set()
         self.refusal: BrokerRefused | None = None
+        self._said = b""
 
     @property
     def are_failing(self) -> bool:
@@ -49,9 +50,14 @@ class Heartbeats:
         else:
             self._registered.discard(address)
 
+    async def beat_news(self) -> None:
+        """As `beat`, if it would say something else than the last one."""
+        if bodies.encode_heartbeat(self._describe()) != self._said:
+            await self.beat()
+
     async def beat(self) -> None:
         """Registers at every broker, and returns when each has answered or failed to."""
-        body = bodies.encode_heartbeat(self._describe())
+        self._said = body = bodies.encode_heartbeat(self._describe())
         await asyncio.gather(*(self._beat_at(address, body) for address in set(self._addresses())))
 
     async def _beat_at(self, address: str, body: bytes) -> None:

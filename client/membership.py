@@ -183,7 +183,6 @@ class Membership:
 
     def _described(self) -> Heartbeat:
         owned = tuple(sorted(self.owned))
-        self._rebalance.reported = set(owned)
         consumer = ConsumerData(
             self.group,
             self._consume_type,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from ..protocol import names
 from ..protocol.allocation import subscribe_queues
@@ -57,7 +57,6 @@ class Rebalance:
         self._grown: set[str] = set()
         self._retry_s = REBALANCE_INTERVAL_S
         self.missing: set[str] = set()  # topics that no name server knows
-        self.reported: Collection[Queue] = set()
 
     def add_topics(self, topics: Iterable[str]) -> None:
         self._topics = list(dict.fromkeys((*self._topics, *topics)))
@@ -96,8 +95,7 @@ class Rebalance:
             self._retry_s = min(self._retry_s, LOCK_RETRY_S)
         elif not leases.releasing:
             self._settled.set()
-            if self.reported != leases.owned.keys():
-                await self._heartbeats.beat()  # so that whoever watches sees the assignment as this member does
+            await self._heartbeats.beat_news()  # so that whoever watches sees the assignment as this member does
 
     async def _keep_in_touch(self) -> None:
         self._retry_s = REBALANCE_INTERVAL_S
@@ -114,7 +112,12 @@ class Rebalance:
     async def _look_up_grown(self) -> None:
         grown, self._grown = self._grown, set()
         for topic in grown:
-            await self._cluster.find_route(topic)
+            try:
+                await self._cluster.find_route(topic)
+            except (RocketletError, BodyError) as error:
+                log.info("lookup_failed", topic=topic, reason=str(error), hint="it is looked up again")
+                self._grown.add(topic)
+                self._retry_s = min(self._retry_s, LOCK_RETRY_S)
 
     async def _share_of_all(self) -> tuple[set[Queue], bool]:
         """This member's queues of all topics; False with them if those of a topic are not known, and stay as they are."""

@@ -132,7 +132,10 @@ class ConsumerGroup:
     def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:
         """Where members disagree with each other or with the broker, as texts that name them."""
         members = list(self.members.values())
-        stale = _stale_queue_lists(members, broker_name, queues_of)
+        stale = (
+            f"{member.client_id} sees {count} queues of {topic} at {broker_name}, there are {queues_of(topic)}"
+            for member, topic, count in _stale_counts(members, broker_name, queues_of)
+        )
         return frozenset((*_differing_topics(members), *_differing_settings(members), *_doubled_ids(members), *stale))
 
 
@@ -167,11 +170,14 @@ def _differing_settings(members: list[Member]) -> Iterator[str]:
         yield f"different allocation strategies: {named}"
 
 
-def _stale_queue_lists(members: list[Member], broker_name: str, queues_of: Callable[[str], int]) -> Iterator[str]:
+def _stale_counts(
+    members: Iterable[Member], broker_name: str, queues_of: Callable[[str], int]
+) -> Iterator[tuple[Member, str, int]]:
+    """Who sees which number of queues of which topic here, where there is another number."""
     for member in members:
         for topic, count in member.data.queue_counts.get(broker_name, {}).items():
             if topic in member.subscriptions and count != queues_of(topic):
-                yield f"{member.client_id} sees {count} queues of {topic} at {broker_name}, there are {queues_of(topic)}"
+                yield member, topic, count
 
 
 def _doubled_ids(members: list[Member]) -> Iterator[str]:
@@ -252,6 +258,12 @@ class ConsumerGroups:
         """The groups with a member that subscribes to the topic."""
         groups = [self._groups[name] for name in self._of_topic.get(topic, ())]
         return [group for group in groups if any(topic in member.subscriptions for member in group.members.values())]
+
+    def stale(self) -> Iterator[tuple[str, Connection, str]]:
+        """Group, connection and topic of the members that see another number of queues here than there are."""
+        for group in self:
+            for member, topic, _ in _stale_counts(group.members.values(), self._broker_name, self._queues_of):
+                yield group.name, member.connection, topic
 
     def _note_topics(self, group: ConsumerGroup, member: Member) -> None:
         for topic in member.subscriptions:

@@ -91,6 +91,12 @@ class Notifications:
                 self._clients.group_changed(connection, group.name, topic.name)
             self._groups.check(group)
 
+    def topics_known(self) -> None:
+        """Name servers know all topics. Members that see another number of queues look again: when they were told, no name
+        server knew it, or none could be asked."""
+        for group, connection, topic in self._groups.stale():
+            self._clients.group_changed(connection, group, topic)
+
 
 def _places(group: ConsumerGroup, connection: Connection) -> str | None:
     """Of a Rocketlet member, by topic. A thousand members that are told need not ask a thousand times."""

@@ -22,6 +22,7 @@ from rocketlet.protocol.allocation import AVG, STICKY
 from rocketlet.protocol.bodies import GroupConfig, Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.testing import Broker, Fault
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..handlers import Inbox
@@ -127,6 +128,28 @@ async def test_members_learn_at_once_that_a_topic_has_grown(node: Node, wire: Wi
         await consumer.assigned()
         await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 5, 5, 6)))
         await eventually(lambda: len(owned(consumer)) == 5)
+
+
+async def test_a_topic_that_grew_while_no_name_server_answered_is_looked_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rocketlet.client.cluster.ROUTE_INTERVAL_S", 10 * PATIENCE_S)  # no other look comes first
+    async with Broker() as broker:
+        broker.create_topic("t", 2)
+        async with Consumer(broker.address, "g", "t", Inbox()) as consumer:
+            await consumer.assigned()
+            broker.faults.add(Fault.answer("GET_ROUTEINFO_BY_TOPIC", response="SYSTEM_ERROR", times=1))
+            broker.create_topic("t", 5)
+            await eventually(lambda: len(owned(consumer)) == 5)
+
+
+async def test_a_member_that_sees_too_few_queues_is_told_when_name_servers_know_all(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 4)
+    await join(wire, "c1", queue_counts={"broker-a": {"t": 3}})
+    node.broker.notifications.topics_known()
+    while (told := await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)).ext.get("topic") is None:
+        pass  # it has joined
+    assert (told.ext["consumerGroup"], told.ext["topic"]) == ("g", "t")
 
 
 async def test_a_member_whose_queue_list_is_stale_is_named(node: Node, wire: Wire) -> None:

@@ -15,6 +15,7 @@ import traceback
 import structlog
 
 from .planted import FAULTS, planted
+from .scenarios import SCENARIOS
 from .world import Violation, World, simulate
 
 
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print what happens")
     parser.add_argument("--digest", action="store_true", help="print a digest of what happens per seed")
     parser.add_argument("--plant", choices=sorted(FAULTS), help="with a known fault, which should be found")
+    parser.add_argument("--scenario", choices=["", *SCENARIOS], help="only this one; '' for events by chance")
     options = parser.parse_args()
     end = options.first + 1 if options.end is None else options.end
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -34,7 +36,7 @@ def main() -> int:
     failed: list[int] = []
     with planted(options.plant):
         for seed in range(options.first, end):
-            world, fault = _run(seed)
+            world, fault = _run(seed, options.scenario)
             if fault:
                 failed.append(seed)
                 print(f"seed {seed}: {fault}", flush=True)
@@ -48,9 +50,9 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _run(seed: int) -> tuple[World | None, str | None]:
+def _run(seed: int, scenario: str | None) -> tuple[World | None, str | None]:
     try:
-        return simulate(seed), None
+        return simulate(seed, scenario), None
     except Violation as violation:
         return violation.world, str(violation)  # type: ignore[attr-defined]
     except Exception:

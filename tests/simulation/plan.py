@@ -25,6 +25,7 @@ class Plan:
     drain_s: float
     lost_notifications: float
     events: int
+    scenario: str = ""
 
     @property
     def is_calm(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import zlib
 from collections.abc import Iterator
@@ -191,6 +192,15 @@ def _commit_ahead(self: Puller, process_queue: ProcessQueue) -> int:
     return process_queue.next_offset
 
 
+def _lost_goes_on(self: Leases, queue: Queue, reason: str) -> None:
+    """A member that is told that a queue is another's reads on."""
+    lease = self.owned.get(queue)
+    if lease is not None:
+        lease.ends_s = math.inf
+        self._suspended.discard(queue)
+        self._user.resume_queue(queue)
+
+
 Fault = tuple[Any, str, Any]
 
 FAULTS: dict[str, list[Fault]] = {
@@ -203,7 +213,7 @@ FAULTS: dict[str, list[Fault]] = {
     "epoch-kept": [(Locks, "expire", _expire_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
     "leave-stops-renewing": [(Membership, "leave", _leave_at_once)],
     "lock-for-everybody": [(Locks, "_lock_one", _for_everybody)],
-    "lost-goes-on": [(ProcessQueue, "drop", lambda self: None)],
+    "lost-goes-on": [(Leases, "_lose", _lost_goes_on)],
     "no-deadline": [(Lease, "is_over", property(lambda self: False))],
     "no-drain": [(Assignment, "give_queue", _no_drain)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
@@ -223,6 +233,23 @@ FAULTS: dict[str, list[Fault]] = {
         (ConsumerGroup, "subscription", _last_table),
         (ConsumerGroup, "client_ids", _everyone),
     ],
+}
+
+# In which situation chance would need many seeds to find them.
+SCENARIO_OF = {
+    "blind-newcomer": "broker-away",
+    "epoch-kept": "member-away",
+    "leave-stops-renewing": "long-hand-over",
+    "lost-goes-on": "member-away",
+    "no-deadline": "member-away",
+    "no-epoch": "member-away",
+    "no-standstill": "only-a-broker-stands",
+    "reclaim-any-epoch": "member-away",
+    "releasing-not-renewed": "long-hand-over",
+    "retake-at-once": "lost-while-handled",
+    "route-forgets": "broker-away",
+    "short-reclaim": "unheard-restart",
+    "suspended-goes-on": "member-away",
 }
 
 

@@ -9,24 +9,8 @@ import sys
 
 import pytest
 
-from .planted import FAULTS
+from .planted import FAULTS, SCENARIO_OF
 
-# Those that need few seeds. SIMULATION_FAULTS=all plants the others, too: they need a member or broker that stands still just
-# when shares change, and some hundred seeds.
-QUICKLY_FOUND = (
-    "commit-after-unlock",
-    "commit-ahead",
-    "commit-not-repeated",
-    "connection-loss-ignored",
-    "drain-one-early",
-    "lock-for-everybody",
-    "no-drain",
-    "pull-commits-ahead",
-    "sorted-differently",
-    "stale-list",
-    "start-over",
-    "table-overwritten",
-)
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
 
 
@@ -48,10 +32,10 @@ def test_what_must_hold_holds_for_every_seed(part: int) -> None:
     assert found.returncode == 0, found.stdout + found.stderr[-2000:]
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", sorted(FAULTS) if os.environ.get("SIMULATION_FAULTS") == "all" else QUICKLY_FOUND)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_known_fault_is_found(fault: str) -> None:
-    found = run("0", "1000", "--plant", fault)
+    scenario = ("--scenario", SCENARIO_OF[fault]) if fault in SCENARIO_OF else ()
+    found = run("0", "200", "--plant", fault, *scenario)
     assert found.returncode == 1, f"{fault} was not found: {found.stdout}"
     assert "Traceback" not in found.stdout
 

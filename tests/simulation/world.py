@@ -6,6 +6,7 @@
 - no member handles one message twice at a time, nor, in order, two of one queue
 - every acknowledged message is handled, by a member that subscribes to its topic
 - without a crash (kill, standstill, cut, broker killed) every message is handled exactly once
+- where nothing is killed, slow or lost, every queue of a broker that is up has a reader within 2 s
 - in the end every queue is owned, each member has the share that the allocation gives it, and everything is committed
 - a committed offset never goes back
 """
@@ -18,8 +19,8 @@ import random
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,16 @@ from rocketlet.protocol.allocation import AVG, STICKY
 from rocketlet.protocol.bodies import Queue, TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest
 
+from . import chaos
 from .loop import Process, SimLoop, virtual_time
 from .plan import LONGEST_HANDLER_S, Plan
+from .scenarios import SCENARIOS, scenario_of
 
 GROUP = "g"
 NAME_SERVER_PORT = 9876
 CHAOS_S = 40.0
 PEACE_S = 240.0
-UNREAD_LIMIT_S = 10.0  # mostly 3; a topic that grows while its broker or the name server restarts takes longer
+UNREAD_LIMIT_S = 2.0
 MAX_LONG_HANDLERS = 4  # one queue, in order, must be done with them in time
 
 
@@ -123,9 +126,12 @@ class Member:
 
 
 class World:
-    def __init__(self, seed: int, loop: SimLoop, folder: Path) -> None:
+    def __init__(self, seed: int, loop: SimLoop, folder: Path, scenario: str | None = None) -> None:
         self.rng = random.Random(seed)
         self.plan = Plan.of(self.rng)
+        played = self.rng.choice((*SCENARIOS, *[""] * len(SCENARIOS))) if scenario is None else scenario
+        if played:
+            self.plan = scenario_of(played, self.plan)
         self.loop = loop
         self.members: list[Member] = []
         self.trace: list[str] = []
@@ -296,12 +302,12 @@ class World:
             await self.join()
         producing = asyncio.create_task(self._produce())
         watching = asyncio.create_task(self._watch_unread() if self.plan.is_calm else asyncio.sleep(0))
-        times = sorted(self.rng.uniform(1, CHAOS_S) for _ in range(self.plan.events))
         began_s = self.loop.time()
-        for moment in times:
-            await asyncio.sleep(max(began_s + moment - self.loop.time(), 0))
-            self._spawn(self._event())
-            check_raised()
+        if self.plan.scenario:
+            self.spawn(SCENARIOS[self.plan.scenario].play(self))
+        else:
+            moments_s = sorted(began_s + self.rng.uniform(1, CHAOS_S) for _ in range(self.plan.events))
+            await chaos.by_chance(self, moments_s)
         await asyncio.sleep(max(began_s + CHAOS_S - self.loop.time(), 0))
         producing.cancel()
         watching.cancel()
@@ -314,148 +320,13 @@ class World:
             await self.stop_node(node)
         check_raised()
 
-    def _spawn(self, work: Any) -> None:
+    def spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
 
-    async def _event(self) -> None:
-        gentle: list[Callable[[], Any]] = [
-            self.join,
-            self._someone_leaves,
-            self._several,
-            self._restart,
-            self._grow,
-            self._broker_stands,
-        ]
-        harsh: list[Callable[[], Any]] = [
-            self._kill,
-            self._pause,
-            self._silence,
-            self._cut,
-            self._kill_broker,
-            self._broker_stands_long,
-        ]
-        await self.rng.choice(gentle if self.plan.gentle else gentle + harsh)()
-
-    def _spare(self) -> Member | None:
-        """A living member other than the first, which subscribes to everything."""
-        others = [member for member in self.living()[1:] if member.is_awake]
-        return self.rng.choice(others) if others else None
-
-    async def _someone_leaves(self) -> None:
-        member = self._spare()
-        if member is not None:
-            await self.leave(member)
-
-    async def _several(self) -> None:
-        """Some come and some go at once."""
-        await asyncio.gather(self.join(), self._someone_leaves(), self.join(), self._someone_leaves())
-
-    async def _restart(self) -> None:
-        node = self.rng.choice(self.nodes)
-        if not node.is_up:
-            return
-        self.note(f"{node.name} restarts")
-        await self.stop_node(node)
-        await asyncio.sleep(self.rng.uniform(0, 2))
-        await self.start_node(node)
-
-    async def _kill_broker(self) -> None:
-        node = self.rng.choice(self.nodes)
-        if not node.is_up:
-            return
-        self.note(f"{node.name} is killed")
-        self.crashed()
-        self.kill_node(node)
-        await asyncio.sleep(self.rng.uniform(0, 4))
-        self.crashed()
-        await self.start_node(node)
-
-    async def _grow(self) -> None:
-        """A topic gets more queues."""
-        node, topic = self.rng.choice(self.nodes), self.rng.choice(self.topics)
-        if node.is_up:
-            assert node.broker is not None
-            old = node.broker.topics.get(topic)
-            assert old is not None
-            count = old.read_queues + self.rng.randint(1, 3)
-            self.note(f"{topic} grows to {count} at {node.name}")
-            with node.process.running():
-                node.broker.topics.put(replace(old, read_queues=count, write_queues=count), 0)
-
-    async def _kill(self) -> None:
-        member = self._spare()
-        if member is not None:
-            self.note(f"{member.name} is killed")
-            self.crashed()
-            member.process.kill()
-
-    async def _pause(self) -> None:
-        member = self._spare()
-        if member is not None:
-            self.note(f"{member.name} stands still")
-            self.crashed()
-            member.process.is_paused = True
-            paused_s = self.rng.choice((1, 10, 25, 45))
-            self._spawn(self._company(paused_s))
-            await asyncio.sleep(paused_s)
-            self.note(f"{member.name} goes on")
-            self.crashed()
-            member.process.resume()
-            await asyncio.sleep(10)
-            self.crashed()
-
-    async def _silence(self) -> None:
-        """What a member sends and is sent stays on the way; its sockets stay open."""
-        member = self._spare()
-        if member is not None:
-            self.note(f"{member.name} is not heard")
-            self.crashed()
-            silent_s = self.rng.choice((5, 18, 25, 45))
-            member.process.silent_until_s = self.loop.time() + silent_s
-            self._spawn(self._company(silent_s))
-            await asyncio.sleep(silent_s)
-            self.note(f"{member.name} is heard again")
-            self.crashed()
-            await asyncio.sleep(10)
-            self.crashed()
-
-    async def _broker_stands(self) -> None:
-        """Shorter than a hand-over waits: nothing is handled twice."""
-        await self._stand(self.rng.choice((2, 8)))
-
-    async def _broker_stands_long(self) -> None:
-        self.crashed()
-        await self._stand(self.rng.choice((18, 25, 45)))
-        self.crashed()
-
-    async def _stand(self, seconds: float) -> None:
-        node = self.rng.choice(self.nodes)
-        if not node.is_up:
-            return
-        self.note(f"{node.name} stands still")
-        node.process.is_paused = True
-        self._spawn(self._company(seconds))
-        await asyncio.sleep(seconds)
-        self.note(f"{node.name} goes on")
-        node.process.resume()
-
-    async def _company(self, seconds: float) -> None:
-        """Mostly somebody comes or goes just then: queues of a member that stands still move only if the shares do."""
-        if self.rng.random() < 0.8:
-            await asyncio.sleep(self.rng.uniform(0, seconds))
-            await (self.join if self.rng.random() < 0.7 else self._someone_leaves)()
-
-    async def _cut(self) -> None:
-        member = self._spare()
-        if member is not None and member.process.transports:
-            self.note(f"{member.name} loses a connection")
-            self.crashed()
-            mine_s = self.rng.uniform(0, 2)
-            member.blind_until_s = max(member.blind_until_s, self.loop.time() + mine_s)
-            self.rng.choice(member.process.transports).cut(mine_s, self.rng.uniform(0, 2))
-            await asyncio.sleep(10)
-            self.crashed()
+    def check(self) -> None:
+        """Raises Violation if something did not hold."""
+        check_raised()
 
     async def _produce(self) -> None:
         process = Process("producer")
@@ -575,8 +446,8 @@ def check_raised() -> None:
         raise _raised[0]
 
 
-def simulate(seed: int) -> World:
-    """One run. Raises Violation."""
+def simulate(seed: int, scenario: str | None = None) -> World:
+    """One run. scenario: instead of the one that the seed chooses; "" for events by chance. Raises Violation."""
     _raised.clear()
     loop = SimLoop(seed)
     folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
@@ -586,7 +457,7 @@ def simulate(seed: int) -> World:
     asyncio.set_event_loop(loop)
     try:
         with virtual_time(loop):
-            world = World(seed, loop, folder)
+            world = World(seed, loop, folder, scenario)
 
             def notify(clients: Clients, connection: Connection, group: str, *arguments: Any, **options: Any) -> None:
                 if world.rng.random() >= world.plan.lost_notifications:

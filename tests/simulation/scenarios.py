@@ -1,0 +1,116 @@
+"""Situations that chance makes rarely: a plan that lets them be, and what happens in which order.
+
+Half of the seeds play one. `python -m tests.simulation 0 100 --scenario NAME` plays one only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import chaos
+from .plan import LONGEST_HANDLER_S, Plan
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+class Scenario(NamedTuple):
+    """plan: what of the seed's plan is as the situation needs it."""
+
+    plan: dict[str, Any]
+    play: Callable[[World], Awaitable[None]]
+
+
+async def _broker_away(world: World) -> None:
+    """A broker is missing in the route, and just then somebody joins or a topic grows."""
+    for _ in range(2):
+        await asyncio.sleep(world.rng.uniform(0, 3))
+        node = world.rng.choice(world.nodes)
+        down_s = world.rng.uniform(0.5, 6)
+        world.spawn(_changes(world, down_s))
+        await chaos.restart_node(world, node, down_s)
+        await asyncio.sleep(4)
+
+
+async def _changes(world: World, seconds: float) -> None:
+    for _ in range(2):
+        await asyncio.sleep(world.rng.uniform(0, seconds / 2))
+        await world.rng.choice((chaos.join, chaos.grow, chaos.join, chaos.someone_leaves))(world)
+
+
+async def _member_away(world: World) -> None:
+    """A member stands still or is not heard past its lease, while what it had goes to a member that has just come; before
+    or after it began to give it up. The new one may have left again when it is back."""
+    await asyncio.sleep(world.rng.uniform(1, 4))
+    member = chaos.spare(world)
+    if member is None:
+        return
+    away = world.rng.choice((chaos.freeze_member, chaos.silence_member))
+    joins_first = world.rng.random() < 0.5
+    if joins_first:
+        await world.join()
+        await asyncio.sleep(world.rng.uniform(0, 0.1))
+    world.spawn(away(world, member, world.rng.uniform(25, 34)))
+    if not joins_first:
+        await asyncio.sleep(world.rng.uniform(0, 20))
+        await world.join()
+    if world.rng.random() < 0.5:
+        await asyncio.sleep(world.rng.uniform(21, 25))
+        await world.leave(world.members[-1])
+
+
+async def _unheard_restart(world: World) -> None:
+    """A broker restarts while a member is not heard: it still believes in its lease."""
+    await asyncio.sleep(world.rng.uniform(2, 6))
+    member = chaos.spare(world)
+    if member is not None:
+        world.spawn(chaos.silence_member(world, member, 16))
+        await asyncio.sleep(world.rng.uniform(0.1, 1))
+        await chaos.restart_node(world, world.rng.choice(world.nodes), world.rng.uniform(0, 1))
+        await world.join()
+
+
+async def _long_hand_over(world: World) -> None:
+    """Queues are given up whose handlers run for longer than a lease lasts."""
+    for change in (chaos.join, chaos.someone_leaves, chaos.join):
+        await asyncio.sleep(world.rng.uniform(2, 6))
+        world.spawn(change(world))
+
+
+async def _lost_while_handled(world: World) -> None:
+    """A member loses its queues while its handlers run on, and would get them again at once."""
+    for _ in range(3):
+        await asyncio.sleep(world.rng.uniform(2, 5))
+        member = chaos.spare(world)
+        if member is None:
+            return
+        if world.rng.random() < 0.3:
+            await chaos.silence_member(world, member, 22)
+        elif member.process.transports:
+            await chaos.cut_member(world, member, world.rng.choice(member.process.transports))
+
+
+async def _only_a_broker_stands(world: World) -> None:
+    """Longer than a lease, and nobody comes or goes: nobody loses anything by it, so it is no excuse."""
+    await asyncio.sleep(world.rng.uniform(2, 5))
+    await chaos.stand(world, world.rng.choice(world.nodes), world.rng.choice((18, 25, 30)))
+
+
+_CALM = {"gentle": True, "long_handlers": 0.0, "lost_notifications": 0.0, "drain_s": 30.0}
+_LONG = {"long_handlers": 0.2, "drain_s": LONGEST_HANDLER_S + 5.0}
+
+SCENARIOS: dict[str, Scenario] = {
+    "broker-away": Scenario({**_CALM, "brokers": 2}, _broker_away),
+    "member-away": Scenario({"gentle": False, "members": 3, "handler_s": 0.2, "mixed": False}, _member_away),
+    "lost-while-handled": Scenario({**_LONG, "gentle": False, "members": 3}, _lost_while_handled),
+    "long-hand-over": Scenario({**_CALM, **_LONG, "members": 3}, _long_hand_over),
+    "unheard-restart": Scenario({"gentle": False, "members": 3, "mixed": False}, _unheard_restart),
+    "only-a-broker-stands": Scenario({**_CALM, "handler_s": 0.2}, _only_a_broker_stands),
+}
+
+
+def scenario_of(name: str, plan: Plan) -> Plan:
+    return replace(plan, scenario=name, **SCENARIOS[name].plan)
