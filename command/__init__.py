@@ -1,13 +1,15 @@
 """The `rocketlet` command.
 
-cli             its commands and options
+cli             its commands
+serve           runs brokers and name servers
+server_options  their options
 administration  what `rocketlet NOUN VERB` commands share
 brokers, topics, groups, offsets, messages   the nouns
 group_report    what `rocketlet groups show` prints
 doctor          what is wrong, and what to do
 fsck            checks a data folder, repairs it
 output          columns for people, JSON for programs
-access          the options of TLS and accounts
+access          how a command connects: TLS and accounts
 settings        options from the environment and a TOML file
 logs            how it logs
 """

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from ..client.admin import AdminClient
-from ..client.errors import ConfigError
+from ..client.errors import ConfigError, RocketletError
 from .access import access_of, add_client_options
 from .output import Output
 
@@ -42,13 +43,19 @@ def verb(
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each record")
     add_client_options(parser)
-    parser.set_defaults(run=partial(_run, command), host="", port=0, log_level="warning")
+    parser.set_defaults(run=partial(_run, command), log_level="warning")
     return parser
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:
-    async with AdminClient(options.nameserver, access=access_of(options)) as admin:
-        return await command(options, admin, Output(as_json=options.json))
+    try:
+        async with AdminClient(options.nameserver, access=access_of(options)) as admin:
+            return await command(options, admin, Output(as_json=options.json))
+    except BrokenPipeError:  # whoever reads our output has enough
+        raise
+    except (RocketletError, OSError) as error:
+        print(f"rocketlet: {error}", file=sys.stderr)
+    return 1
 
 
 def confirmed(options: argparse.Namespace, question: str) -> bool:

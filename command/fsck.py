@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +14,28 @@ from ..broker.config import DELAY_LEVELS_MS, BrokerConfig
 from ..broker.groups.offsets import Offsets
 from ..broker.messages.delays import tag_code_of
 from ..broker.messages.topics import Topics
+from ..broker.store.files import StoreError
 from ..broker.store.inspection import Finding, inspect
 from ..broker.store.recovery import Recovered
 from ..broker.store.store import Store
+from . import logs
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("fsck", help="check a data folder that no broker uses: what is whole, what is not")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the data folder")
+    parser.add_argument("--repair", action="store_true", help="also repair what can be repaired")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--log-level", choices=logs.LEVELS, default="error")
+    parser.set_defaults(run=_fsck)
+
+
+async def _fsck(options: argparse.Namespace) -> int:
+    try:
+        return fsck(options.folder, repairs=options.repair, is_json=options.json)
+    except StoreError as error:
+        print(f"rocketlet: {error}", file=sys.stderr)
+        return 1
 
 
 def fsck(folder: Path, *, repairs: bool, is_json: bool) -> int:

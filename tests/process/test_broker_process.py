@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from rocketlet.broker.store.files import read_state
 from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RocketletError
-from rocketlet.command.cli import _parser
+from rocketlet.command.cli import parser
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.testing.ports import free_port
@@ -302,4 +302,4 @@ async def test_a_broker_says_when_other_machines_can_reach_it(start: Start) -> N
 
 @pytest.mark.parametrize("command", [["start"], ["broker", "--nameserver", "x:1"], ["nameserver"]])
 def test_the_default_host_is_this_machine(command: list[str]) -> None:
-    assert _parser().parse_args(command).host == "127.0.0.1"
+    assert parser().parse_args(command).host == "127.0.0.1"

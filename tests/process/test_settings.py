@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from rocketlet.command.cli import _parser
+from rocketlet.command.cli import parser
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Nodes
@@ -23,7 +23,7 @@ from ..conftest import PATIENCE_S, Nodes
 def parsed(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], *arguments: str) -> dict[str, object]:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return vars(_parser().parse_args(arguments))
+    return vars(parser().parse_args(arguments))
 
 
 def test_the_command_line_goes_before_the_environment_and_that_before_the_file(

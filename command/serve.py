@@ -1,0 +1,250 @@
+"""`rocketlet start`, `broker` and `nameserver`: run servers until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+
+from ..broker.access.accounts import AclError
+from ..broker.access.acl import Acl
+from ..broker.access.file import AclFile
+from ..broker.broker import Broker
+from ..broker.config import BrokerConfig
+from ..broker.nameserver.routes import Routes
+from ..broker.net.tls import Tls, TlsError, TlsFiles
+from ..broker.open_files import raise_limit
+from ..broker.server import Server
+from ..broker.store.files import StoreError
+from . import logs
+from .server_options import (
+    add_access_options,
+    add_broker_options,
+    add_external_port_option,
+    add_listen_options,
+    add_registration_options,
+)
+from .settings import SettingsParser
+
+log = structlog.get_logger("rocketlet")
+
+DEFAULT_PORT = 9876
+BROKER_PORT = 10911
+
+Run = Callable[[argparse.Namespace], Awaitable[int]]
+
+
+def add_to(commands: argparse._SubParsersAction[SettingsParser]) -> None:
+    start = _server(commands, "start", "run a name server and a broker on one port", DEFAULT_PORT, _start)
+    add_external_port_option(start)
+    add_broker_options(start)
+    start.read_settings()
+    broker = _server(
+        commands, "broker", "run a broker that registers with one or more name servers", BROKER_PORT, _broker
+    )
+    add_registration_options(broker)
+    add_broker_options(broker)
+    broker.add_argument(
+        "--nameserver", required=True, metavar="HOST:PORT[;HOST:PORT]", help="the name servers to register with"
+    )
+    broker.read_settings()
+    nameserver = _server(commands, "nameserver", "run a name server", DEFAULT_PORT, _nameserver)
+    add_external_port_option(nameserver)
+    nameserver.read_settings()
+
+
+def _server(
+    commands: argparse._SubParsersAction[SettingsParser], name: str, text: str, port: int, run: Run
+) -> SettingsParser:
+    parser = commands.add_parser(name, help=text)
+    add_listen_options(parser, port)
+    add_access_options(parser)
+    parser.set_defaults(run=partial(_served, run))
+    return parser
+
+
+async def _served(run: Run, options: argparse.Namespace) -> int:
+    """Runs a server; what keeps it from starting is one line."""
+    if run is not _nameserver and not all(map(importlib.util.find_spec, ("prometheus_client", "sqlglot"))):
+        print("rocketlet: a broker needs its extra: pip install 'rocketlet[broker]'", file=sys.stderr)
+        return 1
+    try:
+        return await run(options)
+    except (StoreError, TlsError, AclError) as error:
+        print(f"rocketlet: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"rocketlet: cannot listen: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+async def _start(options: argparse.Namespace) -> int:
+    raise_limit()
+    tls, acl = tls_of(options), acl_of(options)
+    address = _bind(options)
+    routes = Routes()
+    broker = Broker(_config(options, address, ()), routes, tls=tls, acl=acl)
+    async with Server(
+        options.host,
+        options.port,
+        broker=broker,
+        routes=routes,
+        external_port=options.external_port,
+        tls=tls,
+        acl=acl,
+        admin_is_local=_admin_is_local(options),
+    ) as server:
+        done = _termination()
+        _announce(broker)
+        print(
+            f"rocketlet is ready on {address}: name server and broker {broker.config.name}\n"
+            f"  Python   Producer(name_server={address!r})\n"
+            f"  Java     producer.setNamesrvAddr({_quoted(address)})\n"
+            f"  Spark    .option({_quoted('nameServer')}, {_quoted(address)})",
+            flush=True,
+        )
+        await done.wait()
+        log.info("closing", port=server.port)
+    return 0
+
+
+def _admin_is_local(options: argparse.Namespace) -> bool:
+    return bool(options.admin == "loopback")
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+async def _broker(options: argparse.Namespace) -> int:
+    raise_limit()
+    tls, acl = tls_of(options), acl_of(options)
+    address = _bind(options)
+    name_servers = tuple(part for part in options.nameserver.replace(",", ";").split(";") if part)
+    broker = Broker(_config(options, address, name_servers), tls=tls, acl=acl)
+    async with Server(
+        options.host,
+        options.port,
+        broker=broker,
+        routes=None,
+        tls=tls,
+        acl=acl,
+        admin_is_local=_admin_is_local(options),
+    ) as server:
+        done = _termination()
+        _announce(broker)
+        print(f"rocketlet broker {broker.config.name} is ready on {address}", flush=True)
+        await done.wait()
+        log.info("closing", port=server.port)
+    return 0
+
+
+async def _nameserver(options: argparse.Namespace) -> int:
+    raise_limit()
+    async with Server(
+        options.host,
+        options.port,
+        broker=None,
+        routes=Routes(),
+        external_port=options.external_port,
+        tls=tls_of(options),
+        acl=acl_of(options),
+        admin_is_local=_admin_is_local(options),
+    ) as server:
+        done = _termination()
+        print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
+        await done.wait()
+        log.info("closing", port=server.port)
+    return 0
+
+
+def tls_of(options: argparse.Namespace) -> Tls:
+    """Raises TlsError."""
+    if options.tls_cert is None and (options.tls_key or options.tls_ca):
+        raise TlsError("--tls-key or --tls-ca is given, --tls-cert is not")
+    files = TlsFiles(options.tls_cert, options.tls_key, options.tls_ca) if options.tls_cert else None
+    return Tls(options.tls, files, getattr(options, "nameserver_tls", None))
+
+
+def acl_of(options: argparse.Namespace) -> Acl | None:
+    """Raises AclError."""
+    account = getattr(options, "nameserver_account", None)
+    if account and not options.acl:
+        raise AclError("--nameserver-account is given, --acl is not, whose accounts it is of")
+    try:
+        return Acl(AclFile(options.acl)) if options.acl else None
+    except ImportError:
+        raise AclError("--acl needs PyYAML; install it with: pip install 'rocketlet[acl]'") from None
+
+
+def _bind(options: argparse.Namespace) -> str:
+    """The advertised address. With port 0 a free port is chosen here, because it must be known before listening."""
+    if options.port == 0:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((options.host, 0))
+            options.port = probe.getsockname()[1]
+    host, _, port = (options.advertise or "").partition(":")
+    return f"{host or _reachable(options.host)}:{port or options.port}"
+
+
+def _reachable(host: str) -> str:
+    if host not in ("0.0.0.0", "::", ""):
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; only asks which address would be used
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, ...]) -> BrokerConfig:
+    return BrokerConfig(
+        data_dir=options.data,
+        address=address,
+        external_address=options.advertise_external,
+        name=options.name,
+        cluster=options.cluster,
+        name_servers=name_servers,
+        flush=options.flush,
+        default_queues=options.queues,
+        retain_hours=options.retain_hours,
+        retain_bytes=options.retain_bytes,
+        segment_bytes=options.segment_bytes,
+        vip_channel=not options.no_vip,
+        metrics_port=options.metrics_port,
+        name_server_account=getattr(options, "nameserver_account", None),
+        metrics_host=options.metrics_host,
+        memory_bytes=options.memory,
+    )
+
+
+def _announce(broker: Broker) -> None:
+    found = broker.recovered
+    if found.torn_bytes:
+        log.warning("torn_message_cut_off", bytes=found.torn_bytes, hint="the commit log ended in it")
+    for position, size in found.damage:
+        log.error("commit_log_damaged", position=position, bytes=size, hint="what is readable is in damaged/")
+    for topic, queue_id, begin, end in found.lost:
+        log.error("messages_lost", topic=topic, queue=queue_id, first=begin, last=end - 1)
+    if found.rebuilt:
+        log.warning("indexes_rebuilt", queues=len(found.rebuilt), some=found.rebuilt[:10])
+    if found.records:
+        log.info("recovered", messages=found.records)
+
+
+def _termination() -> asyncio.Event:
+    """Set by SIGTERM or Ctrl-C, from before the broker says that it is ready."""
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(logs.report_unhandled)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, done.set)
+    return done

@@ -1,0 +1,187 @@
+"""Options of `rocketlet start`, `broker` and `nameserver`, and what their values may be."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..broker.net.tls import TLS_MODES
+from . import logs
+
+
+def add_listen_options(parser: argparse.ArgumentParser, port: int) -> None:
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="the address to listen on; 0.0.0.0: all, for clients on other machines (default: 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--admin",
+        choices=("any", "loopback"),
+        default="any",
+        help="where requests that administrate may come from: anywhere, or this machine (default: any)",
+    )
+    parser.add_argument(
+        "--port", type=_port, default=port, help=f"the port to listen on; 0 takes any free one (default: {port})"
+    )
+    parser.add_argument("--log-level", choices=logs.LEVELS, default="info", help="what to log at least (default: info)")
+
+
+def add_external_port_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--external-port",
+        type=_port,
+        help="also listen on this port; clients that ask there are told the brokers' --advertise-external addresses",
+    )
+
+
+def add_broker_options(parser: argparse.ArgumentParser) -> None:
+    _identity_options(parser)
+    _store_options(parser)
+    _limit_options(parser)
+
+
+def _identity_options(parser: argparse.ArgumentParser) -> None:
+    """Who the broker is, and where clients find it."""
+    parser.add_argument("--name", default="broker-a", help="the broker's name in the cluster (default: broker-a)")
+    parser.add_argument("--cluster", default="DefaultCluster", help="the cluster's name (default: DefaultCluster)")
+    parser.add_argument(
+        "--advertise",
+        metavar="HOST[:PORT]",
+        type=_advertised,
+        help="the address that clients are told to connect to (default: --host, or this host's address)",
+    )
+    parser.add_argument(
+        "--advertise-external",
+        metavar="HOST:PORT",
+        help="the address for clients that ask at a name server's --external-port, such as the published port of a container",
+    )
+    parser.add_argument(
+        "--no-vip",
+        action="store_true",
+        help="do not listen on the port two below, which clients with the VIP channel use",
+    )
+
+
+def _store_options(parser: argparse.ArgumentParser) -> None:
+    """What is kept, where, and for how long."""
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("rocketlet-data"),
+        help="the folder for messages and settings (default: ./rocketlet-data)",
+    )
+    parser.add_argument(
+        "--flush",
+        choices=("os", "sync"),
+        default="os",
+        help="acknowledge a message when the operating system has it (os, the default) or when it is on the disk (sync)",
+    )
+    parser.add_argument(
+        "--retain-hours", type=_hours, default=72.0, help="delete messages that are older (default: 72)"
+    )
+    parser.add_argument(
+        "--retain-bytes",
+        type=_size,
+        default=None,
+        metavar="SIZE",
+        help="delete the oldest messages beyond this size, such as 20G (default: no limit)",
+    )
+    parser.add_argument(
+        "--segment-bytes",
+        type=_size,
+        default="256M",
+        metavar="SIZE",
+        help="the size of a file of the commit log (default: 256M)",
+    )
+
+
+def _limit_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--queues",
+        type=_positive,
+        default=8,
+        help="how many queues a topic that a send creates gets at most (default: 8); clients ask for 4",
+    )
+    parser.add_argument(
+        "--metrics-port", type=_port, help="serve Prometheus metrics on this port, at /metrics (default: no metrics)"
+    )
+    parser.add_argument("--metrics-host", help="the address to serve metrics on, such as 127.0.0.1 (default: --host)")
+    parser.add_argument(
+        "--memory",
+        type=_size,
+        metavar="SIZE",
+        help="what connections may hold together, such as 512M: unfinished requests and unread answers "
+        "(default: a quarter of the machine or container)",
+    )
+
+
+def add_access_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("who may connect and do what")
+    group.add_argument(
+        "--tls",
+        choices=TLS_MODES,
+        default="permissive",
+        help="permissive: TLS and plain text on the same port, TLS only if there is a certificate (default); "
+        "enforcing: TLS only; disabled: plain text only",
+    )
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="the certificate, PEM; reloaded when it changes")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM; default: in the same file")
+    group.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="TLS clients must show a certificate that one of these signed"
+    )
+
+    group.add_argument(
+        "--acl", type=Path, metavar="FILE", help="accounts, as Apache's plain_acl.yml; reloaded when it changes"
+    )
+
+
+def add_registration_options(parser: argparse.ArgumentParser) -> None:
+    """Of a broker with name servers in other processes."""
+    parser.add_argument(
+        "--nameserver-tls",
+        type=Path,
+        metavar="CA_FILE",
+        help="register over TLS; who signed the name servers' certificates",
+    )
+    parser.add_argument(
+        "--nameserver-account", metavar="ACCESS_KEY", help="sign the registration as this account of the --acl file"
+    )
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port; use 0 to 65535")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
+    return int(text)
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not 0 <= hours < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of hours from 0")
+    return hours
+
+
+def _advertised(text: str) -> str:
+    host, separator, port = text.partition(":")
+    if not host or (separator and (not port.isdigit() or not 0 < int(port) < 65_536)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT")
+    return text
+
+
+def _size(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    unit = units.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not digits.isdigit() or int(digits) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; give bytes, or a number with K, M, G or T")
+    return int(digits) * unit
