@@ -8,6 +8,7 @@ brokers, topics, groups, offsets, messages   the nouns
 group_report    what `rocketlet groups show` prints
 doctor          what is wrong, and what to do
 fsck            checks a data folder, repairs it
+completion      for bash, zsh and fish
 output          columns for people, JSON for programs
 access          how a command connects: TLS and accounts
 settings        options from the environment and a TOML file

@@ -24,6 +24,7 @@ _MODULES = {
     "brokers": "brokers",
     "doctor": "doctor",
     "fsck": "fsck",
+    "completion": "completion",
 }
 """Each command's module, which has `add_to(commands)`."""
 

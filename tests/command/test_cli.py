@@ -1,0 +1,58 @@
+"""The command as a whole: what it imports, and how shells complete it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def imported(command: str, *packages: str) -> list[str]:
+    """The modules of these packages that are imported to understand a command."""
+    code = f"""
+import json, sys
+from rocketlet.command.cli import parser
+parser({command!r})
+print(json.dumps([name for name in sys.modules if name.startswith({packages!r})]))
+"""
+    return list(json.loads(python(code)))
+
+
+@pytest.mark.parametrize("command", ["topics", "groups", "offsets", "messages", "brokers", "doctor", "completion"])
+def test_a_command_that_asks_a_cluster_imports_no_broker(command: str) -> None:
+    assert imported(command, "rocketlet.broker", "sqlglot", "prometheus_client", "rocketlet.spark") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_nouns_verbs_and_options(shell: str) -> None:
+    script = subprocess.run(
+        [sys.executable, "-m", "rocketlet.command.cli", "completion", shell], capture_output=True, text=True, check=True
+    ).stdout
+    for word in ("topics", "create", "retain-hours"):
+        assert word in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_a_verb(tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_text(
+        subprocess.run(
+            [sys.executable, "-m", "rocketlet.command.cli", "completion", "bash"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
+    asking = f"source {script}; COMP_WORDS=(rocketlet topics cr) COMP_CWORD=2; _shtab_rocketlet rocketlet cr topics; "
+    found = subprocess.run(["bash", "-c", asking + "echo ${COMPREPLY[@]}"], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["create"]
