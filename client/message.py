@@ -86,6 +86,11 @@ class Message:
         )
 
     @property
+    def origin(self) -> str:
+        """The topic that it was first sent to, also of a message of a dead-letter or retry topic."""
+        return self.properties.get(props.RETRY_TOPIC) or self.topic
+
+    @property
     def tag(self) -> str | None:
         return self.properties.get(props.TAGS)
 

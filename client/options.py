@@ -1,10 +1,10 @@
-"""The types of what consumers are given."""
+"""The types of what consumers and producers are given, for whoever passes it on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ..protocol.allocation import Strategy
 from ..protocol.bodies import Queue
@@ -12,6 +12,7 @@ from .access import Access
 from .config import PullLimits, Start
 from .handling import Middleware
 from .listeners import Assigned, Listener
+from .transactions import Check
 
 Place = Literal["first", "last"] | int | Mapping[Queue, int]
 """Where to go on: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
@@ -34,3 +35,33 @@ class Options(TypedDict, total=False):
     on_revoked: Listener | None
     access: Access | None
     middleware: Sequence[Middleware]
+
+
+class ProducerOptions(TypedDict, total=False):
+    """What a producer can be given besides its name server and group. `SendMiddleware` stays Any: it is producer.py's."""
+
+    timeout_s: float
+    retries: int
+    compress_over_bytes: int
+    default_queues: int
+    batching: bool
+    check: Check | None
+    access: Access | None
+    middleware: Sequence[Any]
+
+
+class MessageOptions(TypedDict, total=False):
+    """What any message can be given."""
+
+    tag: str | None
+    keys: str | Sequence[str]
+    properties: Mapping[str, str] | None
+    queue_key: str | None
+
+
+class SendOptions(MessageOptions, total=False):
+    """What a plain send can be given besides."""
+
+    delay_level: int
+    queue: Queue | None
+    message_id: str | None

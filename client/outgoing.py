@@ -10,7 +10,7 @@ from ..protocol import properties as props
 from ..protocol.message import MAX_BODY_BYTES
 from .errors import MessageIllegal
 
-_PROPERTY_BYTES: Final = props.MAX_BYTES - 100
+_PROPERTY_BYTES: Final = props.MAX_BYTES - 100  # the broker adds its own
 
 
 def checked_body(body: bytes) -> bytes:

@@ -7,10 +7,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 from ..protocol import bodies, names
-from ..protocol import properties as props
 from ..protocol.batch import BatchEntry, encode_batch
 from ..protocol.bodies import Heartbeat, Queue
 from ..protocol.codes import SYS_TRANSACTION_PREPARED, RequestCode
@@ -33,8 +32,6 @@ from .sender import Sender, sent_result
 from .transactions import Check, Transactions, half_properties
 
 log = get_logger("rocketlet.producer")
-
-_PROPERTY_BYTES: Final = props.MAX_BYTES - 100  # the broker adds its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +310,8 @@ class Producer(Sender):
         """Sends a received message again, as it was sent first: body, tag, keys, user properties and id. A message of a
         dead-letter or retry topic goes to the topic that it came from, unless another is named. Raises what `send` raises."""
         again = message.outgoing()
-        target = topic or message.properties.get(props.RETRY_TOPIC) or message.topic
         return await self.send(
-            target,
+            topic or message.origin,
             again.body,
             tag=again.tag,
             keys=again.keys,

@@ -1,4 +1,8 @@
-"""Sends a stored message again as it is: body, tag, keys, its sender's properties and id."""
+"""Sends a stored message again as it is: body, tag, keys, its sender's properties and id.
+
+`Producer.resend` is for services: it sends as any message is sent. This is for administrators: the bytes stay as they are
+stored, compressed or not, and it may send to a group's retry topic, which a producer must not.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,10 @@ async def send_again(cluster: Cluster, message: Message, group: str | None) -> s
 
     Returns the new offset id. Raises RocketletError.
     """
-    origin = message.properties.get(props.RETRY_TOPIC) or message.topic
     own = {name: value for name, value in message.properties.items() if name in _KEPT or name not in props.RESERVED}
     if group is not None:
-        own[props.RETRY_TOPIC] = origin  # by which a consumer knows which topic it stands for
-    topic = names.retry_topic(group) if group is not None else origin
+        own[props.RETRY_TOPIC] = message.origin  # by which a consumer knows which topic it stands for
+    topic = names.retry_topic(group) if group is not None else message.origin
     queue = random.choice(await cluster.route_to_publish(topic, 1))
     header = SendMessage(
         producer_group=GROUP,

@@ -6,13 +6,8 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-import orjson
-
-from ..protocol import bodies
-from ..protocol.codes import RequestCode
-from ..protocol.headers import ConsumerGroup, write
 from .access import Access
-from .cluster import Cluster
+from .admin import AdminClient
 from .errors import RocketletError
 
 LOOK_S = 0.05
@@ -27,32 +22,19 @@ async def settled(
     `members`: wait until the group has this many, too. Raises TimeoutError, which says what is missing, and RocketletError.
     Apache's brokers do not know who owns what, so it needs Rocketlet's.
     """
-    cluster = Cluster(name_server, access)
     missing = "nothing was heard"
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s), AdminClient(name_server, access=access) as admin:
             while True:
-                reports = await _reports(cluster, group)
+                reports = await admin.history(group)
+                if not reports:
+                    raise RocketletError("the name server knows no broker")
                 missing, owned = _judged(reports, members)
                 if not missing:
                     return owned
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         raise TimeoutError(f"the group {group} has not settled in {timeout_s} s: {missing}") from None
-    finally:
-        await cluster.close()
-
-
-async def _reports(cluster: Cluster, group: str) -> list[dict[str, Any]]:
-    answer = await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
-    reports: list[dict[str, Any]] = []
-    for broker in bodies.decode_cluster(answer.body):
-        connection = await cluster.connection(broker.addresses[0])
-        found = await connection.request(RequestCode.GET_GROUP_HISTORY, write(ConsumerGroup(group)))
-        reports.append(orjson.loads(found.body))
-    if not reports:
-        raise RocketletError("the name server knows no broker")
-    return reports
 
 
 def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, dict[str, int]]:

@@ -18,9 +18,9 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from ..client import consumer as asynchronous
 from ..client.access import Access
@@ -29,7 +29,7 @@ from ..client.errors import ConfigError
 from ..client.handling import Outcome
 from ..client.message import Message, Outgoing, SendResult
 from ..client.offsets import Position
-from ..client.options import Place
+from ..client.options import MessageOptions, Options, Place, ProducerOptions, SendOptions
 from ..client.producer import Producer as AsyncProducer
 from ..protocol.bodies import Queue
 
@@ -69,7 +69,7 @@ _loop = _Loop()
 class Producer:
     """As `rocketlet.Producer`; `check` is a plain function."""
 
-    def __init__(self, name_server: str, group: str = "rocketlet", **options: Any) -> None:
+    def __init__(self, name_server: str, group: str = "rocketlet", **options: Unpack[ProducerOptions]) -> None:
         async def made() -> AsyncProducer:
             return AsyncProducer(name_server, group, **options)
 
@@ -89,33 +89,9 @@ class Producer:
     def stop(self) -> None:
         _loop.run(self._producer.stop())
 
-    def send(
-        self,
-        topic: str,
-        body: bytes,
-        *,
-        tag: str | None = None,
-        keys: str | Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        delay_level: int = 0,
-        queue_key: str | None = None,
-        queue: Queue | None = None,
-        message_id: str | None = None,
-    ) -> SendResult:
-        """Sends one message and returns when the broker has it. Raises as that of `rocketlet.Producer`."""
-        return _loop.run(
-            self._producer.send(
-                topic,
-                body,
-                tag=tag,
-                keys=keys,
-                properties=properties,
-                delay_level=delay_level,
-                queue_key=queue_key,
-                queue=queue,
-                message_id=message_id,
-            )
-        )
+    def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> SendResult:
+        """Sends one message and returns when the broker has it. Takes and raises what that of `rocketlet.Producer` does."""
+        return _loop.run(self._producer.send(topic, body, **options))
 
     def send_batch(
         self,
@@ -127,7 +103,9 @@ class Producer:
     ) -> SendResult:
         return _loop.run(self._producer.send_batch(topic, messages, queue_key=queue_key, queue=queue))
 
-    def request(self, topic: str, body: bytes, *, timeout_s: float = REQUEST_TIMEOUT_S, **options: Any) -> Message:
+    def request(
+        self, topic: str, body: bytes, *, timeout_s: float = REQUEST_TIMEOUT_S, **options: Unpack[MessageOptions]
+    ) -> Message:
         return _loop.run(self._producer.request(topic, body, timeout_s=timeout_s, **options))
 
     def reply(self, request: Message, body: bytes, *, properties: Mapping[str, str] | None = None) -> None:
@@ -137,7 +115,7 @@ class Producer:
         return _loop.run(self._producer.resend(message, topic))
 
     @contextmanager
-    def transaction(self, topic: str, body: bytes, **options: Any) -> Iterator[SendResult]:
+    def transaction(self, topic: str, body: bytes, **options: Unpack[MessageOptions]) -> Iterator[SendResult]:
         """Consumers see the message when the block has ended, and never if it raises."""
         block = self._producer.transaction(topic, body, **options)
         half = _loop.run(block.__aenter__())
@@ -159,10 +137,14 @@ class Consumer:
         group: str,
         subscriptions: Mapping[str, str] | str,
         handler: Callable[[Any], Outcome] | None = None,
-        **options: Any,
+        *,
+        batch_size: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
         async def made() -> asynchronous.Consumer:
-            return asynchronous.Consumer(name_server, group, subscriptions, handler, **options)
+            if batch_size is None:
+                return asynchronous.Consumer(name_server, group, subscriptions, handler, **options)
+            return asynchronous.Consumer(name_server, group, subscriptions, handler, batch_size=batch_size, **options)
 
         self._consumer = _loop.run(made())
 

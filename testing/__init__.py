@@ -1,6 +1,8 @@
 """RocketMQ in your test suite: a real broker in this process, a clock you can turn, and faults you can order.
 
 broker     starts it, cleans it, looks into it
+cluster    several of them
+loop_thread  a thread with an event loop for them
 clock      the broker's time, which `advance` moves
 faults     what may go wrong, in one line each
 tap        sees each request and each answer, and lets faults act
@@ -14,14 +16,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .broker import Broker, Cluster
+    from .broker import Broker
     from .clock import BrokerClock
+    from .cluster import Cluster
     from .faults import Fault, Injected
     from .tap import Request
 
 __all__ = ["Broker", "BrokerClock", "Cluster", "Fault", "Injected", "Request"]
 
-_MODULES = {"Broker": "broker", "Cluster": "broker", "BrokerClock": "clock", "Request": "tap"}
+_MODULES = {"Broker": "broker", "Cluster": "cluster", "BrokerClock": "clock", "Request": "tap"}
 
 
 def __getattr__(name: str) -> Any:

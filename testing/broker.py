@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import threading
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -20,7 +18,6 @@ from ..broker.config import BrokerConfig
 from ..broker.nameserver.routes import Routes
 from ..broker.net.connection import Connection
 from ..broker.server import Server
-from ..client.admin import AdminClient
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
 from ..client.settling import settled
@@ -29,6 +26,7 @@ from ..protocol.bodies import GroupConfig, Queue, TopicConfig
 from ..protocol.message import decode_records
 from .clock import BrokerClock
 from .faults import Fault, Faults, Injected
+from .loop_thread import LoopThread
 from .ports import free_port
 from .tap import Request, Tap, TappedConnection
 
@@ -36,7 +34,6 @@ T = TypeVar("T")
 
 WAIT_S: Final = 20.0
 LOOK_S: Final = 0.002
-START_S: Final = 30.0
 _MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
 _SETTINGS: Final = frozenset(item.name for item in fields(BrokerConfig)) - {"data_dir", "address"}
 
@@ -62,7 +59,7 @@ class Broker:
         if name_server is not None:
             self._settings["name_servers"] = (name_server,)
         self._port = port
-        self._thread: _Thread | None = None
+        self._thread: LoopThread | None = None
         self._server: Server | None = None
         self._broker: _MortalBroker | None = None
         self._tap: Tap | None = None
@@ -79,7 +76,7 @@ class Broker:
         await self._close()
 
     def __enter__(self) -> Self:
-        self._thread = _Thread()
+        self._thread = LoopThread()
         try:
             self._thread.wait(self._open())
         except BaseException:
@@ -413,84 +410,6 @@ class _BrokerFaults(Faults):
             self._of._thaw()
 
         self._of._do(removed)
-
-
-class Cluster:
-    """`async with Cluster(brokers=2) as cluster`: a name server with the first broker, and the others beside it.
-
-    `brokers` are named broker-a, broker-b, ...; each has its own clock and faults. Clients are given `address`.
-    """
-
-    def __init__(self, brokers: int = 2, **settings: Any) -> None:
-        if not 1 <= brokers <= 26:
-            raise ValueError(f"brokers is {brokers}; 1 to 26 are allowed")
-        self._count = brokers
-        self._settings = settings
-        self.brokers: list[Broker] = []
-
-    @property
-    def address(self) -> str:
-        return self.brokers[0].address
-
-    async def __aenter__(self) -> Self:
-        try:
-            for number in range(self._count):
-                name_server = self.brokers[0].address if self.brokers else None
-                name = f"broker-{chr(ord('a') + number)}"
-                broker = Broker(name=name, name_server=name_server, **self._settings)
-                self.brokers.append(await broker.__aenter__())
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        while self.brokers:
-            await self.brokers.pop().__aexit__()
-
-    async def settled(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
-        return await settled(self.address, group, members=members, timeout_s=timeout_s)
-
-    async def create_topic(self, topic: str, queues: int = TOPIC_QUEUES) -> None:
-        """On each broker."""
-        async with AdminClient(self.address) as admin:
-            await admin.create_topic(topic, queues=queues)
-
-
-class _Thread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rocketlet broker", daemon=True)
-        self._thread.start()
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S)
-
-    def do(self, action: Callable[[], T]) -> T:
-        if threading.current_thread() is self._thread:
-            return action()
-
-        async def run() -> T:
-            found = action()
-            await asyncio.sleep(0)  # what it has started begins before we go on
-            return found
-
-        return self.wait(run())
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(START_S)
-        self._loop.close()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    with suppress(ImportError):
-        import uvloop
-
-        return uvloop.new_event_loop()
-    return asyncio.new_event_loop()
 
 
 def _end_without(broker: RunningBroker, lose: int) -> int:

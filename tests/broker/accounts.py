@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from rocketlet.protocol.signature import Signer
 
 from ..conftest import Wire
 
+Wired = Callable[[str], Awaitable["SignedWire"]]
+SEND: dict[str, Any] = {
+    "a": "p", "b": "orders", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0, "k": "false",
+    "m": "false",
+}  # fmt: skip
 ADMIN = "admin-key"
 KEYS = (ADMIN, "orders-key", "readers-key", "nobody-key", "trusted-key")
 SECRETS = {name: f"secret-of-{name}" for name in KEYS}

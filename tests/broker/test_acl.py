@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
-import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -16,7 +12,6 @@ import pytest
 from rocketlet.broker.access.accounts import AclError
 from rocketlet.broker.access.rules import KNOWN, Rule
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.net.tls import Tls
 from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.broker.server import Server
 from rocketlet.client import BrokerRefused, Consumer, Producer, RocketletError
@@ -34,39 +29,7 @@ from structlog.testing import capture_logs
 
 from ..conftest import Node, Nodes, eventually
 from ..handlers import Inbox
-from .accounts import ACCOUNTS, ADMIN, KEYS, SECRETS, AccountsFile, SignedWire, access, account, signed_wire
-from .certificates import Certificates
-
-Wired = Callable[[str], Awaitable[SignedWire]]
-SEND: dict[str, Any] = {
-    "a": "p", "b": "orders", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0, "k": "false",
-    "m": "false",
-}  # fmt: skip
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> AccountsFile:
-    return AccountsFile(tmp_path / "plain_acl.yml")
-
-
-@pytest.fixture
-async def guarded(nodes: Nodes, file: AccountsFile) -> Node:
-    return await nodes.start(acl=file.acl)
-
-
-@pytest.fixture
-async def wired(guarded: Node) -> AsyncIterator[Wired]:
-    """`await wired("orders-key")` gives a wire that signs as that account; an empty key one that does not."""
-    wires: list[SignedWire] = []
-
-    async def open_wire(access_key: str) -> SignedWire:
-        wires.append(await signed_wire(guarded.address, access_key))
-        return wires[-1]
-
-    yield open_wire
-    for wire in wires:
-        await wire.close()
-
+from .accounts import ACCOUNTS, ADMIN, KEYS, SECRETS, SEND, AccountsFile, Wired, access, account, signed_wire
 
 # Every request code
 
@@ -414,126 +377,3 @@ async def test_many_clients_at_once_are_told_apart(guarded: Node, wired: Wired) 
     wires = [await wired(key) for key in ("orders-key", "nobody-key") * 5]
     answers = await asyncio.gather(*(wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x") for wire in wires))
     assert [answer.code for answer in answers] == [0, 1] * 5
-
-
-# Identified once by TLS
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    (tmp_path / "tls").mkdir()
-    return Certificates.make(tmp_path / "tls")
-
-
-async def tls_wire(node: Node, certificates: Certificates, access_key: str, **versions: Any) -> SignedWire:
-    context = certificates.client_context()
-    for name, version in versions.items():
-        setattr(context, name, version)
-    host, _, port = node.address.rpartition(":")
-    wire = SignedWire(*await asyncio.open_connection(host, int(port), ssl=context))
-    wire.access_key, wire.secret = access_key, SECRETS[access_key]
-    return wire
-
-
-def channel_of(wire: SignedWire) -> str:
-    binding = wire._writer.get_extra_info("ssl_object").get_channel_binding("tls-unique")
-    return str(binding.hex())
-
-
-async def identified(wire: SignedWire) -> int:
-    return (await wire.call(RequestCode.IDENTIFY, {"channel": channel_of(wire)}, serialize_type=MSGPACK)).code
-
-
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_who_is_identified_needs_no_signature_on_that_connection(
-    nodes: Nodes, file: AccountsFile, certificates: Certificates, version: ssl.TLSVersion
-) -> None:
-    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
-    wire = await tls_wire(node, certificates, "orders-key", maximum_version=version)
-    other = await tls_wire(node, certificates, "orders-key")
-    assert await identified(wire) == 0
-    wire.access_key = other.access_key = ""
-    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
-    assert "No default permission" in ((await wire.call(310, {**SEND, "b": "other"}, b"x")).remark or "")
-    assert "No accessKey" in ((await other.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
-    await wire.close()
-    await other.close()
-
-
-async def test_a_proof_is_worth_nothing_elsewhere(nodes: Nodes, file: AccountsFile, certificates: Certificates) -> None:
-    """Neither on another TLS connection nor on a plain one nor by the signature of another request."""
-    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
-    honest, thief = [await tls_wire(node, certificates, "orders-key") for _ in range(2)]
-    plain = await signed_wire(node.address, "orders-key")
-    stolen = {"channel": channel_of(honest)}
-    stolen["Signature"] = Signer(honest.secret).signature({**stolen, "AccessKey": "orders-key"}, b"")
-    own = {"channel": channel_of(thief), "Signature": stolen["Signature"]}
-    for wire, ext in ((thief, stolen), (thief, own), (thief, {}), (plain, stolen), (plain, {"channel": ""})):
-        assert (await wire.call(RequestCode.IDENTIFY, ext)).code != 0
-        wire.access_key = ""
-        assert "No accessKey" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
-        wire.access_key = "orders-key"
-    for wire in (honest, thief, plain):
-        await wire.close()
-
-
-async def test_a_white_address_is_no_proof(nodes: Nodes, file: AccountsFile, certificates: Certificates) -> None:
-    """What passes unsigned today must not be an account tomorrow."""
-    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
-    wire = await tls_wire(node, certificates, "trusted-key")
-    wire.secret = "a-wrong-secret"
-    assert await identified(wire) != 0
-    file.rewrite([*ACCOUNTS[:-1], account("trusted-key", topicPerms=["orders=PUB"])])
-    wire.access_key = ""
-    assert "No accessKey" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
-    await wire.close()
-
-
-async def test_a_changed_secret_ends_what_was_proven_and_a_changed_permission_holds(
-    nodes: Nodes, file: AccountsFile, certificates: Certificates
-) -> None:
-    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
-    wire = await tls_wire(node, certificates, "orders-key")
-    assert await identified(wire) == 0
-    wire.access_key = ""
-    file.rewrite([account("orders-key", topicPerms=["orders=SUB"])])
-    assert "No default permission" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
-    file.rewrite([{**account("orders-key"), "secretKey": "another-secret"}])
-    with pytest.raises(ConnectionResetError):
-        await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")
-    assert not any(queue.next for queue in node.broker.store.queues.values())
-
-
-async def test_our_client_identifies_itself_and_comes_back_after_a_change(
-    nodes: Nodes, file: AccountsFile, certificates: Certificates
-) -> None:
-    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
-    by_tls = access("orders-key", tls=True, ca_file=str(certificates.folder / "ca.pem"))
-    async with Producer(node.address, access=by_tls) as producer:
-        await producer.send("orders", b"1")
-        known = [connection.known for connection in node.server._connections]
-        await eventually(lambda: any(getattr(item, "identified", None) for item in known))
-        for number in range(3):
-            await producer.send("orders", b"%d" % number)
-        file.rewrite([account("orders-key", topicPerms=["orders=PUB"], defaultTopicPerm="PUB")])
-        await producer.send("orders", b"2")
-        await producer.send("other", b"2")
-
-
-async def test_refusals_and_handshakes_are_metrics(
-    nodes: Nodes, file: AccountsFile, certificates: Certificates
-) -> None:
-    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files), metrics_port=0)
-    by_tls, plain = await tls_wire(node, certificates, "nobody-key"), await signed_wire(node.address, "")
-    for wire in (by_tls, plain):
-        assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code != 0
-        await wire.close()
-    url = f"http://127.0.0.1:{node.server.metrics_port}/metrics"
-    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
-    for line in (
-        'rocketlet_requests_refused_total{reason="permission"} 1.0',
-        'rocketlet_requests_refused_total{reason="no_key"} 1.0',
-        'rocketlet_tls_handshakes_total{outcome="done"} 1.0',
-        'rocketlet_tls_handshakes_total{outcome="failed"} 0.0',
-    ):
-        assert line in text

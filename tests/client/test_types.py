@@ -14,6 +14,7 @@ from ..conftest import PATIENCE_S, PYRIGHT
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
+from rocketlet import sync
 from rocketlet.client import Consumer, Message, RetryLater
 
 
@@ -42,6 +43,13 @@ async def use(consumer: Consumer) -> None:
     async for ms in consumer.batches():
         print(ms[0].boddy)  # error
     print((await anext(consumer)).boddy)  # error
+
+
+sync.Producer("h:1", retries=5).send("t", b"x", tag="a")
+sync.Producer("h:1", retires=5)  # error
+sync.Producer("h:1").send("t", b"x", tags="a")  # error
+sync.Consumer("h:1", "g", "t", start="first", batch_size=3)
+sync.Consumer("h:1", "g", "t", start="begin")  # error
 """
 
 

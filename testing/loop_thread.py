@@ -1,0 +1,48 @@
+"""An event loop in a thread of its own: for tests without asyncio, and for one broker in many tests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+START_S: Final = 30.0
+
+
+class LoopThread:
+    """`wait` gives the result of a coroutine that runs there, `do` that of a function."""
+
+    def __init__(self) -> None:
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rocketlet broker", daemon=True)
+        self._thread.start()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S)
+
+    def do(self, action: Callable[[], T]) -> T:
+        if threading.current_thread() is self._thread:
+            return action()
+
+        async def run() -> T:
+            found = action()
+            await asyncio.sleep(0)  # what it has started begins before we go on
+            return found
+
+        return self.wait(run())
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(START_S)
+        self._loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    with suppress(ImportError):
+        import uvloop
+
+        return uvloop.new_event_loop()
+    return asyncio.new_event_loop()

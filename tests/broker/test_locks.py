@@ -1,0 +1,190 @@
+"""Who owns a queue: locks, leases, epochs, and the commits that they fence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.locks import Locks
+from rocketlet.broker.net.connection import Connection
+from rocketlet.protocol import group_bodies
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.headers import UpdateOffset, write
+
+from ..conftest import Connect, Node, Wire, create_topic, eventually, peer
+from ..requests import QUEUE, beat, lock, send
+
+
+async def test_a_queue_has_one_owner_and_the_next_is_told_when_it_is_free(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    first = group_bodies.decode_locked((await lock(one, "c1")).body)
+    assert group_bodies.decode_locked((await lock(two, "c2")).body) == {}
+    assert group_bodies.decode_locked((await lock(one, "c1")).body) == first, "renewing keeps the epoch"
+    two.requests.clear()
+    await lock(one, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    second = group_bodies.decode_locked((await lock(two, "c2")).body)
+    assert second[QUEUE] > first[QUEUE]
+
+
+async def test_a_killed_owner_frees_its_queues_at_once(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    await lock(one, "c1")
+    await lock(two, "c2")
+    await one.close()
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    await eventually(lambda: not node.broker.locks.owners("g"))
+    assert QUEUE in group_bodies.decode_locked((await lock(two, "c2")).body)
+
+
+async def test_a_foreign_client_id_locks_and_unlocks_nothing(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    stranger = await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    await lock(one, "c1")
+    for wire, code in (
+        (two, RequestCode.LOCK_BATCH_MQ),
+        (two, RequestCode.UNLOCK_BATCH_MQ),
+        (stranger, RequestCode.UNLOCK_BATCH_MQ),
+    ):
+        assert (await lock(wire, "c1", code=code)).code == ResponseCode.SYSTEM_ERROR
+    assert node.broker.locks.owners("g") == {("t", 0): "c1"}
+
+
+async def test_a_late_commit_is_refused_and_moves_nothing(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    await create_topic(one, "t", 1)
+    for _ in range(9):
+        await send(one)
+    old = group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE]
+
+    async def commit(wire: Wire, offset: int, epoch: int | None) -> int:
+        return (
+            await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, write(UpdateOffset("g", "t", 0, offset, epoch)))
+        ).code
+
+    assert await commit(one, 5, old) == 0
+    await lock(one, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
+    assert await commit(one, 6, old) == 16, "nobody owns it"
+    new = group_bodies.decode_locked((await lock(two, "c2")).body)[QUEUE]
+    assert await commit(one, 7, old) == 16
+    assert await commit(one, 7, None) == 16
+    assert await commit(two, 8, old) == 16
+    assert node.broker.offsets.get("g", "t", 0) == 5
+    assert await commit(two, 9, new) == 0
+
+
+@pytest.mark.parametrize("offset", [-1, 2, 4])
+async def test_a_commit_outside_of_the_queue_is_refused(node: Node, wire: Wire, offset: int) -> None:
+    await create_topic(wire, "t", 1)
+    for _ in range(4):
+        await send(wire)
+    node.broker.store.queue("t", 0).begin = 3
+    answer = await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, write(UpdateOffset("g", "t", 0, offset)))
+    assert answer.code == (0 if offset == 4 else 1)
+    if offset != 4:
+        assert "the start 3 and the end 4" in (answer.remark or "")
+    assert node.broker.offsets.get("g", "t", 0) == (4 if offset == 4 else None)
+
+
+async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    epoch = group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE]
+
+    async def unlock(wire: Wire, client: str, queue: Queue = QUEUE, epochs: int | None = None) -> str:
+        request = LockRequest(client, "g", (queue,), True, {queue: epochs} if epochs else {})
+        answer = await wire.call(RequestCode.UNLOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        return answer.remark or ""
+
+    assert "locked by c1" in await unlock(two, "c2"), "another's"
+    assert "not c1" in await unlock(two, "c1"), "with a foreign client id"
+    assert "is not locked" in await unlock(one, "c1", Queue("t", "broker-a", 7)), "what it never had"
+    assert "by now" in await unlock(one, "c1", epochs=epoch - 1), "an old epoch"
+    assert group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE] == epoch
+
+
+def make_locks(folder: Path, clock: MovableClock, told: list[Connection] | None = None) -> Locks:
+    """Locks alone; who is told of a free queue is in `told`."""
+    return Locks(
+        History(clock),
+        folder / "locks.json",
+        clock,
+        on_free=lambda connection, group: told.append(connection) if told is not None else None,
+        on_change=lambda: None,
+        is_held_back=lambda group, topic, queue_id: False,
+    )
+
+
+def test_a_lease_that_is_not_renewed_ends(tmp_path: Path) -> None:
+    clock = MovableClock(stands=True)
+    told: list[Connection] = []
+    locks = make_locks(tmp_path, clock, told)
+    one, two = peer(), peer()
+    request = LockRequest("c1", "g", (QUEUE,), True)
+    other = LockRequest("c2", "g", (QUEUE,), True)
+    locks.lock(request, one)
+    assert locks.lock(other, two) == {}
+    for _ in range(20):
+        clock.advance(1)
+        locks.expire()
+    assert told == []
+    clock.advance(1)
+    locks.expire()
+    assert told == [two]
+    assert QUEUE in locks.lock(other, two)
+    assert locks.commit_fault("g", ("t", 0), one, 1)
+
+
+def test_a_broker_that_stood_still_gives_its_members_time_to_renew(tmp_path: Path) -> None:
+    clock = MovableClock(stands=True)
+    locks = make_locks(tmp_path, clock)
+    one, two = peer(), peer()
+    mine, other = LockRequest("c1", "g", (QUEUE,), True), LockRequest("c2", "g", (QUEUE,), True)
+    epoch = locks.lock(mine, one)[QUEUE]
+    clock.advance(30)  # renewals wait in the sockets
+    assert locks.lock(other, two) == {}, "asked for before the renewal is read"
+    locks.expire()
+    assert locks.lock(mine, one) == {QUEUE: epoch}
+    clock.advance(30)
+    locks.expire()
+    for _ in range(20):
+        clock.advance(1)
+        locks.expire()
+    assert QUEUE in locks.lock(other, two), "time to renew, not for ever"
+
+
+def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
+    locks = make_locks(tmp_path, MovableClock())
+    one, again = peer(), peer()
+    ask = LockRequest("c1", "g", (QUEUE,), True)
+    first = locks.lock(ask, one)[QUEUE]
+    renewal = LockRequest("c1", "g", (QUEUE,), True, {QUEUE: first})
+    assert locks.lock(renewal, one) == {QUEUE: first}
+    locks.drop(one)
+    assert locks.lock(renewal, again) == {}, "it was free meanwhile"
+    second = locks.lock(ask, again)[QUEUE]
+    assert second > first
+    assert locks.lock(renewal, again) == {}
+    assert locks.lock(ask, again) == {QUEUE: second}
+
+
+async def test_apaches_locks_last_and_survive_a_closed_socket(node: Node, connect: Connect) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    assert QUEUE in group_bodies.decode_locked((await lock(one, "c1", handover=False)).body)
+    await one.close()
+    assert group_bodies.decode_locked((await lock(two, "c2", handover=False)).body) == {}
