@@ -168,13 +168,13 @@ class Draining:
         """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
         self._changes[group.name] = change = self._changes.get(group.name, 0) + 1
         lists = self._given.get(group.name, {})
-        self._given[group.name] = {at: ids for at, ids in lists.items() if at in group.members}
+        self._given[group.name] = {reader: ids for reader, ids in lists.items() if reader in group.members}
         if any(map(is_foreign, group.members.values())):
             drain = self._drains.setdefault(group.name, Drain(self._clock.monotonic_s()))
             if drain.is_over:
                 drain.began_s = self._clock.monotonic_s()
             drain.is_open = True
-            drain.waiting = {at: places for at, places in drain.waiting.items() if at in group.members}
+            drain.waiting = {reader: places for reader, places in drain.waiting.items() if reader in group.members}
             self._progressed(group.name, drain)
             self._tasks.spawn(self._start(group, drain, change))
             return
@@ -199,7 +199,9 @@ class Draining:
         if self._changes.get(group.name) != change:  # another change came meanwhile
             return
         drain.queues, drain.is_open = queues, False
-        drain.moving = {place: at for topic in queues for place, at in self._moving(group, topic, queues[topic])}
+        drain.moving = {
+            place: reader for topic in queues for place, reader in self._moving(group, topic, queues[topic])
+        }
         drain.waiting = {}
         for place, connection in drain.moving.items():
             drain.waiting.setdefault(connection, set()).add(place)
@@ -265,9 +267,13 @@ class Draining:
         ready = {connection for connection in drain.kept if connection not in drain.waiting}
         drain.kept -= ready
         if group is not None:
-            members = group.members.items()
-            ours = {at for at, member in members if not is_foreign(member)} if drain.is_over and drain.moving else set()
-            self._tell(group, [connection for connection in group.members if connection in ready or connection in ours])
+            has_ended = drain.is_over and bool(drain.moving)
+            told = [
+                item
+                for item, member in group.members.items()
+                if item in ready or (has_ended and not is_foreign(member))
+            ]
+            self._tell(group, told)
             if drain.is_over:
                 self._settled[name] = group.client_ids()
         if drain.is_over and self._drains.get(name) is drain:

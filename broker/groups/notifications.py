@@ -73,7 +73,8 @@ class Notifications:
             return
         keeps = self._draining.is_kept_back
         self.tell(
-            group, [at for at, member in group.members.items() if not (is_foreign(member) and keeps(group.name, at))]
+            group,
+            [peer for peer, member in group.members.items() if not (is_foreign(member) and keeps(group.name, peer))],
         )
 
     def tell(self, group: ConsumerGroup, connections: Iterable[Connection]) -> None:

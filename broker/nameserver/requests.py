@@ -155,9 +155,9 @@ def topics_of_cluster(routes: Routes, connection: Connection, frame: Frame) -> B
 
 def system_topics(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
     """The names of clusters and brokers, which are also topics."""
-    found = routes.brokers()
-    names = dict.fromkeys(name for broker in found for name in (broker.cluster, broker.name))
-    address = next((at for broker in found for at in broker.addresses.values()), "")
+    brokers = routes.brokers()
+    names = dict.fromkeys(name for broker in brokers for name in (broker.cluster, broker.name))
+    address = next((address for broker in brokers for address in broker.addresses.values()), "")
     return answer(frame, body=orjson.dumps({"brokerAddr": address, "topicList": list(names)}))
 
 

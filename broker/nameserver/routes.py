@@ -69,8 +69,8 @@ class Routes:
                 raise LimitExceeded(f"this name server knows {MAX_BROKERS} brokers; no more")
             broker = self._brokers[name] = _Broker(cluster)
             log.info("broker_registered", broker=name, cluster=cluster, address=address)
-        for other in [number for number, at in broker.addresses.items() if at == address]:
-            del broker.addresses[other]
+        for former in [number for number, other in broker.addresses.items() if other == address]:
+            del broker.addresses[former]
         if len(broker.addresses) >= MAX_BROKER_ADDRESSES and broker_id not in broker.addresses:
             raise LimitExceeded(f"the broker {name} has {MAX_BROKER_ADDRESSES} addresses; no more")
         broker.addresses[broker_id] = address
@@ -109,21 +109,23 @@ class Routes:
         broker = self._brokers.get(name)
         if broker is None:
             return
-        broker.addresses = {number: at for number, at in broker.addresses.items() if at != address}
+        broker.addresses = {number: other for number, other in broker.addresses.items() if other != address}
         if not broker.addresses:
             del self._brokers[name]
             log.info("broker_gone", broker=name, address=address)
 
     def drop(self, connection: Connection | None) -> None:
         """A broker's connection is closed."""
-        self._unregister_addresses([at for at, entry in self._addresses.items() if entry.connection is connection])
+        self._unregister_addresses(
+            [address for address, entry in self._addresses.items() if entry.connection is connection]
+        )
 
     def expire(self) -> list[Connection]:
         """Forgets brokers that were silent for 120 s and returns their connections, to be closed."""
         limit = self.clock.monotonic_s() - HEARTBEAT_LIMIT_S
         silent = {
-            at: entry.connection
-            for at, entry in self._addresses.items()
+            address: entry.connection
+            for address, entry in self._addresses.items()
             if entry.seen_s < limit and entry.connection is not None
         }
         self._unregister_addresses(list(silent))
@@ -161,8 +163,8 @@ class Routes:
     def _broker_data(self, name: str, external: bool) -> BrokerData:
         broker = self._brokers[name]
         addresses = {
-            number: self._addresses[at].external if external and at in self._addresses else at
-            for number, at in broker.addresses.items()
+            number: self._addresses[address].external if external and address in self._addresses else address
+            for number, address in broker.addresses.items()
         }
         return BrokerData(name, broker.cluster, addresses)
 

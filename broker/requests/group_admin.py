@@ -48,12 +48,12 @@ def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -
         return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
     data = next(iter(group.members.values())).data
     infos = [
-        ConnectionInfo(member.client_id, at.peer, member.language, member.version)
-        for at, member in group.members.items()
+        ConnectionInfo(member.client_id, peer.peer, member.language, member.version)
+        for peer, member in group.members.items()
     ]
     topics = {topic for member in group.members.values() for topic in member.subscriptions}
-    found = {topic: group.subscription(None, topic) for topic in sorted(topics)}
-    table = {topic: bodies.encode_subscription(item) for topic, item in found.items() if item is not None}
+    subscriptions = {topic: group.subscription(None, topic) for topic in sorted(topics)}
+    table = {topic: bodies.encode_subscription(item) for topic, item in subscriptions.items() if item is not None}
     body = admin_bodies.encode_consumer_connections(
         infos, data.consume_type, data.message_model, data.consume_from, table
     )
@@ -112,16 +112,16 @@ def time_span(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
     now_ms = broker.clock.time_ms()
     spans: list[dict[str, Any]] = []
-    for at, item in broker.progress.of(header.group, header.topic).items():
-        queue = broker.store.queues.get((at.topic, at.queue_id))
+    for place, progress in broker.progress.of(header.group, header.topic).items():
+        queue = broker.store.queues.get((place.topic, place.queue_id))
         stored = queue is not None and queue.begin < queue.next
         spans.append(
             {
-                "messageQueue": bodies.queue_json(at),
+                "messageQueue": bodies.queue_json(place),
                 "minTimeStamp": broker.store.store_time_ms(queue, queue.begin) if queue and stored else -1,
                 "maxTimeStamp": broker.store.store_time_ms(queue, queue.next - 1) if queue and stored else -1,
-                "consumeTimeStamp": item.last_ms or -1,
-                "delayTime": now_ms - item.last_ms if item.lag and item.last_ms else 0,
+                "consumeTimeStamp": progress.last_ms or -1,
+                "delayTime": now_ms - progress.last_ms if progress.lag and progress.last_ms else 0,
             }
         )
     return answer(frame, body=orjson.dumps({"consumeTimeSpanSet": spans}))
@@ -213,30 +213,30 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
     header = read(TopicGroup, frame.ext)
     group = broker.groups.get(header.group)
     asked = {
-        member.client_id: at
-        for at, member in (group.members.items() if group else ())
+        member.client_id: peer
+        for peer, member in (group.members.items() if group else ())
         if header.client_addr in (None, "", member.client_id)
     }
     if not asked:
         remark = f"No Any Consumer online in the consumer group: [{header.group}]"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    found: dict[str, dict[Queue, int]] = {}
+    offsets: dict[str, dict[Queue, int]] = {}
     waiting = set(asked)
 
     def answered(client_id: str, reply: Frame | None) -> None:
         waiting.discard(client_id)
         if reply is not None and reply.code == 0:
             try:
-                found[client_id] = admin_bodies.decode_client_status(reply.body)
+                offsets[client_id] = admin_bodies.decode_client_status(reply.body)
             except BodyError as error:
                 log.warning("consumer_status_unreadable", client=client_id, reason=str(error))
         if not waiting:
-            connection.write(answer(frame, body=admin_bodies.encode_consumer_status(found)))
+            connection.write(answer(frame, body=admin_bodies.encode_consumer_status(offsets)))
 
     ext = {"topic": header.topic, "group": header.group}
-    for client_id, at in asked.items():
+    for client_id, peer in asked.items():
         code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
-        broker.clients.ask(at, code, ext, b"", lambda reply, name=client_id: answered(name, reply))  # type: ignore[misc]
+        broker.clients.ask(peer, code, ext, b"", lambda reply, name=client_id: answered(name, reply))  # type: ignore[misc]
     return None
 
 
@@ -245,7 +245,7 @@ def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | N
     header = read(ClientInfo, frame.ext)
     group = broker.groups.get(header.consumer_group)
     member = next(
-        (at for at, item in (group.members if group else {}).items() if item.client_id == header.client_id), None
+        (asked for asked, one in (group.members if group else {}).items() if one.client_id == header.client_id), None
     )
     if member is None:
         remark = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"

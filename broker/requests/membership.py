@@ -47,12 +47,12 @@ def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData
     """Why a strict group refuses a member; None if it does not."""
     wanted = {item.topic: item.expression for item in consumer.subscriptions}
     group = broker.groups.get(consumer.group)
-    for at, member in group.members.items() if group else ():
-        found = {item.topic: item.expression for item in member.subscriptions.values()}
-        if at is not connection and found != wanted:
+    for other, member in group.members.items() if group else ():
+        theirs = {item.topic: item.expression for item in member.subscriptions.values()}
+        if other is not connection and theirs != wanted:
             return (
                 f"the group {consumer.group} is strict: this client subscribes to {_spelled(wanted)}, {member.client_id} to "
-                f"{_spelled(found)}; subscribe to the same, or use `rocketlet groups strict {consumer.group} off`"
+                f"{_spelled(theirs)}; subscribe to the same, or use `rocketlet groups strict {consumer.group} off`"
             )
     return None
 

@@ -79,11 +79,11 @@ def topic_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers
     ranges: dict[Queue, Range] = {}
     for queue_id in range(max(topic.write_queues, topic.read_queues)):
         queue = broker.store.queues.get((name, queue_id))
-        at = Queue(name, broker.config.name, queue_id)
+        place = Queue(name, broker.config.name, queue_id)
         if queue is None or queue.begin == queue.next:
-            ranges[at] = Range(queue.begin, queue.next, 0) if queue else Range(0, 0, 0)
+            ranges[place] = Range(queue.begin, queue.next, 0) if queue else Range(0, 0, 0)
         else:
-            ranges[at] = Range(queue.begin, queue.next, broker.store.store_time_ms(queue, queue.next - 1))
+            ranges[place] = Range(queue.begin, queue.next, broker.store.store_time_ms(queue, queue.next - 1))
     return answer(frame, body=admin_bodies.encode_topic_stats(ranges))
 
 
