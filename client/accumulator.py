@@ -15,7 +15,6 @@ from ..protocol.batch import encode_batch
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.frame import ExtValue, Frame
-from .config import BATCH_BYTES, BATCH_MESSAGES
 from .connection import Connection
 from .message import SendResult
 
@@ -25,9 +24,9 @@ plain tuple, because one is made per message."""
 
 
 class Batch:
-    """What goes to one queue in this turn."""
+    """What goes to one queue in this turn. `new_future` makes the future of a message."""
 
-    __slots__ = ("connection", "messages", "queue", "sent_s", "size_bytes")
+    __slots__ = ("connection", "messages", "new_future", "queue", "sent_s", "size_bytes")
 
     def __init__(self, connection: Connection, queue: Queue) -> None:
         self.connection = connection
@@ -35,6 +34,7 @@ class Batch:
         self.messages: list[Pending] = []
         self.size_bytes = 0
         self.sent_s = 0.0
+        self.new_future: Callable[[], asyncio.Future[SendResult]] = asyncio.get_running_loop().create_future
 
 
 Answered = Callable[[Batch, Frame | Exception], None]
@@ -52,26 +52,31 @@ class Accumulator:
         self._batches: dict[Queue, Batch] = {}
         # by topic: where this turn's messages go that may go anywhere, so that they travel together
         self.queue_of_turn: dict[str, Queue] = {}
+        self.batch_of_turn: dict[str, Batch] = {}
 
-    def add(self, connection: Connection, queue: Queue, message: Pending) -> None:
-        """Takes a message; it leaves when the turn ends, or now if the batch is full."""
+    def batch(self, connection: Connection, queue: Queue) -> Batch:
+        """The batch to a queue; it leaves when the turn ends."""
         batch = self._batches.get(queue)
         if batch is None:
             if not self._batches:
                 connection.before_flush(self.flush)
             batch = self._batches[queue] = Batch(connection, queue)
-        size_bytes = len(message[2]) + len(message[3])
-        if batch.messages and (batch.size_bytes + size_bytes > BATCH_BYTES or len(batch.messages) >= BATCH_MESSAGES):
-            self._send(batch)
-            self.queue_of_turn.pop(queue.topic, None)
-            batch = self._batches[queue] = Batch(connection, queue)
-        batch.messages.append(message)
-        batch.size_bytes += size_bytes
+        return batch
+
+    def close(self, batch: Batch) -> None:
+        """Sends a full batch now: the broker can begin with it while others are still being filled."""
+        topic = batch.queue.topic
+        self._batches.pop(batch.queue, None)
+        self.queue_of_turn.pop(topic, None)
+        self.batch_of_turn.pop(topic, None)
+        self._send(batch)
+        batch.connection.write_now()
 
     def flush(self) -> None:
         """Sends what was taken, in order. Whoever sends something else first calls this, so that order holds."""
         batches, self._batches = self._batches, {}
         self.queue_of_turn.clear()
+        self.batch_of_turn.clear()
         for batch in batches.values():
             self._send(batch)
 

@@ -157,6 +157,10 @@ class Connection(asyncio.Protocol):
         for action in before:
             action()
         self._is_flush_due = False
+        self.write_now()
+
+    def write_now(self) -> None:
+        """Writes what this turn has asked for so far."""
         out, self._out = self._out, []
         if out and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])

@@ -163,7 +163,16 @@ class UniqueKeys:
         self._counter = 0
         month = time.localtime()
         self._month_began_ms = int(time.mktime((month.tm_year, month.tm_mon, 1, 0, 0, 0, 0, 0, -1)) * 1000)
+        self._stem = ""
+        self.stamp(int(time.time() * 1000))
 
-    def next(self, now_ms: int) -> str:
-        self._counter = (self._counter + 1) & 0xFFFF
-        return f"{self._prefix}{(now_ms - self._month_began_ms) & 0x7FFFFFFF:08X}{self._counter:04X}"
+    def stamp(self, now_ms: int) -> None:
+        """Sets the time in the ids that follow."""
+        self._stem = f"{self._prefix}{(now_ms - self._month_began_ms) & 0x7FFFFFFF:08X}"
+
+    def next(self) -> str:
+        """Another id. With a new time when the counter begins anew, so that no id comes twice."""
+        self._counter = counter = (self._counter + 1) & 0xFFFF
+        if not counter:
+            self.stamp(int(time.time() * 1000))
+        return f"{self._stem}{counter:04X}"

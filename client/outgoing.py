@@ -30,8 +30,8 @@ def properties_text(
     unique_key: str,
     delay_level: int,
 ) -> str:
-    """The properties' text. Raises MessageIllegal."""
-    text = f"UNIQ_KEY\x01{_plain('message id', unique_key)}"
+    """The properties' text. `unique_key` is checked already. Raises MessageIllegal."""
+    text = f"UNIQ_KEY\x01{unique_key}"
     if tag:
         text = f"TAGS\x01{_plain('tag', tag)}\x02{text}"
     if keys:
@@ -51,6 +51,10 @@ def properties_text(
     if len(text) * 4 > _PROPERTY_BYTES and len(text.encode()) > _PROPERTY_BYTES:
         raise MessageIllegal(f"the properties have {len(text.encode())} bytes; {_PROPERTY_BYTES} are allowed")
     return text
+
+
+def checked_id(message_id: str) -> str:
+    return _plain("message id", message_id)
 
 
 def check_topic(topic: str) -> None:

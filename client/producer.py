@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ..protocol import bodies, names
-from ..protocol.batch import BatchEntry, encode_batch
+from ..protocol.batch import encode_batch
 from ..protocol.bodies import Heartbeat, Queue
 from ..protocol.codes import SYS_TRANSACTION_PREPARED, RequestCode
 from ..protocol.headers import UnregisterClient, write
@@ -26,7 +26,7 @@ from .errors import (
 )
 from .log import get_logger
 from .message import Message, Outgoing, SendResult
-from .outgoing import check_topic, checked_body, properties_text
+from .outgoing import check_topic, checked_body, checked_id, properties_text
 from .requests import Requests, reply_properties, request_properties
 from .sender import Sender, sent_result
 from .transactions import Check, Transactions, half_properties
@@ -186,6 +186,10 @@ class Producer(Sender):
         if self._middleware:
             message = Outgoing(body, tag, keys, properties or {}, delay_level, 0, message_id)
             return await self._call(Sending(topic, (message,), False, queue_key, queue))
+        if not delay_level:
+            future = self._joined(topic, body, tag, keys, properties, queue_key, queue, message_id)
+            if future is not None:
+                return await future
         return await self._send_one(topic, body, tag, keys, properties, delay_level, queue_key, queue, message_id)
 
     async def _send_plainly(self, sending: Sending) -> SendResult:
@@ -216,19 +220,14 @@ class Producer(Sender):
         queue: Queue | None,
         message_id: str | None,
     ) -> SendResult:
-        accumulator, queues, target = self._accumulator, self._queues.get(topic), None
-        if accumulator is not None and queues and not delay_level and self._may_join(topic, body):
-            target = queue or self._of_turn(accumulator, topic, queues, queue_key)
-            connection = self._greeted.get(target.broker_name)
-            if connection is not None and connection.is_open:
-                if not connection.is_writable:
-                    await connection.writable()
-                key = message_id or self._keys.next(int(time.time() * 1000))
-                text = properties_text(tag, keys, properties, key, 0)
-                future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-                accumulator.add(connection, target, (future, key, body, text, queue_key, queue))
+        if not delay_level:
+            await self._until_writable(topic, queue_key, queue)
+            future = self._joined(topic, body, tag, keys, properties, queue_key, queue, message_id)
+            if future is not None:
                 return await future
-            accumulator.queue_of_turn.pop(topic, None)  # this one goes alone: no batch ends the turn
+        target = None
+        if self._accumulator is not None and queue_key is None and queue is None:
+            target = self._accumulator.queue_of_turn.pop(topic, None)  # this one goes alone: no batch ends the turn
         ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, delay_level, message_id)
         code = RequestCode.SEND_MESSAGE_V2
         answer, sent_to = await self._send(topic, code, ext, wire_body, queue_key, queue, first=target)
@@ -289,14 +288,15 @@ class Producer(Sender):
     ) -> SendResult:
         check_topic(topic)
         now_ms = int(time.time() * 1000)
+        self._keys.stamp(now_ms)
         ids: list[str] = []
-        entries: list[BatchEntry] = []
+        entries: list[tuple[int, bytes, str]] = []
         for message in messages:
             if message.delay_level:
                 raise MessageIllegal("a batch cannot be delayed; send delayed messages one by one")
-            ids.append(message.message_id or self._keys.next(now_ms))
+            ids.append(checked_id(message.message_id) if message.message_id else self._keys.next())
             text = properties_text(message.tag, message.keys, message.properties, ids[-1], 0)
-            entries.append(BatchEntry(message.flag, checked_body(message.body), text))
+            entries.append((message.flag, checked_body(message.body), text))
         if not entries:
             raise MessageIllegal("the batch is empty")
         body = encode_batch(entries)

@@ -21,7 +21,7 @@ from ..protocol.message import MAX_BODY_BYTES
 from .access import Access
 from .accumulator import Accumulator, Batch, Pending
 from .cluster import Cluster
-from .config import BATCH_BYTES, MAX_SEND_BACKOFF_S, SEND_BACKOFF_S
+from .config import BATCH_BYTES, BATCH_MESSAGES, MAX_SEND_BACKOFF_S, SEND_BACKOFF_S
 from .connection import Connection
 from .errors import (
     BrokerRefused,
@@ -32,9 +32,11 @@ from .errors import (
 )
 from .log import get_logger
 from .message import SendResult, UniqueKeys, new_client_id
-from .outgoing import check_topic, checked_body, properties_text
+from .outgoing import check_topic, checked_body, checked_id, properties_text
 
 log = get_logger("rocketlet.producer")
+
+_new_tuple: Final = tuple.__new__  # a NamedTuple's own constructor costs twice as much
 
 # a full success, or stored but not yet flushed or copied: never to be sent again
 _STORED: Final[Mapping[int, Literal["ok", "flush timeout", "slave timeout", "no slave"]]] = {
@@ -100,14 +102,16 @@ class Sender:
         """Gives each message of a batch its result, or tries again, each message for itself."""
         if isinstance(answer, Frame) and answer.code in _STORED:
             try:
-                results = _batch_results(answer, batch)
+                offset_ids, queue, offset = _places(answer, batch)
             except (KeyError, ValueError) as error:  # sent again, the messages would be there twice
                 address = batch.connection.address
                 answer = RocketletError(f"{address} stored the messages and does not say where: {error!r}")
             else:
-                for (future, *_), result in zip(batch.messages, results, strict=True):
+                status = _STORED[answer.code]
+                for (future, key, *_), offset_id in zip(batch.messages, offset_ids, strict=True):
                     if not future.done():
-                        future.set_result(result)
+                        future.set_result(_new_tuple(SendResult, (key, offset_id, queue, offset, status)))
+                    offset += 1
                 return
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
@@ -139,20 +143,68 @@ class Sender:
             if not future.done():
                 future.set_exception(failure)
 
-    def _may_join(self, topic: str, body: bytes) -> bool:
-        """Whether a message may travel with others. A compressed one may not, and brokers take no batch for a retry topic."""
-        if type(body) is not bytes or not body:
-            checked_body(body)
-        return len(body) < self._join_below_bytes and topic[0] != "%"
+    def _joined(
+        self,
+        topic: str,
+        body: bytes,
+        tag: str | None,
+        keys: str | Sequence[str],
+        properties: Mapping[str, str] | None,
+        queue_key: str | None,
+        queue: Queue | None,
+        message_id: str | None,
+    ) -> asyncio.Future[SendResult] | None:
+        """The result of a message that travels with others of this turn; None if it must wait, or go alone: a compressed one,
+        say. Raises MessageIllegal. A plain function with as few steps as can be, because it runs per message."""
+        if type(body) is not bytes or not 0 < len(body) < self._join_below_bytes or self._accumulator is None:
+            return None
+        batch = self._accumulator.batch_of_turn.get(topic) if queue_key is None and queue is None else None
+        if batch is None and (batch := self._batch(self._accumulator, topic, queue_key, queue)) is None:
+            return None
+        key = checked_id(message_id) if message_id else self._keys.next()
+        text = properties_text(tag, keys, properties, key, 0) if tag or keys or properties else f"UNIQ_KEY\x01{key}"
+        size_bytes = batch.size_bytes + len(body) + len(text)
+        if batch.messages and (size_bytes > BATCH_BYTES or len(batch.messages) >= BATCH_MESSAGES):
+            self._accumulator.close(batch)
+            return self._joined(topic, body, tag, keys, properties, queue_key, queue, key)
+        batch.size_bytes = size_bytes
+        future = batch.new_future()
+        batch.messages.append((future, key, body, text, queue_key, queue))
+        return future
 
-    def _of_turn(self, accumulator: Accumulator, topic: str, queues: list[Queue], queue_key: str | None) -> Queue:
-        """The queue of a key; without one that of all messages of this turn, so that they travel together."""
-        if queue_key is not None:
-            return self._choose(queues, queue_key, None)
-        queue = accumulator.queue_of_turn.get(topic)
-        if queue is None:
-            queue = accumulator.queue_of_turn[topic] = self._choose(queues, None, None)
-        return queue
+    def _batch(self, accumulator: Accumulator, topic: str, queue_key: str | None, queue: Queue | None) -> Batch | None:
+        """This turn's batch to the queue of a message, or to the one of all messages that may go anywhere. None if its broker
+        cannot be written to now, or nobody knows the topic yet."""
+        target = self._target(accumulator, topic, queue_key, queue)
+        connection = self._greeted.get(target.broker_name) if target is not None else None
+        if target is None or connection is None or not connection.is_open or not connection.is_writable:
+            return None
+        batch = accumulator.batch(connection, target)
+        if queue_key is None and queue is None:
+            accumulator.batch_of_turn[topic] = batch
+        self._keys.stamp(int(time.time() * 1000))
+        return batch
+
+    def _target(self, accumulator: Accumulator, topic: str, queue_key: str | None, queue: Queue | None) -> Queue | None:
+        """Where a message goes that may be in a batch; brokers take none for a retry topic."""
+        queues = self._queues.get(topic)
+        if not queues or topic[0] == "%":
+            return None
+        if queue is not None or queue_key is not None:
+            return queue or self._choose(queues, queue_key, None)
+        target = accumulator.queue_of_turn.get(topic)
+        if target is None:
+            target = accumulator.queue_of_turn[topic] = self._choose(queues, None, None)
+        return target
+
+    async def _until_writable(self, topic: str, queue_key: str | None, queue: Queue | None) -> bool:
+        """Waits while a broker is slower than its senders. Whether it waited."""
+        target = self._target(self._accumulator, topic, queue_key, queue) if self._accumulator is not None else None
+        connection = self._greeted.get(target.broker_name) if target is not None else None
+        if connection is None or connection.is_writable or not connection.is_open:
+            return False
+        await connection.writable()
+        return True
 
     def _prepared(
         self,
@@ -170,7 +222,8 @@ class Sender:
         if type(body) is not bytes or not 0 < len(body) <= MAX_BODY_BYTES:
             checked_body(body)
         now_ms = int(time.time() * 1000)
-        key = message_id or self._keys.next(now_ms)
+        self._keys.stamp(now_ms)
+        key = checked_id(message_id) if message_id else self._keys.next()
         text = properties_text(tag, keys, properties, key, delay_level)
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
@@ -298,16 +351,14 @@ def _may_help(error: Exception) -> bool:
     return isinstance(error, ConnectionFailed | RequestTimeout)
 
 
-def _batch_results(answer: Frame, batch: Batch) -> list[SendResult]:
-    """Of each message: they lie one behind the other. Raises KeyError, ValueError for an answer that does not say where."""
-    first = sent_result(answer, "", batch.queue)
-    offset_ids = first.offset_id.split(",")
+def _places(answer: Frame, batch: Batch) -> tuple[list[str], Queue, int]:
+    """The offset ids of a batch's messages, the queue, and the offset of the first: they lie one behind the other. Raises
+    KeyError, ValueError for an answer that does not say it."""
+    _, ids, queue, offset, _ = sent_result(answer, "", batch.queue)
+    offset_ids = ids.split(",")
     if len(offset_ids) != len(batch.messages):
         raise ValueError(f"{len(offset_ids)} ids for {len(batch.messages)} messages")
-    return [
-        first._replace(message_id=message[1], offset_id=offset_id, queue_offset=first.queue_offset + number)
-        for number, (message, offset_id) in enumerate(zip(batch.messages, offset_ids, strict=True))
-    ]
+    return offset_ids, queue, offset
 
 
 def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:

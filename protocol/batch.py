@@ -7,7 +7,7 @@ As on Apache's broker, `magic` and `crc` are 0 and not looked at, and the header
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import accumulate, count, repeat
 from struct import Struct
 from struct import error as StructError
@@ -60,14 +60,17 @@ class Records(NamedTuple):
     tag_codes: list[int]
 
 
-def encode_batch(entries: Iterable[tuple[int, bytes, str]]) -> bytes:
+def encode_batch(entries: Sequence[tuple[int, bytes, str]]) -> bytes:
     """The body of SEND_BATCH_MESSAGE, of BatchEntry values or the like."""
-    pack, pack_size = _ENTRY.pack, _SIZE.pack
-    parts: list[bytes] = []
-    for flag, body, text in entries:
-        properties = text.encode()
-        size = len(properties)
-        parts += (pack(22 + len(body) + size, 0, 0, flag, len(body)), body, pack_size(size), properties)
+    if not entries:
+        return b""
+    flags, bodies, properties = zip(*entries, strict=True)
+    texts = [text.encode() for text in properties]
+    body_sizes, text_sizes = list(map(len, bodies)), list(map(len, texts))
+    sizes = [22 + body_size + text_size for body_size, text_size in zip(body_sizes, text_sizes, strict=True)]
+    parts = [b""] * (4 * len(texts))
+    parts[0::4] = map(_ENTRY.pack, sizes, repeat(0), repeat(0), flags, body_sizes)
+    parts[1::4], parts[2::4], parts[3::4] = bodies, map(_SIZE.pack, text_sizes), texts
     return b"".join(parts)
 
 

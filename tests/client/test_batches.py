@@ -19,6 +19,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.config import BATCH_BYTES, BATCH_MESSAGES
 from rocketlet.client.connection import Connection
+from rocketlet.client.message import UniqueKeys
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import Node, Nodes, Wire, create_topic
@@ -115,6 +116,30 @@ async def test_a_batch_ends_at_its_limits(node: Node, wire: Wire, requests: Requ
         whole = os.urandom(BATCH_BYTES)
         await asyncio.gather(producer.send("t", whole), producer.send("t", b"x"))
     assert len(await stored(node)) == 1 + BATCH_MESSAGES + 1 + 3 + 2
+
+
+async def test_a_full_batch_leaves_before_the_turn_ends(node: Node, wire: Wire, requests: Requests) -> None:
+    """So that the broker has something to do while the next one is made."""
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        requests.taken()
+        seen: list[list[int]] = []
+
+        async def send(number: int) -> SendResult:
+            seen.append(list(requests.codes))
+            return await producer.send("t", b"%d" % number)
+
+        results = await asyncio.gather(*(send(number) for number in range(BATCH_MESSAGES + 2)))
+    assert seen[BATCH_MESSAGES] == []
+    assert seen[BATCH_MESSAGES + 1] == [RequestCode.SEND_BATCH_MESSAGE]
+    assert len({result.message_id for result in results}) == len(results)
+
+
+def test_no_id_comes_twice_when_the_counter_begins_anew() -> None:
+    keys = UniqueKeys()
+    keys.stamp(0)
+    assert len({keys.next() for _ in range(3 * 65_536 + 5)}) == 3 * 65_536 + 5
 
 
 async def test_a_message_that_is_refused_takes_no_other_with_it(nodes: Nodes) -> None:
