@@ -8,9 +8,10 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,26 @@ from rich.table import Table
 from rocketlet.client import Message
 from rocketlet.command import logs
 
+from .kafka_broker import kafka, kafka_fault
 from .peers import (
     Peer,
     apache,
     apache_fault,
+    apache_synced,
     java_on_rocketlet,
     jetstream,
     jetstream_fault,
+    jetstream_synced,
+    jetstream_synced_fault,
     python_on_apache,
     rocketlet,
     rocketlet_signed,
+    rocketlet_synced,
 )
 
 BODY_BYTES = 1024
 BODY = os.urandom(BODY_BYTES // 2).hex().encode()
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -47,28 +53,42 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def chosen(only: str | None, names: Sequence[str]) -> list[str]:
     """The peers that are asked for and can run; says which are left out and why."""
-    faults = {"apache": apache_fault(), "java-on-rocketlet": apache_fault(), "jetstream": jetstream_fault()}
     wanted = only.split(",") if only else list(names)
-    for name in wanted:
-        if faults.get(name):
-            console.print(f"{name} is left out: {faults[name]}")
+    faults = {name: FAULTS[name]() for name in wanted if name in FAULTS}
+    for name, fault in faults.items():
+        if fault:
+            console.print(f"{name} is left out: {fault}")
     return [name for name in wanted if not faults.get(name)]
+
+
+FAULTS: Mapping[str, Callable[[], str | None]] = {
+    "apache": apache_fault,
+    "apache-synced": apache_fault,
+    "java-on-rocketlet": apache_fault,
+    "jetstream": jetstream_fault,
+    "jetstream-synced": jetstream_synced_fault,
+    "kafka": kafka_fault,
+}
+STARTERS: Mapping[str, Callable[[Path], AbstractAsyncContextManager[Peer]]] = {
+    "rocketlet": rocketlet,
+    "rocketlet-signed": rocketlet_signed,
+    "rocketlet-synced": rocketlet_synced,
+    "apache": apache,
+    "apache-synced": apache_synced,
+    "jetstream": jetstream,
+    "jetstream-synced": jetstream_synced,
+    "java-on-rocketlet": java_on_rocketlet,
+    "kafka": kafka,
+    "python-on-apache": python_on_apache,
+}
 
 
 @asynccontextmanager
 async def started(names: Sequence[str]) -> AsyncIterator[dict[str, Peer]]:
-    """The peers, running; their data in a temporary folder."""
-    starters = {
-        "rocketlet": rocketlet,
-        "rocketlet-signed": rocketlet_signed,
-        "apache": apache,
-        "jetstream": jetstream,
-        "java-on-rocketlet": java_on_rocketlet,
-        "python-on-apache": python_on_apache,
-    }
+    """The peers, running; their data in a temporary folder (`TMPDIR`)."""
     with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
         async with AsyncExitStack() as stack:
-            yield {name: await stack.enter_async_context(starters[name](Path(folder))) for name in names}
+            yield {name: await stack.enter_async_context(STARTERS[name](Path(folder))) for name in names}
 
 
 def median(values: Sequence[float]) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +41,11 @@ class Peer:
             if line.startswith("VmRSS"):
                 return int(line.split()[1]) / 1024
         return 0.0
+
+    def cpu_s(self) -> float:
+        """What the broker's process has used of the processors, s."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @asynccontextmanager
@@ -95,6 +102,13 @@ async def rocketlet_signed(folder: Path) -> AsyncIterator[Peer]:
     accounts.write_text("accounts: [{accessKey: bench-key, secretKey: a-long-secret, topicPerms: [bench=PUB]}]")
     async with rocketlet(home, "--acl", str(accounts)) as peer:
         yield replace(peer, name="rocketlet-signed", access=Access(access_key="bench-key", secret_key="a-long-secret"))
+
+
+@asynccontextmanager
+async def rocketlet_synced(folder: Path) -> AsyncIterator[Peer]:
+    """Our broker once more; it acknowledges what is on the device."""
+    async with rocketlet(folder, "--flush", "sync") as peer:
+        yield peer
 
 
 @asynccontextmanager
@@ -174,6 +188,13 @@ LOGGING = '<configuration><root level="OFF"/></configuration>\n'
 async def apache(folder: Path) -> AsyncIterator[Peer]:
     """Name server and broker with their defaults, but for addresses, folders and the heap."""
     async with Apache(folder, APACHE_VERSION, APACHE_HEAP) as system:
+        yield Peer("apache", system.address, system.pid)
+
+
+@asynccontextmanager
+async def apache_synced(folder: Path) -> AsyncIterator[Peer]:
+    """Apache's broker; it acknowledges what is on the device."""
+    async with Apache(folder, APACHE_VERSION, APACHE_HEAP, flushDiskType="SYNC_FLUSH") as system:
         yield Peer("apache", system.address, system.pid)
 
 
@@ -269,19 +290,36 @@ async def _registered(name_server: str) -> None:
 
 
 def jetstream_fault() -> str | None:
-    return None if _nats() else "nats-server is missing (Debian's package of that name)"
+    return None if _nats() else "nats-server is missing: set NATS_SERVER, or install Debian's package of that name"
 
 
 def _nats() -> str | None:
-    return shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
+    found = os.environ.get("NATS_SERVER") or shutil.which("nats-server")
+    return found or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
+
+
+def jetstream_synced_fault() -> str | None:
+    if jetstream_fault():
+        return jetstream_fault()
+    version = subprocess.run((str(_nats()), "--version"), capture_output=True, text=True, check=True).stdout
+    numbers = [int(number) for number in re.findall(r"\d+", version)]
+    return (
+        None if numbers >= [2, 10] else f"{version.strip()} cannot sync always; set NATS_SERVER to one of 2.10 or later"
+    )
 
 
 @asynccontextmanager
-async def jetstream(folder: Path) -> AsyncIterator[Peer]:
+async def jetstream(folder: Path, *, syncs: bool = False) -> AsyncIterator[Peer]:
     port = free_port()
-    arguments = (
-        str(_nats()), "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(folder / "nats"),
-    )  # fmt: skip
+    settings = folder / "nats.conf"
+    interval = "\n  sync_interval: always" if syncs else ""
+    settings.write_text(f'jetstream {{\n  store_dir: "{folder}/nats"{interval}\n}}\n')
+    arguments = (str(_nats()), "--addr", "127.0.0.1", "--port", str(port), "--config", str(settings))
     async with process(arguments, folder / "nats.log") as pid:
         await listening(port)
         yield Peer("jetstream", f"127.0.0.1:{port}", pid)
+
+
+def jetstream_synced(folder: Path) -> AbstractAsyncContextManager[Peer]:
+    """JetStream; it acknowledges what is on the device."""
+    return jetstream(folder, syncs=True)

@@ -1,13 +1,17 @@
-"""Acknowledged single sends of 1 KB with 1, 16 and 128 in flight: our client on our broker and on Apache's, and
-nats-py on JetStream; with `--only rocketlet,rocketlet-signed` what signatures cost. One process for the client, one for
-the broker."""
+"""Acknowledged sends of 1 KB with 1, 16 and 128 in flight: our client on our broker and on Apache's, nats-py on JetStream,
+aiokafka and confluent-kafka on Kafka. One process for the client, one for the broker. Beside the rate the time that a send
+took, and the processor time of both processes for a message.
+
+`--only rocketlet-alone,apache-alone`: our client without batches. `--only rocketlet,rocketlet-signed`: what signatures cost.
+`--sync`: acknowledged is what lies on the device (`--flush sync`, SYNC_FLUSH, sync_interval always)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 import nats
 import uvloop
@@ -20,23 +24,109 @@ from .peers import Peer
 IN_FLIGHT = (1, 16, 128)
 SECONDS = 3.0
 Send = Callable[[], Awaitable[object]]
+Connect = Callable[[Peer, AsyncExitStack], Awaitable[Send]]
 
 
-async def sender(peer: Peer, stack: AsyncExitStack) -> Send:
-    """One acknowledged send of a peer, connected and warm."""
-    if peer.name == "jetstream":
-        connection = await nats.connect(f"nats://{peer.address}")
-        stack.push_async_callback(connection.close)
-        stream = connection.jetstream()
-        await stream.add_stream(name="bench", subjects=["bench"], max_bytes=4 << 30)
-        return lambda: stream.publish("bench", BODY)
-    producer = await stack.enter_async_context(Producer(peer.address, "bench", timeout_s=10, access=peer.access))
+class Measured(NamedTuple):
+    """`client_us` and `broker_us` are processor time per message."""
+
+    sends_per_s: float
+    p50_ms: float
+    p99_ms: float
+    client_us: float
+    broker_us: float
+
+
+async def batches(peer: Peer, stack: AsyncExitStack) -> Send:
+    return await _ours(peer, stack, batching=True)
+
+
+async def alone(peer: Peer, stack: AsyncExitStack) -> Send:
+    return await _ours(peer, stack, batching=False)
+
+
+async def _ours(peer: Peer, stack: AsyncExitStack, *, batching: bool) -> Send:
+    made = Producer(peer.address, "bench", timeout_s=10, access=peer.access, batching=batching)
+    producer = await stack.enter_async_context(made)
     await producer.send("bench", BODY)
     return lambda: producer.send("bench", BODY)
 
 
-async def measure(send: Send, in_flight: int, seconds: float) -> tuple[float, float, float]:
-    """Sends per second, and the median and 99th percentile of a send in ms."""
+async def jetstream(peer: Peer, stack: AsyncExitStack) -> Send:
+    connection = await nats.connect(f"nats://{peer.address}")
+    stack.push_async_callback(connection.close)
+    stream = connection.jetstream()
+    await stream.add_stream(name="bench", subjects=["bench"], max_bytes=4 << 30)
+    return lambda: stream.publish("bench", BODY)
+
+
+async def aiokafka(peer: Peer, stack: AsyncExitStack) -> Send:
+    from aiokafka import AIOKafkaProducer
+
+    producer = AIOKafkaProducer(bootstrap_servers=peer.address)
+    await producer.start()
+    stack.push_async_callback(producer.stop)
+    await producer.send_and_wait("bench", BODY)
+    return lambda: producer.send_and_wait("bench", BODY)
+
+
+async def confluent(peer: Peer, stack: AsyncExitStack) -> Send:
+    """librdkafka, with a thread that hears of deliveries and tells the loop of all that came together."""
+    from confluent_kafka import Producer as Confluent
+
+    loop = asyncio.get_running_loop()
+    producer = Confluent({"bootstrap.servers": peer.address})
+    delivered: list[asyncio.Future[None]] = []
+    is_over = False
+
+    def settle(futures: list[asyncio.Future[None]]) -> None:
+        for future in futures:
+            future.set_result(None)
+
+    def poll() -> None:
+        while not is_over:
+            if producer.poll(0.1):
+                futures = delivered.copy()
+                delivered.clear()
+                loop.call_soon_threadsafe(settle, futures)
+
+    def send() -> asyncio.Future[None]:
+        future = loop.create_future()
+
+        def heard(error: object, _: object) -> None:
+            assert error is None, error
+            delivered.append(future)
+
+        producer.produce("bench", BODY, on_delivery=heard)
+        return future
+
+    polling = asyncio.create_task(asyncio.to_thread(poll))
+
+    async def end() -> None:
+        nonlocal is_over
+        is_over = True
+        await polling
+
+    stack.push_async_callback(end)
+    await send()
+    return send
+
+
+SYSTEMS: Mapping[str, tuple[str, Connect]] = {
+    "rocketlet": ("rocketlet", batches),
+    "rocketlet-alone": ("rocketlet", alone),
+    "rocketlet-signed": ("rocketlet-signed", batches),
+    "apache": ("apache", batches),
+    "apache-alone": ("apache", alone),
+    "jetstream": ("jetstream", jetstream),
+    "aiokafka": ("kafka", aiokafka),
+    "confluent-kafka": ("kafka", confluent),
+}
+USUAL = ("rocketlet", "apache", "jetstream", "aiokafka", "confluent-kafka")
+SYNCED = ("rocketlet", "apache", "jetstream")
+
+
+async def measure(peer: Peer, send: Send, in_flight: int, seconds: float) -> Measured:
     waits_s: list[float] = []
     end_s = time.perf_counter() + seconds
 
@@ -48,55 +138,68 @@ async def measure(send: Send, in_flight: int, seconds: float) -> tuple[float, fl
             waits_s.append(now_s - began_s)
             began_s = now_s
 
-    began_s = time.perf_counter()
+    began_s, client_s, broker_s = time.perf_counter(), time.process_time(), peer.cpu_s()
     await asyncio.gather(*(worker() for _ in range(in_flight)))
-    rate = len(waits_s) / (time.perf_counter() - began_s)
-    return rate, common.percentile(waits_s, 0.5) * 1000, common.percentile(waits_s, 0.99) * 1000
+    count = len(waits_s)
+    return Measured(
+        count / (time.perf_counter() - began_s),
+        common.percentile(waits_s, 0.5) * 1000,
+        common.percentile(waits_s, 0.99) * 1000,
+        (time.process_time() - client_s) / count * 1e6,
+        (peer.cpu_s() - broker_s) / count * 1e6,
+    )
+
+
+Runs = dict[str, dict[int, list[Measured]]]
 
 
 async def run() -> None:
     parser = common.parser(__doc__ or "")
     parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--sync", action="store_true")
     options = parser.parse_args()
-    names = common.chosen(options.only, ("rocketlet", "apache", "jetstream"))
-    found: dict[str, dict[int, list[tuple[float, float, float]]]] = {
-        name: {count: [] for count in IN_FLIGHT} for name in names
-    }
-    async with common.started(names) as peers, AsyncExitStack() as stack:
-        sends = {name: await sender(peer, stack) for name, peer in peers.items()}
-        for send in sends.values():
-            await measure(send, IN_FLIGHT[-1], 2.0)  # warms the JVM, too
+    suffix = "-synced" if options.sync else ""
+    asked = options.only.split(",") if options.only else list(SYNCED if options.sync else USUAL)
+    usable = common.chosen(",".join(dict.fromkeys(SYSTEMS[name][0] + suffix for name in asked)), ())
+    names = [name for name in asked if SYSTEMS[name][0] + suffix in usable]
+    found: Runs = {name: {count: [] for count in IN_FLIGHT} for name in names}
+    async with common.started(usable) as peers, AsyncExitStack() as stack:
+        of = {name: peers[SYSTEMS[name][0] + suffix] for name in names}
+        sends = {name: await SYSTEMS[name][1](of[name], stack) for name in names}
+        for name, send in sends.items():
+            await measure(of[name], send, IN_FLIGHT[-1], 2.0)  # warms the JVM, too
         for _ in range(options.rounds):
             for count in IN_FLIGHT:
                 for name, send in sends.items():
-                    found[name][count].append(await measure(send, count, options.seconds))
+                    found[name][count].append(await measure(of[name], send, count, options.seconds))
     medians = {
-        name: {
-            count: tuple(common.median([run[index] for run in runs]) for index in range(3))
-            for count, runs in counts.items()
-        }
+        name: {count: Measured(*map(common.median, zip(*runs, strict=True))) for count, runs in counts.items()}
         for name, counts in found.items()
     }
-    report(medians)
+    report(medians, found, options.sync)
     result = {
-        name: {
-            str(count): dict(zip(("sends_per_s", "p50_ms", "p99_ms"), values, strict=True))
-            for count, values in counts.items()
-        }
-        for name, counts in medians.items()
+        name: {str(count): values._asdict() for count, values in counts.items()} for name, counts in medians.items()
     }
     common.finish(options, "sends", result)
 
 
-def report(medians: dict[str, dict[int, tuple[float, ...]]]) -> None:
+def report(medians: Mapping[str, Mapping[int, Measured]], found: Runs, syncs: bool) -> None:
     rows: list[list[object]] = []
     for count in IN_FLIGHT:
         for name, counts in medians.items():
-            rate, p50_ms, p99_ms = counts[count]
-            ours = medians.get("rocketlet", {}).get(count, (float("nan"),))[0]
-            rows.append([f"{name}, {count} in flight", rate, p50_ms, p99_ms, common.ratio(ours, rate)])
-    common.show("Acknowledged sends of 1 KB", ("", "sends/s", "p50 ms", "p99 ms", "rocketlet / this"), rows)
-    console.print("medians of alternating runs")
+            values = [f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in counts[count]]
+            rows.append([name, str(count), *values, _ratios(found, name, count)])
+    title = "Acknowledged sends of 1 KB" + (", on the device" if syncs else "")
+    columns = ("", "in flight", "sends/s", "p50 ms", "p99 ms", "client us", "broker us", "rocketlet / this")
+    common.show(title, columns, rows)
+    console.print("medians of alternating runs; ratios of the runs of one round: median (least to most)")
+
+
+def _ratios(found: Runs, name: str, count: int) -> str:
+    """Of ours to a system's rate, round by round."""
+    ours, theirs = found.get("rocketlet", {}).get(count, []), found[name][count]
+    ratios = sorted(mine.sends_per_s / other.sends_per_s for mine, other in zip(ours, theirs, strict=False))
+    return f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else "-"
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import sys
 import tempfile
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,21 +18,14 @@ import uvloop
 from rocketlet.client.cluster import Cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
-from rocketlet.testing.ports import free_port
 
 from . import common
-from .peers import CACHE, Peer, listening, maven_jars, process, rocketlet
+from .kafka_broker import kafka, kafka_fault, kafka_jars
+from .peers import CACHE, Peer, rocketlet
 
 ROWS = 2_000_000
-KAFKA_VERSION = "4.1.1"
 CONNECTOR_VERSION = "4.0.0"  # runs with PySpark of the same version: the connector fits no other
-FOLDER = Path(__file__).parent / "kafka"
 NEEDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")  # Spark has the others
-
-
-async def _jars(pom: str, version: str, needed: str, setting: str) -> Path:
-    options = (f"-D{setting}={version}", "-DincludeScope=runtime")
-    return await maven_jars(CACHE / f"{pom}-{version}", needed, FOLDER / f"{pom}.xml", *options)
 
 
 async def _pyspark(version: str) -> Path:
@@ -46,42 +37,6 @@ async def _pyspark(version: str) -> Path:
         if await child.wait():
             raise RuntimeError(f"PySpark {version} could not be fetched; see the output above")
     return folder
-
-
-def kafka_fault() -> str | None:
-    return None if shutil.which("mvn") and shutil.which("java") else "Java or Maven is missing, which fetches Kafka"
-
-
-@asynccontextmanager
-async def kafka(folder: Path) -> AsyncIterator[Peer]:
-    """One Kafka broker that is its own controller, with its defaults."""
-    jars = await _jars("broker", KAFKA_VERSION, "kafka_*.jar", "kafka.version")
-    port, controller = free_port(), free_port()
-    settings = {
-        "process.roles": "broker,controller",
-        "node.id": 1,
-        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
-        "controller.listener.names": "CONTROLLER",
-        "log.dirs": folder / "kafka",
-        "offsets.topic.replication.factor": 1,
-        "transaction.state.log.replication.factor": 1,
-        "transaction.state.log.min.isr": 1,
-    }
-    properties = folder / "kafka.properties"
-    properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    java = ("java", "-Xms1g", "-Xmx1g", "-cp", f"{jars}/*")
-    async with process(
-        (*java, "kafka.tools.StorageTool", "format", "-t", str(uuid.uuid4()), "-c", str(properties)),
-        folder / "kafka.log",
-    ):
-        async with asyncio.timeout(60):
-            while not (folder / "kafka" / "meta.properties").exists():
-                await asyncio.sleep(0.1)
-    async with process((*java, "kafka.Kafka", str(properties)), folder / "kafka.log") as pid:
-        await listening(port)
-        yield Peer("kafka", f"127.0.0.1:{port}", pid)
 
 
 class Session:
@@ -109,7 +64,7 @@ class Session:
 async def session(peer: Peer, folder: Path) -> AsyncIterator[Session]:
     jars, environment = "", {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     if peer.name == "kafka":
-        found = await _jars("connector", CONNECTOR_VERSION, "spark-sql-kafka-*.jar", "spark.version")
+        found = await kafka_jars("connector", CONNECTOR_VERSION, "spark-sql-kafka-*.jar", "spark.version")
         jars = ":".join(str(jar) for jar in sorted(found.glob("*.jar")) if jar.name.startswith(NEEDED))
         environment["PYTHONPATH"] = str(await _pyspark(CONNECTOR_VERSION))
     log = folder / f"{peer.name}-spark.log"
