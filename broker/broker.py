@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -193,6 +194,16 @@ class Broker:
         self.group_configs.auto_create = config.auto_create_groups
         self.topics.change_config(config)
         self.registration.config_changed()
+
+    def advertise(self, address: str | None, external: str | None) -> None:
+        """What clients are told from now on, inside of the broker's network and outside of it; None: as before."""
+        former = self.config
+        self.change_config(
+            replace(former, address=address or former.address, external_address=external or former.external_address)
+        )
+        if address is not None:
+            self.registration.moved(former.address)
+        log.info("address_changed", address=self.config.address, external=self.config.external_address)
 
     def dropped(self, connection: Connection) -> None:
         """A connection is gone: its memberships, leases, held pulls and producers go with it."""

@@ -83,6 +83,15 @@ class Registration:
         self._register_locally(list(self._topics))
         self._wake.set()
 
+    def moved(self, former: str) -> None:
+        """The broker has another address than it had."""
+        config, local = self._settings.now, self._name_servers.local
+        if local is None:
+            return
+        if former != config.address:
+            local.unregister(config.name, former)
+        local.tell_registered()
+
     def _look(self) -> None:
         if self._name_servers.any_is_fresh or self._clock.monotonic_s() >= self._due_s:
             self._wake.set()

@@ -10,6 +10,7 @@ doctor          what is wrong, and what to do
 fsck            checks a data folder, repairs it
 completion      for bash, zsh and fish
 output          columns for people, JSON for programs
+control         a broker under test, behind HTTP
 access          how a command connects: TLS and accounts
 settings        options from the environment and a TOML file
 logs            how it logs

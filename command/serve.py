@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -18,13 +19,15 @@ from ..broker.access.acl import Acl
 from ..broker.access.file import AclFile
 from ..broker.broker import Broker
 from ..broker.config import BrokerConfig
+from ..broker.nameserver.networks import Networks, parse_networks
 from ..broker.nameserver.routes import Routes
 from ..broker.net.tls import Tls, TlsError, TlsFiles
 from ..broker.open_files import raise_limit
 from ..broker.server import Server
 from ..broker.store.files import StoreError
-from . import logs
+from . import control, logs
 from .server_options import (
+    DEFAULT_DATA,
     add_access_options,
     add_broker_options,
     add_external_port_option,
@@ -35,6 +38,8 @@ from .settings import SettingsParser
 
 log = structlog.get_logger("rocketlet")
 
+AUTO = "auto"
+_NETWORKS = Path("/proc/net/route")
 DEFAULT_PORT = 9876
 BROKER_PORT = 10911
 
@@ -75,6 +80,9 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
     if run is not _nameserver and not all(map(importlib.util.find_spec, ("prometheus_client", "sqlglot"))):
         print("rocketlet: a broker needs its extra: pip install 'rocketlet[broker]'", file=sys.stderr)
         return 1
+    if problem := control.fault(options):
+        print(f"rocketlet: {problem}", file=sys.stderr)
+        return 1
     try:
         return await run(options)
     except (StoreError, TlsError, AclError) as error:
@@ -88,8 +96,12 @@ async def _start(options: argparse.Namespace) -> int:
     raise_limit()
     tls, acl = tls_of(options), acl_of(options)
     address = _bind(options)
-    routes = Routes()
-    broker = Broker(_config(options, address, ()), routes, tls=tls, acl=acl)
+    networks = _networks(options)
+    config = _config(options, address, ())
+    if options.control_port is not None:
+        return await _start_controlled(options, config, tls, acl, networks)
+    routes = Routes(networks=networks)
+    broker = Broker(config, routes, tls=tls, acl=acl)
     async with Server(
         options.host,
         options.port,
@@ -102,15 +114,42 @@ async def _start(options: argparse.Namespace) -> int:
     ) as server:
         done = _termination()
         _announce(broker)
-        print(
-            f"rocketlet is ready on {address}: name server and broker {broker.config.name}\n"
-            f"  Python   Producer(name_server={address!r})\n"
-            f"  Java     producer.setNamesrvAddr({_quoted(address)})\n"
-            f"  Spark    .option({_quoted('nameServer')}, {_quoted(address)})",
-            flush=True,
-        )
+        print(_ready(config), flush=True)
         await done.wait()
         log.info("closing", port=server.port)
+    return 0
+
+
+def _ready(config: BrokerConfig) -> str:
+    if config.name_servers:
+        return f"rocketlet broker {config.name} is ready on {config.address}"
+    return (
+        f"rocketlet is ready on {config.address}: name server and broker {config.name}\n"
+        f"  Python   Producer(name_server={config.address!r})\n"
+        f"  Java     producer.setNamesrvAddr({_quoted(config.address)})\n"
+        f"  Spark    .option({_quoted('nameServer')}, {_quoted(config.address)})"
+    )
+
+
+async def _start_controlled(
+    options: argparse.Namespace, config: BrokerConfig, tls: Tls, acl: Acl | None, networks: Networks | None = None
+) -> int:
+    from ..testing.rig import Listening
+
+    listening = Listening(
+        host=options.host,
+        port=options.port,
+        external_port=getattr(options, "external_port", None),
+        tls=tls,
+        acl=acl,
+        admin_is_local=_admin_is_local(options),
+        networks=networks,
+    )
+    async with control.controlled(options, config, listening) as url:
+        done = _termination()
+        print(f"{_ready(config)}\n  Control  {url}/openapi.json", flush=True)
+        await done.wait()
+        log.info("closing", port=options.port)
     return 0
 
 
@@ -127,7 +166,13 @@ async def _broker(options: argparse.Namespace) -> int:
     tls, acl = tls_of(options), acl_of(options)
     address = _bind(options)
     name_servers = tuple(part for part in options.nameserver.replace(",", ";").split(";") if part)
-    broker = Broker(_config(options, address, name_servers), tls=tls, acl=acl)
+    if options.advertise == AUTO:
+        print("rocketlet: --advertise auto needs the name server in the same process: rocketlet start", file=sys.stderr)
+        return 1
+    config = _config(options, address, name_servers)
+    if options.control_port is not None:
+        return await _start_controlled(options, config, tls, acl)
+    broker = Broker(config, tls=tls, acl=acl)
     async with Server(
         options.host,
         options.port,
@@ -139,7 +184,7 @@ async def _broker(options: argparse.Namespace) -> int:
     ) as server:
         done = _termination()
         _announce(broker)
-        print(f"rocketlet broker {broker.config.name} is ready on {address}", flush=True)
+        print(_ready(config), flush=True)
         await done.wait()
         log.info("closing", port=server.port)
     return 0
@@ -190,7 +235,8 @@ def _bind(options: argparse.Namespace) -> str:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((options.host, 0))
             options.port = probe.getsockname()[1]
-    host, _, port = (options.advertise or "").partition(":")
+    told = "" if options.advertise == AUTO else options.advertise or ""
+    host, _, port = told.partition(":")
     return f"{host or _reachable(options.host)}:{port or options.port}"
 
 
@@ -205,11 +251,27 @@ def _reachable(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def _external(options: argparse.Namespace) -> str | None:
+    if options.advertise == AUTO and options.advertise_external is None:
+        return f"localhost:{options.port}"
+    return str(options.advertise_external) if options.advertise_external else None
+
+
+def _networks(options: argparse.Namespace) -> Networks | None:
+    """Those of this machine or container, for --advertise auto. Where Linux does not say, nobody comes from outside."""
+    if options.advertise != AUTO:
+        return None
+    try:
+        return parse_networks(_NETWORKS.read_text())
+    except OSError:
+        return Networks()
+
+
 def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, ...]) -> BrokerConfig:
     return BrokerConfig(
-        data_dir=options.data,
+        data_dir=options.data or Path(DEFAULT_DATA),
         address=address,
-        external_address=options.advertise_external,
+        external_address=_external(options),
         name=options.name,
         cluster=options.cluster,
         name_servers=name_servers,

@@ -8,6 +8,8 @@ from pathlib import Path
 from ..broker.net.tls import TLS_MODES
 from . import logs
 
+DEFAULT_DATA = "rocketlet-data"
+
 
 def add_listen_options(parser: argparse.ArgumentParser, port: int) -> None:
     parser.add_argument(
@@ -39,6 +41,21 @@ def add_broker_options(parser: argparse.ArgumentParser) -> None:
     _identity_options(parser)
     _store_options(parser)
     _limit_options(parser)
+    _control_options(parser)
+
+
+def _control_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--control-port",
+        type=_port,
+        help="for tests: open an HTTP interface on this port that turns the broker's clock, orders faults and deletes data; "
+        "0 takes any free port. Without --data the broker keeps nothing (default: no such interface)",
+    )
+    parser.add_argument(
+        "--control-host",
+        default="127.0.0.1",
+        help="the address for --control-port; whoever reaches it can delete everything (default: 127.0.0.1)",
+    )
 
 
 def _identity_options(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +66,14 @@ def _identity_options(parser: argparse.ArgumentParser) -> None:
         "--advertise",
         metavar="HOST[:PORT]",
         type=_advertised,
-        help="the address that clients are told to connect to (default: --host, or this host's address)",
+        help="the address that clients are told to connect to; auto: the one at which a client asks, or --advertise-external "
+        "for clients from other networks (default: --host, or this host's address)",
     )
     parser.add_argument(
         "--advertise-external",
         metavar="HOST:PORT",
-        help="the address for clients that ask at a name server's --external-port, such as the published port of a container",
+        help="the address for clients that ask at a name server's --external-port, such as a container's published port; "
+        "with --advertise auto also for clients from other networks (default there: localhost and --port)",
     )
     parser.add_argument(
         "--no-vip",
@@ -68,8 +87,7 @@ def _store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         type=Path,
-        default=Path("rocketlet-data"),
-        help="the folder for messages and settings (default: ./rocketlet-data)",
+        help=f"the folder for messages and settings (default: ./{DEFAULT_DATA})",
     )
     parser.add_argument(
         "--flush",

@@ -1,12 +1,21 @@
 """RocketMQ in your test suite: a real broker in this process, a clock you can turn, and faults you can order.
 
-broker     starts it, cleans it, looks into it
-cluster    several of them
+under_test  what a test does with a broker, wherever that runs
+broker      one in this process
+cluster     several of them, with one name server
 loop_thread  a thread with an event loop for them
-clock      the broker's time, which `advance` moves
-faults     what may go wrong, in one line each
-tap        sees each request and each answer, and lets faults act
-ports      free ports, also beside other processes that look for some
+remote      one in another process or a container, by its control port
+rig         starts it, cleans it, kills it
+state       what it holds
+report      what one needs to see when a test failed
+clock       the broker's time, which `advance` moves
+faults      what may go wrong, in one line each
+tap         sees each request and each answer, and lets faults act
+ports       free ports, also beside other processes that look for some
+control     the rig behind HTTP, for `rocketlet start --control-port`
+operations  what can be asked of it there
+shapes, fault_orders   the JSON of questions and answers, and of faults
+openapi     their description
 pytest_plugin  the fixture `rocketlet`, which installing `rocketlet[pytest]` registers
 
 Names load when they are first used: pytest loads the plugin in every run, also where no broker is installed.
@@ -20,11 +29,20 @@ if TYPE_CHECKING:
     from .clock import BrokerClock
     from .cluster import Cluster
     from .faults import Fault, Injected
+    from .remote import RemoteBroker
     from .tap import Request
+    from .under_test import BrokerUnderTest
 
-__all__ = ["Broker", "BrokerClock", "Cluster", "Fault", "Injected", "Request"]
+__all__ = ["Broker", "BrokerClock", "BrokerUnderTest", "Cluster", "Fault", "Injected", "RemoteBroker", "Request"]
 
-_MODULES = {"Broker": "broker", "Cluster": "cluster", "BrokerClock": "clock", "Request": "tap"}
+_MODULES = {
+    "Broker": "broker",
+    "BrokerClock": "clock",
+    "BrokerUnderTest": "under_test",
+    "Cluster": "cluster",
+    "RemoteBroker": "remote",
+    "Request": "tap",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Final
 from ..broker.clock import MovableClock
 
 FINE_S: Final = 5.0  # less than any lease, so that a member that is kept alive never looks late
+MAX_ADVANCE_S: Final = 366 * 86_400.0  # which takes half a minute
 COARSE_S: Final = 60.0  # sweeps run once in it when nobody's lease can end
 
 
@@ -33,10 +34,14 @@ class BrokerClock(MovableClock):
 
     def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None:
         """Moves the broker's time on. What becomes due on the way is done when this returns: delayed messages are written to
-        the consumers that wait for them. Raises ValueError for a negative time."""
+        the consumers that wait for them. Raises ValueError for a negative time, and for more than 366 days."""
         total_s = seconds + 60 * minutes + 3600 * hours + 86_400 * days
         if total_s < 0:
             raise ValueError(f"the clock cannot go back by {-total_s} s; give a time of 0 or more")
+        if not total_s <= MAX_ADVANCE_S:
+            raise ValueError(
+                f"the clock cannot move on by {total_s} s; {MAX_ADVANCE_S} (366 days) at a time are allowed"
+            )
         self.run(lambda: self._advance(total_s))
 
     def reset(self) -> None:

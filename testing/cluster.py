@@ -7,7 +7,8 @@ from typing import Any, Self
 from ..client.admin import AdminClient
 from ..client.config import TOPIC_QUEUES
 from ..client.settling import settled
-from .broker import WAIT_S, Broker
+from .broker import Broker
+from .under_test import WAIT_S
 
 
 class Cluster:

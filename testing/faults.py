@@ -10,15 +10,20 @@ A fault acts on requests of its code, and of its client, group, topic and queue 
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, get_args
 
 from ..protocol.bodies import Route
 from ..protocol.codes import RequestCode, ResponseCode, code_name, request_name
 
 Action = Literal["answer", "late", "silence", "drop", "close", "close_after", "lose", "slow", "freeze", "route"]
+ACTIONS: Final = get_args(Action)
+WHICH: Final = ("client", "group", "topic", "queue_id", "nth", "times", "probability", "seed")
+MAX_DELAY_S: Final = 31_536_000.0  # a year
 _ANY: Final = -1
 
 
@@ -40,22 +45,28 @@ class Fault:
     remark: str = ""
     delay_s: float = 0.0
     bytes_per_s: int = 0
+    queues: int | None = None
     change_route: Callable[[Route], Route] | None = None
 
     def __post_init__(self) -> None:
-        for name, value, least in (("nth", self.nth, 1), ("times", self.times, 1), ("queue_id", self.queue_id, 0)):
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise ValueError(f"{name} is {value!r}; {least} or more is allowed")
-        if not 0.0 < self.probability <= 1.0:
-            raise ValueError(f"probability is {self.probability!r}; more than 0 and at most 1 is allowed")
-        if self.action == "late" and self.delay_s <= 0:
-            raise ValueError(f"delay_s is {self.delay_s!r}; more than 0 is allowed")
-        if self.action == "slow" and self.bytes_per_s <= 0:
-            raise ValueError(f"bytes_per_s is {self.bytes_per_s!r}; 1 or more is allowed")
+        if self.action not in ACTIONS:
+            raise ValueError(f"action is {self.action!r}; allowed: {', '.join(ACTIONS)}")
+        for name, least in (("nth", 1), ("times", 1), ("queue_id", 0), ("queues", 1), ("seed", None)):
+            _check_whole(name, getattr(self, name), least)
         for name in ("client", "group", "topic"):
             text = getattr(self, name)
             if text is not None and not isinstance(text, str):
                 raise ValueError(f"{name} is {text!r}; it must be text")
+        if not _is_number(self.probability) or not 0.0 < self.probability <= 1.0:
+            raise ValueError(f"probability is {self.probability!r}; more than 0 and at most 1 is allowed")
+        if self.action == "late" and not (_is_number(self.delay_s) and 0 < self.delay_s <= MAX_DELAY_S):
+            raise ValueError(f"delay_s is {self.delay_s!r}; more than 0 and at most {MAX_DELAY_S} is allowed")
+        if self.action == "slow":
+            _check_whole("bytes_per_s", self.bytes_per_s, 1)
+        if self.action == "freeze" and not self.client:
+            raise ValueError(f"client is {self.client!r}; freezing needs the id of a client")
+        if self.action == "route" and not self.topic:
+            raise ValueError(f"topic is {self.topic!r}; a changed route needs the name of a topic")
 
     @staticmethod
     def answer(code: str | int, *, response: int | str, remark: str = "ordered by a test", **which: object) -> Fault:
@@ -99,10 +110,23 @@ class Fault:
         return Fault(action="freeze", client=client, times=None)
 
     @staticmethod
-    def route(topic: str, change: Callable[[Route], Route], **which: object) -> Fault:
-        """Who asks for the topic's route is told what `change` makes of it."""
+    def route(
+        topic: str, change: Callable[[Route], Route] | None = None, *, queues: int | None = None, **which: object
+    ) -> Fault:
+        """Who asks for the topic's route is told what `change` makes of it, or of `queues` queues on each broker."""
+        if (change is None) == (queues is None):
+            raise ValueError("queues is missing; give a route's `queues` or a function that changes it, one of both")
         which.setdefault("times", None)
-        return _fault("route", RequestCode.GET_ROUTEINFO_BY_TOPIC, {**which, "topic": topic}, change_route=change)
+        fields = {**which, "topic": topic}
+        return _fault("route", RequestCode.GET_ROUTEINFO_BY_TOPIC, fields, change_route=change, queues=queues)
+
+    def changed(self, route: Route) -> Route:
+        """What a client is told, of a fault that changes routes."""
+        if self.change_route is not None:
+            return self.change_route(route)
+        count = self.queues or 0
+        told = [replace(data, read_queues=count, write_queues=count) for data in route.queues]
+        return replace(route, queues=tuple(told))
 
     def __str__(self) -> str:
         where = ", ".join(
@@ -116,10 +140,9 @@ class Fault:
 
 
 def _fault(action: Action, code: str | int, which: dict[str, object], **settings: object) -> Fault:
-    allowed = ("client", "group", "topic", "queue_id", "nth", "times", "probability", "seed")
     for name in which:
-        if name not in allowed:
-            raise ValueError(f"a fault has no field {name!r}; allowed: {', '.join(allowed)}")
+        if name not in WHICH:
+            raise ValueError(f"a fault has no field {name!r}; allowed: {', '.join(WHICH)}")
     return Fault(action=action, code=request_code(code), **settings, **which)  # type: ignore[arg-type]
 
 
@@ -130,11 +153,9 @@ def request_code(code: str | int) -> int:
     try:
         return int(RequestCode[code])
     except KeyError:
-        import difflib
-
         near = difflib.get_close_matches(str(code).upper(), RequestCode.__members__, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "see rocketlet.protocol.codes.RequestCode"
-        raise ValueError(f"no request is called {code!r}; {hint}") from None
+        raise ValueError(f"code: no request is called {code!r}; {hint}") from None
 
 
 def response_code(code: str | int) -> int:
@@ -143,23 +164,41 @@ def response_code(code: str | int) -> int:
     try:
         return int(ResponseCode[code])
     except KeyError:
-        raise ValueError(f"no response is called {code!r}; allowed: {', '.join(ResponseCode.__members__)}") from None
+        allowed = ", ".join(ResponseCode.__members__)
+        raise ValueError(f"response: no response is called {code!r}; allowed: {allowed}") from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_whole(name: str, value: Any, least: int | None) -> None:
+    if value is None and name != "nth":
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+        raise ValueError(
+            f"{name} is {value!r}; " + ("a whole number" if least is None else f"{least} or more") + " is allowed"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault that acted: on which request, of whom."""
+    """A fault that acted: on which request, of whom; `number` is the fault's."""
 
     fault: Fault
     request: str
     client: str
+    number: int = 0
 
     def __str__(self) -> str:
         return f"{self.fault} on {self.request} of {self.client or 'a client without a name'}"
 
 
 @dataclass(slots=True)
-class _Ordered:
+class Ordered:
+    """A fault in force: its number, how many requests it fits, and on how many of them it acted."""
+
+    number: int
     fault: Fault
     random: random.Random
     matched: int = 0
@@ -168,25 +207,50 @@ class _Ordered:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults in force, and what they did."""
+    """The faults in force, and what they did. `run` calls in the broker's thread; `on_end` when faults are taken away, so
+    that who was frozen goes on."""
 
     injected: list[Injected] = field(default_factory=list)
-    _ordered: list[_Ordered] = field(default_factory=list)
+    run: Callable[[Callable[[], None]], None] = lambda action: action()
+    on_end: Callable[[], None] = lambda: None
+    _ordered: list[Ordered] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def add(self, *faults: Fault) -> None:
+    def add(self, *faults: Fault) -> list[int]:
+        """Their numbers. Raises ValueError."""
         for fault in faults:
             if not isinstance(fault, Fault):
                 raise ValueError(f"{fault!r} is not a Fault; use Fault.answer(...) and the like")
-            self._ordered.append(_Ordered(fault, random.Random(fault.seed)))
+        added = [Ordered(next(self._numbers), fault, random.Random(fault.seed)) for fault in faults]
+        self.run(lambda: self._ordered.extend(added))
+        return [item.number for item in added]
 
     def remove(self, *faults: Fault) -> None:
         """Ends faults before they have acted as often as they may; all without arguments."""
-        self._ordered = [item for item in self._ordered if faults and item.fault not in faults]
+        self._keep(lambda item: bool(faults) and item.fault not in faults)
+
+    def end(self, number: int) -> None:
+        """Raises KeyError if no fault in force has the number."""
+        if all(item.number != number for item in self._ordered):
+            raise KeyError(f"no fault in force has the number {number}")
+        self._keep(lambda item: item.number != number)
+
+    def _keep(self, stays: Callable[[Ordered], bool]) -> None:
+        def keep() -> None:
+            self._ordered = [item for item in self._ordered if stays(item)]
+            self.on_end()
+
+        self.run(keep)
 
     def clear(self) -> None:
         """Ends all faults and forgets what they did."""
-        self._ordered.clear()
+        self.remove()
         self.injected.clear()
+
+    @property
+    def in_force(self) -> list[Ordered]:
+        """In the order in which they were added."""
+        return list(self._ordered)
 
     def frozen(self) -> frozenset[str]:
         """The client ids that stand still."""
@@ -210,7 +274,7 @@ class Faults:
             if fault.probability < 1.0 and item.random.random() >= fault.probability:
                 continue
             item.acted += 1
-            self.injected.append(Injected(fault, request.name, request.client))
+            self.injected.append(Injected(fault, request.name, request.client, item.number))
             return fault
         return None
 

@@ -49,7 +49,8 @@ class Request:
 
 
 class Tap:
-    """Stands where the server's `serve` is. `client_of(connection)` names who is behind a connection."""
+    """Stands where the server's `serve` is. `client_of(connection)` names who is behind a connection; what is asked goes
+    on to the list `requests`."""
 
     def __init__(
         self,
@@ -57,12 +58,13 @@ class Tap:
         client_of: Callable[[Connection], str],
         faults: Faults,
         clock: Clock,
+        requests: list[Request],
     ) -> None:
         self._serve = serve
         self._client_of = client_of
         self._faults = faults
         self._clock = clock
-        self.requests: list[Request] = []
+        self.requests = requests
 
     def serve(self, connection: Connection, frames: list[Frame]) -> None:
         assert isinstance(connection, TappedConnection)
@@ -227,10 +229,10 @@ def _seen(frame: Frame, client: str) -> Seen:
 
 
 def _changed_route(fault: Fault, frame: Frame, raw: bytes) -> bytes:
-    if frame.code or fault.change_route is None:
+    if frame.code:
         return raw
     try:
         route = bodies.decode_route(frame.body)
     except BodyError:
         return raw
-    return encode(frame._replace(body=bodies.encode_route(fault.change_route(route))))
+    return encode(frame._replace(body=bodies.encode_route(fault.changed(route))))

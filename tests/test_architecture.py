@@ -27,9 +27,9 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client": "",
         "spark": "client",
         "root": "client spark",  # the public names, in __init__.py of the root
-        "command": "broker client root",  # the root for its version
+        "command": "broker client root testing",  # the root for its version, testing for --control-port
         "demo": "broker client command spark",
-        "testing": "broker client",
+        "testing": "broker client root",  # the root for its version
         "broker.config": "",
         "broker.clock": "",
         "broker.tasks": "broker.clock broker.config",

@@ -72,7 +72,7 @@ def _refuse_if_ours(routes: Routes, connection: Connection, name: str, address: 
 
 def route(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
     topic = read(TopicName, frame.ext).topic
-    found = routes.route(topic, external=connection.is_external)
+    found = routes.route(topic, connection)
     if found is None:
         remark = f"No topic route info in name server for the topic: {topic}"
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark)
@@ -80,7 +80,7 @@ def route(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
 
 
 def cluster(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
-    return answer(frame, body=bodies.encode_cluster(routes.brokers(external=connection.is_external)))
+    return answer(frame, body=bodies.encode_cluster(routes.brokers(connection)))
 
 
 def topics(routes: Routes, connection: Connection, frame: Frame) -> Buffers:

@@ -20,6 +20,7 @@ from ..config import (
     LimitExceeded,
 )
 from ..net.connection import Connection
+from .networks import Networks
 
 log = structlog.get_logger("rocketlet.nameserver")
 
@@ -42,8 +43,13 @@ class _Broker:
 
 
 class Routes:
-    def __init__(self, clock: Clock = MACHINE) -> None:
+    """networks: with them, a client is told the address at which it reached us for the broker of this process, and the
+    broker's external address if it comes from outside of these networks."""
+
+    def __init__(self, clock: Clock = MACHINE, networks: Networks | None = None) -> None:
         self.clock = clock
+        self._networks = networks
+        self._tells_reached = networks is not None
         self._brokers: dict[str, _Broker] = {}
         self._addresses: dict[str, _Address] = {}
         self.kv: dict[str, dict[str, str]] = {}
@@ -147,26 +153,37 @@ class Routes:
         if entry is not None:
             entry.seen_s = self.clock.monotonic_s()
 
-    def route(self, topic: str, *, external: bool = False) -> Route | None:
-        """Where a topic's queues are; `external`: with the addresses for clients outside the brokers' network."""
+    def tell_registered(self) -> None:
+        """Clients inside of our networks are told the address that the broker gives, not the one at which they reached us."""
+        self._tells_reached = False
+
+    def route(self, topic: str, to: Connection | None = None) -> Route | None:
+        """Where a topic's queues are, with the addresses for the client that asks."""
         with_topic = [name for name, broker in self._brokers.items() if topic in broker.topics]
         if not with_topic:
             return None
         return Route(
             tuple(self._brokers[name].topics[topic] for name in with_topic),
-            tuple(self._broker_data(name, external) for name in with_topic),
+            tuple(self._broker_data(name, to) for name in with_topic),
         )
 
-    def brokers(self, *, external: bool = False) -> list[BrokerData]:
-        return [self._broker_data(name, external) for name in self._brokers]
+    def brokers(self, to: Connection | None = None) -> list[BrokerData]:
+        return [self._broker_data(name, to) for name in self._brokers]
 
-    def _broker_data(self, name: str, external: bool) -> BrokerData:
+    def _broker_data(self, name: str, to: Connection | None) -> BrokerData:
         broker = self._brokers[name]
-        addresses = {
-            number: self._addresses[address].external if external and address in self._addresses else address
-            for number, address in broker.addresses.items()
-        }
+        addresses = {number: self._told(address, to) for number, address in broker.addresses.items()}
         return BrokerData(name, broker.cluster, addresses)
+
+    def _told(self, registered: str, to: Connection | None) -> str:
+        entry = self._addresses.get(registered)
+        if entry is None or to is None:
+            return registered
+        if to.is_external or (self._networks is not None and self._networks.is_outside(to.address)):
+            return entry.external
+        if entry.connection is None and self._tells_reached:
+            return to.reached or registered
+        return registered
 
     def topics(self, cluster: str | None = None) -> list[str]:
         """The names of all topics, or of those of one cluster."""

@@ -102,6 +102,15 @@ class Connection(asyncio.Protocol):
         return self.peer.rpartition(":")[0]
 
     @property
+    def reached(self) -> str:
+        """Which of our addresses the client has connected to, as `host:port`; empty once the connection is gone."""
+        found = None if self._transport is None else self._transport.get_extra_info("sockname")
+        if not found:
+            return ""
+        host = str(found[0]).removeprefix("::ffff:")
+        return f"[{host}]:{found[1]}" if ":" in host else f"{host}:{found[1]}"
+
+    @property
     def channel(self) -> str:
         """What both ends of this TLS connection know, and no other connection has (RFC 5929: tls-unique), in hex; empty
         without TLS."""

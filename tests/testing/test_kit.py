@@ -25,13 +25,12 @@ from rocketlet.client import (
 )
 from rocketlet.protocol.bodies import Route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.testing import Broker, Cluster, Fault
+from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault
 
 
 async def test_a_broker_runs_in_the_loop_of_the_test_and_leaves_nothing() -> None:
     async with Broker() as broker:
-        assert broker._temporary is not None
-        folder = Path(broker._temporary.name)
+        folder = broker.folder
         seen: list[Message] = []
         async with Producer(broker.address) as producer, Consumer(broker.address, "g", "t", seen.append, start="first"):
             await producer.send("t", b"hello", keys="k1")
@@ -51,6 +50,11 @@ def test_a_broker_runs_in_a_thread_for_tests_without_asyncio(tmp_path: Path) -> 
         assert [message.body for message in broker.messages("t")] == [b"a", b"b"]
         broker.restart()
         assert len(broker.messages("t")) == 2
+        broker.stop()
+        with pytest.raises(RuntimeError, match="start what was stopped"):
+            broker.messages("t")
+        broker.start()
+        assert len(broker.messages("t")) == 2
         broker.kill(lose=1)
         assert [message.body for message in broker.messages("t")] == [b"a"]
         with pytest.raises(ValueError, match="lose is 5; the broker has only 1 messages"):
@@ -59,7 +63,7 @@ def test_a_broker_runs_in_a_thread_for_tests_without_asyncio(tmp_path: Path) -> 
             broker.clear()
 
 
-async def test_the_fixture_is_as_new_for_each_test(rocketlet: Broker) -> None:
+async def test_the_fixture_is_as_new_for_each_test(rocketlet: BrokerUnderTest) -> None:
     assert rocketlet.messages("left-over") == []
     assert rocketlet.requests == []
     async with Producer(rocketlet.address) as producer:
@@ -69,11 +73,11 @@ async def test_the_fixture_is_as_new_for_each_test(rocketlet: Broker) -> None:
     assert rocketlet.clock.now_ms > time.time() * 1000 + 3_590_000
 
 
-async def test_the_fixture_is_as_new_for_each_test_again(rocketlet: Broker) -> None:
+async def test_the_fixture_is_as_new_for_each_test_again(rocketlet: BrokerUnderTest) -> None:
     await test_the_fixture_is_as_new_for_each_test(rocketlet)
 
 
-async def test_clients_that_a_test_leaves_connected_hold_nothing_up(rocketlet: Broker) -> None:
+async def test_clients_that_a_test_leaves_connected_hold_nothing_up(rocketlet: BrokerUnderTest) -> None:
     consumer = Consumer(rocketlet.address, "g", "t", lambda message: None)
     await consumer.__aenter__()
     await asyncio.to_thread(rocketlet.clear)
@@ -81,7 +85,7 @@ async def test_clients_that_a_test_leaves_connected_hold_nothing_up(rocketlet: B
     await consumer.__aexit__(None, None, None)
 
 
-async def test_a_delayed_message_comes_when_the_clock_says_so(rocketlet: Broker) -> None:
+async def test_a_delayed_message_comes_when_the_clock_says_so(rocketlet: BrokerUnderTest) -> None:
     seen: list[Message] = []
     async with (
         Producer(rocketlet.address) as producer,
@@ -98,7 +102,7 @@ async def test_a_delayed_message_comes_when_the_clock_says_so(rocketlet: Broker)
         rocketlet.clock.advance(-1)
 
 
-async def test_sixteen_retries_to_the_dead_letters(rocketlet: Broker) -> None:
+async def test_sixteen_retries_to_the_dead_letters(rocketlet: BrokerUnderTest) -> None:
     """4 h 46 min on a broker whose time nobody moves."""
     tries: list[int] = []
 
@@ -115,7 +119,7 @@ async def test_sixteen_retries_to_the_dead_letters(rocketlet: Broker) -> None:
     assert rocketlet.clock.now_ms - began_ms > 4.7 * 3_600_000
 
 
-async def test_a_transaction_is_checked_until_the_broker_gives_up(rocketlet: Broker) -> None:
+async def test_a_transaction_is_checked_until_the_broker_gives_up(rocketlet: BrokerUnderTest) -> None:
     asked: list[str] = []
 
     def check(message: Message) -> None:
@@ -134,7 +138,7 @@ async def test_a_transaction_is_checked_until_the_broker_gives_up(rocketlet: Bro
     assert rocketlet.messages("t") == []
 
 
-async def test_a_lease_ends_while_its_owner_is_frozen(rocketlet: Broker) -> None:
+async def test_a_lease_ends_while_its_owner_is_frozen(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t", 2)
     first, second = [], []  # type: list[Message], list[Message]
     async with Producer(rocketlet.address) as producer:
@@ -156,7 +160,7 @@ async def test_a_lease_ends_while_its_owner_is_frozen(rocketlet: Broker) -> None
     assert first == []
 
 
-async def test_a_message_is_stored_but_not_acknowledged(rocketlet: Broker) -> None:
+async def test_a_message_is_stored_but_not_acknowledged(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t")
     async with Producer(rocketlet.address, retries=2) as producer:
         await producer.send("t", b"warm")
@@ -168,7 +172,7 @@ async def test_a_message_is_stored_but_not_acknowledged(rocketlet: Broker) -> No
     assert str(injected).startswith("close_after SEND_MESSAGE_V2 (310) on SEND_MESSAGE_V2")
 
 
-async def test_a_lost_notification_delays_the_rebalance_and_no_more(rocketlet: Broker) -> None:
+async def test_a_lost_notification_delays_the_rebalance_and_no_more(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t", 4)
     async with Consumer(rocketlet.address, "g", "t", lambda message: None) as one:
         await rocketlet.settled("g", members=1)
@@ -191,7 +195,9 @@ async def test_a_lost_notification_delays_the_rebalance_and_no_more(rocketlet: B
     ],
     ids=lambda value: value.action if isinstance(value, Fault) else "",
 )
-async def test_a_fault_reaches_the_sender(rocketlet: Broker, fault: Fault, error: type[Exception], stored: int) -> None:
+async def test_a_fault_reaches_the_sender(
+    rocketlet: BrokerUnderTest, fault: Fault, error: type[Exception], stored: int
+) -> None:
     rocketlet.create_topic("t")
     async with Producer(rocketlet.address, retries=0, timeout_s=0.5) as producer:
         rocketlet.faults.add(fault)
@@ -200,10 +206,10 @@ async def test_a_fault_reaches_the_sender(rocketlet: Broker, fault: Fault, error
         rocketlet.faults.remove()
         await producer.send("t", b"y")
     assert len(rocketlet.messages("t")) == stored + 1
-    assert rocketlet.injected[0].fault is fault
+    assert rocketlet.injected[0].fault == fault
 
 
-async def test_answers_come_late_and_in_pieces(rocketlet: Broker) -> None:
+async def test_answers_come_late_and_in_pieces(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t")
     async with Producer(rocketlet.address, timeout_s=20) as producer:
         await producer.send("t", b"warm")
@@ -223,7 +229,7 @@ async def test_answers_come_late_and_in_pieces(rocketlet: Broker) -> None:
         await slow
 
 
-async def test_faults_act_on_the_nth_request_and_by_chance(rocketlet: Broker) -> None:
+async def test_faults_act_on_the_nth_request_and_by_chance(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t")
 
     async def send(count: int) -> list[int]:
@@ -248,19 +254,25 @@ async def test_faults_act_on_the_nth_request_and_by_chance(rocketlet: Broker) ->
     assert await send(30) == first, "a seed repeats"
 
 
-async def test_a_client_is_told_of_other_queues_than_the_rest(rocketlet: Broker) -> None:
+async def test_a_client_is_told_of_other_queues_than_the_rest(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t", 4)
-
-    def halved(route: Route) -> Route:
-        return replace(route, queues=tuple(replace(data, read_queues=2, write_queues=2) for data in route.queues))
-
-    rocketlet.faults.add(Fault.route("t", halved))
+    rocketlet.faults.add(Fault.route("t", queues=2))
     async with Producer(rocketlet.address) as producer:
         queues = {(await producer.send("t", b"x")).queue.queue_id for _ in range(8)}
     assert queues == {0, 1}
 
 
-async def test_what_clients_asked_and_committed_can_be_seen(rocketlet: Broker) -> None:
+async def test_a_function_changes_what_a_client_is_told() -> None:
+    def halved(route: Route) -> Route:
+        return replace(route, queues=tuple(replace(data, read_queues=2, write_queues=2) for data in route.queues))
+
+    async with Broker() as broker, Producer(broker.address) as producer:
+        broker.create_topic("t", 4)
+        broker.faults.add(Fault.route("t", halved))
+        assert {(await producer.send("t", b"x")).queue.queue_id for _ in range(8)} == {0, 1}
+
+
+async def test_what_clients_asked_and_committed_can_be_seen(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t", 1)
     seen: list[Message] = []
     async with Producer(rocketlet.address) as producer:
@@ -281,7 +293,7 @@ async def test_what_clients_asked_and_committed_can_be_seen(rocketlet: Broker) -
     assert "request: " in rocketlet.report()
 
 
-async def test_a_lease_is_taken_away_and_comes_back(rocketlet: Broker) -> None:
+async def test_a_lease_is_taken_away_and_comes_back(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t", 1)
     async with Consumer(rocketlet.address, "g", "t", lambda message: None):
         await rocketlet.settled("g", members=1)
@@ -329,7 +341,7 @@ def test_what_a_fault_cannot_be_is_refused_by_name(make: Any, reason: str) -> No
         make()
 
 
-async def test_retries_later_and_rejections_are_seen_at_once(rocketlet: Broker) -> None:
+async def test_retries_later_and_rejections_are_seen_at_once(rocketlet: BrokerUnderTest) -> None:
     outcomes: list[RetryLater | Reject] = [Reject(), RetryLater(delay_level=5)]
 
     def handle(message: Message) -> RetryLater | Reject:

@@ -1,0 +1,163 @@
+"""The rig behind HTTP: `rocketlet start --control-port`.
+
+Whoever reaches it can delete everything, so it listens on this machine only unless told otherwise, and takes nothing that a
+web page in a browser here could send: a request with an `Origin`, or one for another host's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any, Final, Self
+
+import msgspec
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..broker.config import LimitExceeded
+from ..broker.net.connection import is_loopback
+from ..client.errors import RocketletError
+from . import openapi
+from .operations import OPERATIONS, Call, Operation
+from .rig import Rig
+from .shapes import Problem
+
+log = structlog.get_logger("rocketlet.control")
+
+MAX_BODY_BYTES: Final = 1024 * 1024
+STOP_S: Final = 1  # how long calls that still wait may take when it closes
+
+_LOCAL_NAMES: Final = ["localhost", "127.0.0.1", "[::1]", "::1"]
+_STATUS: Final = {"ValueError": 400, "KeyError": 404, "TimeoutError": 409, "RuntimeError": 409}
+
+
+class Control:
+    """`async with Control(rig, host, port) as control`: listens until the block ends. `port` 0 takes a free one.
+
+    Raises OSError if it cannot listen there."""
+
+    def __init__(self, rig: Rig, host: str, port: int) -> None:
+        self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.port: int = self._socket.getsockname()[1]
+        app = application(rig, is_local=host == "localhost" or is_loopback(host))
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=STOP_S
+        )
+        self._server = _Server(config)
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._running = asyncio.create_task(self._server.serve([self._socket]))
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        assert self._running is not None
+        self._server.should_exit = True
+        await self._running
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to the process that it runs in."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def application(rig: Rig, *, is_local: bool) -> Starlette:
+    """is_local: takes only requests for names of this machine, so that no other name leads a browser here."""
+    changes = asyncio.Lock()  # what changes the broker's life waits for its turn
+    routes = [
+        Route(operation.path, partial(_answer, rig, operation, changes), methods=[operation.method])
+        for operation in OPERATIONS
+    ]
+    document = msgspec.json.encode(openapi.description(OPERATIONS))
+
+    async def described(request: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL_NAMES)] if is_local else []
+    return Starlette(routes=[Route("/openapi.json", described, methods=["GET"]), *routes], middleware=trusted)
+
+
+async def _answer(rig: Rig, operation: Operation, changes: asyncio.Lock, request: Request) -> Response:
+    try:
+        if request.headers.get("origin") is not None:
+            raise ValueError("origin: requests of web pages are not taken")
+        found = operation.act(rig, await _call(operation, request))
+        if inspect.isawaitable(found):
+            found = await _in_turn(operation, changes, found)
+    except (ValueError, LimitExceeded, OverflowError) as error:
+        return _problem("ValueError", str(error))
+    except KeyError as error:
+        return _problem("KeyError", str(error.args[0]))
+    except TimeoutError as error:
+        return _problem("TimeoutError", str(error))
+    except (RuntimeError, RocketletError) as error:
+        return _problem("RuntimeError", str(error))
+    except Exception as error:  # a defect of ours: the caller is told, and the others are served
+        log.exception("control_failed", operation=operation.name)
+        return _problem("RuntimeError", f"{operation.name} failed: {error!r}")
+    return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+async def _in_turn(operation: Operation, changes: asyncio.Lock, work: Awaitable[Any]) -> Any:
+    """Waiting disturbs nobody; two restarts at a time would."""
+    if operation.name == "waitFor":
+        return await work
+    async with changes:
+        return await work
+
+
+def _problem(error: str, message: str) -> Response:
+    body = msgspec.json.encode(Problem(error, message))
+    return Response(body, status_code=_STATUS[error], media_type="application/json")
+
+
+async def _call(operation: Operation, request: Request) -> Call:
+    """Raises ValueError."""
+    return Call(request.path_params, _query(operation, request), await _body(operation, request))
+
+
+def _query(operation: Operation, request: Request) -> Any:
+    given = dict(request.query_params)
+    if operation.query is None:
+        if given:
+            raise ValueError(f"{next(iter(given))} is no parameter; {operation.path} takes none")
+        return None
+    return _checked(lambda: msgspec.convert(given, operation.query, strict=False), operation.query)
+
+
+async def _body(operation: Operation, request: Request) -> Any:
+    data = b""
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY_BYTES:
+            raise ValueError(f"the body has more than {MAX_BODY_BYTES} bytes")
+    if operation.body is None:
+        return None
+    return _checked(lambda: msgspec.json.decode(data or b"{}", type=operation.body), operation.body)
+
+
+def _checked(read: Callable[[], Any], wanted: Any) -> Any:
+    """Raises ValueError, which names the field and what is allowed."""
+    try:
+        return read()
+    except msgspec.ValidationError as error:
+        text = str(error)
+        path = found[1] if (found := re.search(r"at `(.*)`", text)) else "$"
+        allowed = openapi.allowed(wanted, path)
+        raise ValueError(f"{text}; allowed: {allowed}" if allowed else text) from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the body is no JSON: {error}") from None

@@ -1,0 +1,370 @@
+"""What can be asked of a rig over HTTP: one table, from which the routes and their description are made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+
+from ..client.message import Message
+from ..client.settling import settled
+from ..protocol import names
+from ..protocol.bodies import Queue
+from . import shapes, state
+from .fault_orders import fault_of, order_of
+from .report import report
+from .rig import Rig
+from .tap import Request
+
+LOOK_S: Final = 0.002
+
+
+class Call(NamedTuple):
+    """What came with a request: the names in its path, its query, its body."""
+
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+
+
+class Operation(NamedTuple):
+    """`act(rig, call)` returns the answer, or something to await. `name` is the operation's id in the description."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    act: Callable[[Rig, Call], Any]
+    answer: Any
+    body: Any = None
+    query: type[Struct] | None = None
+
+
+# Clock
+
+
+def _now(rig: Rig, call: Call) -> shapes.Now:
+    return shapes.Now(rig.clock.now_ms)
+
+
+def _advance(rig: Rig, call: Call) -> shapes.Now:
+    body: shapes.Advance = call.body
+    rig.clock.advance(body.seconds, minutes=body.minutes, hours=body.hours, days=body.days)
+    return shapes.Now(rig.clock.now_ms)
+
+
+def _skip(rig: Rig, call: Call) -> shapes.Skipped:
+    return shapes.Skipped(rig.skip(), rig.clock.now_ms)
+
+
+# Faults
+
+
+def _add_faults(rig: Rig, call: Call) -> shapes.Numbers:
+    faults = [fault_of(order) for order in call.body]
+    return shapes.Numbers(rig.faults.add(*faults))
+
+
+def _faults(rig: Rig, call: Call) -> list[shapes.FaultInForce]:
+    return [
+        shapes.FaultInForce(item.number, order_of(item.fault), item.matched, item.acted) for item in rig.faults.in_force
+    ]
+
+
+def _end_faults(rig: Rig, call: Call) -> shapes.Done:
+    rig.faults.remove()
+    return shapes.Done()
+
+
+def _end_fault(rig: Rig, call: Call) -> shapes.Done:
+    number = call.path["number"]
+    if not (number.isascii() and number.isdigit()):
+        raise ValueError(f"number is {number!r}; it must be the number that POST /faults answered")
+    rig.faults.end(int(number))
+    return shapes.Done()
+
+
+def _injected(rig: Rig, call: Call) -> list[shapes.FaultActed]:
+    return [
+        shapes.FaultActed(item.number, order_of(item.fault), item.request, item.client, str(item))
+        for item in rig.faults.injected
+    ]
+
+
+def _forget_injected(rig: Rig, call: Call) -> shapes.Done:
+    rig.faults.injected.clear()
+    return shapes.Done()
+
+
+# State
+
+
+def _queue(queue: Queue) -> shapes.QueueName:
+    return shapes.QueueName(queue.topic, queue.broker_name, queue.queue_id)
+
+
+def _message(message: Message, record: bytes | None) -> shapes.MessageSeen:
+    try:
+        text = message.body.decode()
+    except UnicodeDecodeError:
+        text = None
+    return shapes.MessageSeen(
+        queue=_queue(message.queue),
+        offset=message.queue_offset,
+        message_id=message.message_id,
+        body=message.body,
+        text=text,
+        tag=message.tag or "",
+        keys=list(message.keys),
+        properties=message.properties,
+        reconsume_times=message.reconsume_times,
+        born_ms=message.born_ms,
+        stored_ms=message.store_ms,
+        record=record,
+    )
+
+
+def _messages(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
+    return _messages_of(rig, call.path["topic"], call.query)
+
+
+def _dead_letters(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
+    return _messages_of(rig, names.dlq_topic(call.path["group"]), call.query)
+
+
+def _messages_of(rig: Rig, topic: str, query: shapes.MessageFilter) -> list[shapes.MessageSeen]:
+    found = state.messages(rig.running, topic, key=query.key, waiting_for=query.waiting_for)
+    return [_message(stored.message, stored.record if query.record else None) for stored in found]
+
+
+def _topics(rig: Rig, call: Call) -> dict[str, int]:
+    return state.topics(rig.running)
+
+
+def _create_topic(rig: Rig, call: Call) -> shapes.Done:
+    state.create_topic(rig.running, call.path["topic"], call.body.queues)
+    return shapes.Done()
+
+
+def _groups(rig: Rig, call: Call) -> list[str]:
+    return state.groups(rig.running)
+
+
+def _create_group(rig: Rig, call: Call) -> shapes.Done:
+    state.create_group(rig.running, call.path["group"])
+    return shapes.Done()
+
+
+def _group(rig: Rig, call: Call) -> shapes.GroupSeen:
+    group = call.path["group"]
+    owners = [shapes.Owned(_queue(queue), client) for queue, client in state.owners(rig.running, group).items()]
+    return shapes.GroupSeen(state.members(rig.running, group), owners)
+
+
+def _timeline(rig: Rig, call: Call) -> shapes.Timeline:
+    return state.timeline(rig.running, call.path["group"])
+
+
+def _progress(rig: Rig, call: Call) -> shapes.Progress:
+    broker, group, topic = rig.running, call.path["group"], call.path["topic"]
+    return shapes.Progress(
+        state.committed(broker, group, topic),
+        state.lag(broker, group, topic),
+        state.consumed_fault(broker, group, topic),
+    )
+
+
+def _take_lease(rig: Rig, call: Call) -> shapes.Done:
+    state.take_lease(rig.running, call.path["group"], call.body.topic, call.body.queue_id)
+    return shapes.Done()
+
+
+def _rebalance(rig: Rig, call: Call) -> shapes.Done:
+    state.rebalance(rig.running, call.path["group"])
+    return shapes.Done()
+
+
+def _requests(rig: Rig, call: Call) -> list[shapes.RequestSeen]:
+    return [_request(item) for item in _asked(rig, call.query.name, call.query.client)]
+
+
+def _asked(rig: Rig, name: str | None, client: str | None) -> list[Request]:
+    return [item for item in rig.requests if name in (None, item.name) and client in (None, item.client)]
+
+
+def _request(request: Request) -> shapes.RequestSeen:
+    return shapes.RequestSeen(
+        name=request.name,
+        code=request.code,
+        client=request.client,
+        peer=request.peer,
+        group=request.group,
+        topic=request.topic,
+        queue_id=request.queue_id,
+        ext=dict(request.ext),
+        body=request.body,
+        response=request.response,
+        remark=request.remark,
+        at_s=request.at_s,
+        text=str(request),
+    )
+
+
+def _report(rig: Rig, call: Call) -> shapes.Text:
+    return shapes.Text(report(rig))
+
+
+# Life
+
+
+def _ready(rig: Rig, call: Call) -> shapes.Ready:
+    return shapes.Ready(rig.address, rig.name, rig.is_running)
+
+
+def _advertise(rig: Rig, call: Call) -> shapes.Done:
+    body: shapes.Advertise = call.body
+    if body.address is None and body.external is None:
+        raise ValueError("address is missing; give `address`, `external` or both, as HOST:PORT")
+    for name in ("address", "external"):
+        _check_address(name, getattr(body, name))
+    rig.advertise(body.address, body.external)
+    return shapes.Done()
+
+
+def _check_address(name: str, value: str | None) -> None:
+    if value is None:
+        return
+    host, _, port = value.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
+        raise ValueError(f"{name} is {value!r}; it must be HOST:PORT, such as localhost:9876")
+
+
+async def _clean(rig: Rig, call: Call) -> shapes.Done:
+    await rig.clear()
+    return shapes.Done()
+
+
+async def _restart(rig: Rig, call: Call) -> shapes.Done:
+    await rig.restart()
+    return shapes.Done()
+
+
+async def _kill(rig: Rig, call: Call) -> shapes.Done:
+    await rig.kill(lose=call.body.lose)
+    return shapes.Done()
+
+
+async def _stop(rig: Rig, call: Call) -> shapes.Done:
+    await rig.stop()
+    return shapes.Done()
+
+
+async def _start(rig: Rig, call: Call) -> shapes.Done:
+    await rig.start()
+    return shapes.Done()
+
+
+# Waiting
+
+
+def _missing(rig: Rig, condition: shapes.AnyCondition) -> str:
+    """What lacks; empty if the condition holds."""
+    if isinstance(condition, shapes.Consumed):
+        return state.consumed_fault(rig.running, condition.group, condition.topic)
+    if isinstance(condition, shapes.Stored):
+        found, what = len(state.messages(rig.running, condition.topic, key=condition.key)), "messages"
+    elif isinstance(condition, shapes.DeadLetters):
+        found, what = len(state.messages(rig.running, names.dlq_topic(condition.group))), "dead letters"
+    elif isinstance(condition, shapes.Members):
+        found, what = len(state.members(rig.running, condition.group)), "members"
+    elif isinstance(condition, shapes.Asked):
+        found, what = len(_asked(rig, condition.name, condition.client)), f"requests {condition.name}"
+    else:
+        assert isinstance(condition, shapes.Acted)
+        found, what = len(rig.faults.injected), "faults that acted"
+    return "" if found >= condition.count else f"there are {found} {what} of {condition.count}"
+
+
+async def _wait_for(rig: Rig, call: Call) -> shapes.Waited:
+    body: shapes.WaitFor = call.body
+    if isinstance(body.condition, shapes.Settled):
+        return shapes.Waited(await _settled(rig, body.condition, body.timeout_s))
+    end_s = asyncio.get_running_loop().time() + body.timeout_s
+    while missing := _missing(rig, body.condition):
+        if asyncio.get_running_loop().time() >= end_s:
+            raise TimeoutError(f"{missing}, after {body.timeout_s} s")
+        if body.skip_waits:
+            rig.skip()
+        await asyncio.sleep(LOOK_S)
+    return shapes.Waited({})
+
+
+async def _settled(rig: Rig, condition: shapes.Settled, timeout_s: float) -> dict[str, int]:
+    assert rig.running
+    return await settled(rig.name_server, condition.group, members=condition.members, timeout_s=max(timeout_s, LOOK_S))
+
+
+_Faults = list[shapes.FaultOrder]
+_Messages = list[shapes.MessageSeen]
+
+OPERATIONS: Final = (
+    Operation("GET", "/health", "health", "Whether the broker runs, and where", _ready, shapes.Ready),
+    Operation("GET", "/clock", "now", "The broker's time", _now, shapes.Now),
+    Operation(
+        "POST", "/clock/advance", "advance", "Move the broker's time on; what is due on the way is done when it answers",
+        _advance, shapes.Now, shapes.Advance,
+    ),
+    Operation("POST", "/clock/skip", "skip", "Move the clock to the next delayed message", _skip, shapes.Skipped),
+    Operation(
+        "POST", "/wait-for", "waitFor", "Answers when the condition holds", _wait_for, shapes.Waited, shapes.WaitFor
+    ),
+    Operation("GET", "/faults", "faults", "The faults in force", _faults, list[shapes.FaultInForce]),
+    Operation("POST", "/faults", "addFaults", "Order faults", _add_faults, shapes.Numbers, _Faults),
+    Operation("DELETE", "/faults", "endFaults", "End all faults; who was frozen goes on", _end_faults, shapes.Done),
+    Operation("GET", "/faults/injected", "injected", "The faults that acted", _injected, list[shapes.FaultActed]),
+    Operation("DELETE", "/faults/injected", "forgetInjected", "Forget them", _forget_injected, shapes.Done),
+    Operation("DELETE", "/faults/{number}", "endFault", "End one fault", _end_fault, shapes.Done),
+    Operation("GET", "/topics", "topics", "Queues by topic", _topics, dict[str, int]),
+    Operation(
+        "PUT", "/topics/{topic}", "createTopic", "Create or alter a topic", _create_topic, shapes.Done, shapes.TopicOrder
+    ),
+    Operation(
+        "GET", "/topics/{topic}/messages", "messages", "What is stored, in the order of its storing",
+        _messages, _Messages, None, shapes.MessageFilter,
+    ),
+    Operation("GET", "/groups", "groups", "Groups that have members", _groups, list[str]),
+    Operation("PUT", "/groups/{group}", "createGroup", "Create a group and its retry topic", _create_group, shapes.Done),
+    Operation("GET", "/groups/{group}", "group", "Members and owners", _group, shapes.GroupSeen),
+    Operation("GET", "/groups/{group}/timeline", "timeline", "What happened in the group", _timeline, shapes.Timeline),
+    Operation(
+        "GET", "/groups/{group}/dead-letters", "deadLetters", "What the group has given up on",
+        _dead_letters, _Messages, None, shapes.MessageFilter,
+    ),
+    Operation(
+        "GET", "/groups/{group}/topics/{topic}", "progress", "How far the group is", _progress, shapes.Progress
+    ),
+    Operation(
+        "POST", "/groups/{group}/take-lease", "takeLease", "End a member's lease as if it had run out",
+        _take_lease, shapes.Done, shapes.Lease,
+    ),
+    Operation(
+        "POST", "/groups/{group}/rebalance", "rebalance", "Tell the members that the group has changed",
+        _rebalance, shapes.Done,
+    ),
+    Operation(
+        "GET", "/requests", "requests", "What clients asked, decoded, oldest first",
+        _requests, list[shapes.RequestSeen], None, shapes.RequestFilter,
+    ),
+    Operation("GET", "/report", "report", "What one needs to see when a test failed", _report, shapes.Text),
+    Operation(
+        "PUT", "/advertised", "advertise", "The address that clients are told from now on",
+        _advertise, shapes.Done, shapes.Advertise,
+    ),
+    Operation("POST", "/clean", "clean", "Delete all topics, groups, messages and faults", _clean, shapes.Done),
+    Operation("POST", "/restart", "restart", "Stop as by SIGTERM, and start", _restart, shapes.Done),
+    Operation("POST", "/kill", "kill", "Stop as by SIGKILL, and start", _kill, shapes.Done, shapes.Kill),
+    Operation("POST", "/stop", "stop", "Stop as by SIGTERM", _stop, shapes.Done),
+    Operation("POST", "/start", "start", "Start what was stopped", _start, shapes.Done),
+)  # fmt: skip

@@ -1,0 +1,299 @@
+"""A broker on the rig: the real one, with its sockets, and around it a clock to turn, faults to order, and a tap.
+
+The rig belongs to the event loop that opens it. `Broker` of this package puts it into a test's process, `rocketlet start
+--control-port` puts it behind HTTP.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..broker.access.acl import Acl
+from ..broker.broker import Broker as RunningBroker
+from ..broker.config import BrokerConfig
+from ..broker.nameserver.networks import Networks
+from ..broker.nameserver.routes import Routes
+from ..broker.net.connection import Connection
+from ..broker.net.tls import Tls
+from ..broker.server import Server
+from .clock import BrokerClock
+from .faults import Faults
+from .ports import free_port
+from .tap import Request, Tap, TappedConnection
+
+_MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """How the broker is reached; as of `Server`. `port` 0 takes a free one when the rig opens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    external_port: int | None = None
+    tls: Tls | None = None
+    acl: Acl | None = None
+    admin_is_local: bool = False
+    networks: Networks | None = None
+
+
+class Rig:
+    """folder: where the data lies; None: in memory where the system can, else in a temporary folder, gone at the end. It
+    takes the place of the settings' `data_dir`. empties: whether `clear` may delete what is in a folder that was given."""
+
+    def __init__(
+        self,
+        settings: BrokerConfig,
+        listening: Listening,
+        *,
+        folder: Path | None = None,
+        empties: bool = False,
+        clock: BrokerClock | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        self.clock = clock or BrokerClock()
+        self.faults = faults or Faults()
+        self._settings = settings
+        self._listening = listening
+        self._given = folder
+        self._empties = empties
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._folders = 0
+        self._has_moved = False
+        self._folder: Path | None = None
+        self._server: Server | None = None
+        self._broker: _MortalBroker | None = None
+        self._tap: Tap | None = None
+        self.clock.keep_alive, self.clock.next_due_s = self._keep_alive, self.next_due_s
+        self.clock.is_anyone_frozen = lambda: bool(self.faults.frozen())
+        self.faults.on_end = self._thaw
+
+    # Life
+
+    async def open(self) -> None:
+        if self._given is None:
+            parent = _MEMORY if _MEMORY.is_dir() else None  # noqa: ASYNC240 -- once, before there is a client
+            self._temporary = tempfile.TemporaryDirectory(prefix="rocketlet-", dir=parent, ignore_cleanup_errors=True)
+        await self._begin(self._new_folder())
+
+    async def close(self) -> None:
+        await self._end()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    async def clear(self) -> None:
+        """As new: without topics, groups, messages, faults and requests; clients that are still connected are cut off."""
+        if self._temporary is None and not self._empties:
+            raise RuntimeError("a broker with a folder of its own keeps it; delete topics and groups instead")
+        self.faults.clear()
+        await self._end()
+        self.clock.reset()
+        await self._begin(self._new_folder())
+
+    async def restart(self) -> None:
+        """Stops as by SIGTERM and starts again on the same data."""
+        await self.stop()
+        await self.start()
+
+    async def kill(self, *, lose: int = 0) -> None:
+        """Stops as by SIGKILL and starts again; the last `lose` messages that were acknowledged are gone."""
+        broker = self.running
+        end = _end_without(broker, lose)
+        broker.is_killed = True
+        await self._end()
+        _cut(broker.config.data_dir / "commitlog", end)
+        await self.start()
+
+    async def stop(self) -> None:
+        """As by SIGTERM. The clock, the faults and what was asked so far stay."""
+        assert self.running
+        await self._end()
+
+    async def start(self) -> None:
+        """After `stop`, on the same data and address. Raises RuntimeError if the broker runs."""
+        if self._server is not None:
+            raise RuntimeError("the broker runs; stop it first")
+        if self._folder is None:
+            raise RuntimeError("the broker was never started; use it inside of its `with` block")
+        await self._begin(self._folder)
+
+    def _new_folder(self) -> Path:
+        if self._temporary is None:
+            assert self._given is not None
+            if self._folder is not None:
+                _empty(self._given)
+            return self._given
+        self._folders += 1
+        return Path(self._temporary.name) / str(self._folders)
+
+    async def _begin(self, folder: Path) -> None:
+        listening = self._listening
+        if not listening.port:
+            listening = self._listening = replace(listening, port=free_port())
+        config = replace(self._settings, data_dir=folder, address=self._settings.address or self.address)
+        routes = None if config.name_servers else Routes(networks=listening.networks)
+        if routes is not None and self._has_moved:
+            routes.tell_registered()
+        broker = _MortalBroker(config, routes, self.clock, tls=listening.tls, acl=listening.acl)
+        server = Server(
+            listening.host,
+            listening.port,
+            broker=broker,
+            routes=routes,
+            external_port=listening.external_port,
+            tls=listening.tls,
+            acl=listening.acl,
+            admin_is_local=listening.admin_is_local,
+            connection_type=TappedConnection,
+        )
+        seen = [] if self._tap is None or folder != self._folder else self._tap.requests
+        tap = Tap(server.serve, self._client_of, self.faults, self.clock, seen)
+        server.serve = tap.serve
+        self._broker, self._server, self._tap, self._folder = broker, server, tap, folder
+        await server.__aenter__()
+
+    async def _end(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            for connection in server.connections:
+                connection.abort()
+            await server.__aexit__()
+        self._broker = None
+
+    # Inside
+
+    @property
+    def address(self) -> str:
+        """`host:port`, as a client on this machine reaches it."""
+        host = self._listening.host
+        return f"{'127.0.0.1' if host in ('0.0.0.0', '::', '') else host}:{self._listening.port}"
+
+    @property
+    def name(self) -> str:
+        """The broker's, in its cluster."""
+        return self._settings.name
+
+    @property
+    def name_server(self) -> str:
+        """Where clients of the cluster ask: here, or at the name server that the broker registers with."""
+        return self._settings.name_servers[0] if self._settings.name_servers else self.address
+
+    @property
+    def folder(self) -> Path:
+        """Where the data lies."""
+        if self._folder is None:
+            raise RuntimeError("the broker was never started; use it inside of its `with` block")
+        return self._folder
+
+    @property
+    def is_running(self) -> bool:
+        return self._server is not None
+
+    @property
+    def running(self) -> _MortalBroker:
+        """Raises RuntimeError while there is none."""
+        if self._broker is None:
+            raise RuntimeError("the broker does not run; use it inside of its `with` block, and start what was stopped")
+        return self._broker
+
+    @property
+    def requests(self) -> list[Request]:
+        return [] if self._tap is None else list(self._tap.requests)
+
+    def next_due_s(self) -> float | None:
+        """How long the first delayed message has to wait; None without one."""
+        delays = None if self._broker is None else self._broker.delays
+        waits = [wait_s for level in delays.levels if (wait_s := delays.wait_s(level)) is not None] if delays else []
+        return max(min(waits), 0.0) if waits else None
+
+    def skip(self) -> bool:
+        """Moves the clock to when the next delayed message is due; whether there is one."""
+        wait_s = self.next_due_s()
+        if wait_s is not None:
+            self.clock.advance(wait_s)
+        return wait_s is not None
+
+    def advertise(self, address: str | None, external: str | None) -> None:
+        """What clients are told from now on, also after a restart: inside of the broker's network, and outside of it."""
+        self._settings = replace(
+            self._settings,
+            address=address or self._settings.address,
+            external_address=external or self._settings.external_address,
+        )
+        self._has_moved = self._has_moved or address is not None
+        self.running.advertise(address, external)
+
+    def _client_of(self, connection: Connection) -> str:
+        broker = self._broker
+        if broker is None:
+            return ""
+        return broker.clients.id_of(connection) or next(
+            (group.members[connection].client_id for group in broker.groups if connection in group.members), ""
+        )
+
+    def _thaw(self) -> None:
+        """What waited for clients that are not frozen any more, goes on."""
+        if self._server is None or self._tap is None:
+            return
+        frozen = self.faults.frozen()
+        for connection in self._server.connections:
+            if isinstance(connection, TappedConnection) and self._client_of(connection) not in frozen:
+                self._tap.thaw(connection)
+
+    def _keep_alive(self) -> None:
+        """Connected clients count as heard from, but for those that a fault has frozen."""
+        broker, server = self._broker, self._server
+        if broker is None or server is None:
+            return
+        frozen = self.faults.frozen()
+        living = [item for item in server.connections if not frozen or self._client_of(item) not in frozen]
+        now_s = self.clock.monotonic_s()
+        for connection in living:
+            connection.active_s = now_s
+        broker.groups.heard_from(living)
+        broker.locks.renew(living)
+
+
+class _MortalBroker(RunningBroker):
+    """One that can end without keeping anything, as by SIGKILL."""
+
+    is_killed = False
+
+    def persist(self, closes: bool = False) -> None:
+        if not self.is_killed:
+            super().persist(closes)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _end_without(broker: RunningBroker, lose: int) -> int:
+    """Where the commit log ends without its last messages. Raises ValueError if it has fewer."""
+    if lose < 0:
+        raise ValueError(f"lose is {lose}; 0 or more is allowed")
+    entries = (
+        queue.entry(offset) for queue in broker.store.queues.values() for offset in range(queue.begin, queue.next)
+    )
+    # what an earlier power cut took has an entry, and no bytes
+    positions = [position for position, size, _ in entries if size and position + size <= broker.store.end]
+    if lose > len(positions):
+        raise ValueError(f"lose is {lose}; the broker has only {len(positions)} messages")
+    return sorted(positions)[-lose] if lose else broker.store.end
+
+
+def _cut(log: Path, end: int) -> None:
+    for segment in sorted(log.glob("*"), reverse=True):  # a broker without messages has no log
+        if segment.name.isdigit():
+            begin = int(segment.name)
+            size = segment.stat().st_size
+            if begin + size > end:
+                with segment.open("r+b") as file:
+                    file.truncate(max(end - begin, 0))

@@ -1,0 +1,110 @@
+"""What a running broker holds, as tests look at it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..broker.broker import Broker
+from ..client.message import Message
+from ..protocol import names
+from ..protocol.bodies import GroupConfig, Queue, TopicConfig
+from ..protocol.message import decode_records
+
+
+class Stored(NamedTuple):
+    """A message, and the bytes that the commit log has of it."""
+
+    message: Message
+    record: bytes
+
+
+def messages(broker: Broker, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Stored]:
+    """In the order of their storing; those with a key; those that a group has not committed."""
+    committed = broker.offsets.of(waiting_for, topic) if waiting_for is not None else {}
+    found: list[Stored] = []
+    for (name, number), queue in list(broker.store.queues.items()):
+        if name != topic:
+            continue
+        place = Queue(topic, broker.config.name, number)
+        for offset in range(max(queue.begin, committed.get(number, 0)), queue.next):
+            position, size, _ = queue.entry(offset)
+            raw = broker.store.read_log(position, size)
+            found += [Stored(Message(record, place, topic), raw) for record in decode_records(raw)]
+    found.sort(key=lambda stored: stored.message.record.physical_offset)
+    return [stored for stored in found if key is None or key in stored.message.keys]
+
+
+def committed(broker: Broker, group: str, topic: str) -> dict[int, int]:
+    return dict(broker.offsets.of(group, topic))
+
+
+def lag(broker: Broker, group: str, topic: str) -> int:
+    """Messages of the topic that the group has not committed."""
+    offsets = broker.offsets.of(group, topic)
+    ends = {number: queue.next for (name, number), queue in broker.store.queues.items() if name == topic}
+    return sum(max(end - offsets.get(number, 0), 0) for number, end in ends.items())
+
+
+def consumed_fault(broker: Broker, group: str, topic: str) -> str:
+    """What the group still has to consume of the topic; empty if nothing."""
+    missing = lag(broker, group, topic)
+    if missing:
+        return f"{missing} messages of {topic} are not consumed by {group}"
+    return "" if broker.offsets.of(group, topic) else f"{group} has committed nothing in {topic}"
+
+
+def owners(broker: Broker, group: str) -> dict[Queue, str]:
+    """Who holds which queue."""
+    held = broker.locks.owners(group)
+    return {Queue(topic, broker.config.name, number): client for (topic, number), client in sorted(held.items())}
+
+
+def members(broker: Broker, group: str) -> list[str]:
+    """Client ids."""
+    found = broker.groups.get(group)
+    return [] if found is None else found.client_ids()
+
+
+def groups(broker: Broker) -> list[str]:
+    """Those that have members."""
+    return [group.name for group in broker.groups]
+
+
+def topics(broker: Broker) -> dict[str, int]:
+    """Queues by name, without the topics that every broker has."""
+    return {topic.name: topic.read_queues for topic in broker.topics if not broker.topics.is_built_in(topic.name)}
+
+
+def timeline(broker: Broker, group: str) -> list[dict[str, Any]]:
+    """What happened in a group: who joined, which queue went where, oldest first."""
+    return list(broker.history.of(group))
+
+
+# Ordering
+
+
+def create_topic(broker: Broker, topic: str, queues: int) -> None:
+    """Raises IllegalName, LimitExceeded."""
+    broker.topics.put(TopicConfig(topic, queues, queues), broker.store.end)
+
+
+def create_group(broker: Broker, group: str) -> None:
+    """With its retry topic, which a Java consumer otherwise learns of with its next look at the routes, after 30 s."""
+    broker.group_configs.put(GroupConfig(group))
+    broker.topics.put(TopicConfig(names.retry_topic(group), 1, 1), broker.store.end)
+
+
+def take_lease(broker: Broker, group: str, topic: str, queue_id: int) -> None:
+    """Ends a member's lease as if it had run out. Raises KeyError if nobody holds the queue."""
+    try:
+        broker.locks.end(group, topic, queue_id)
+    except KeyError:
+        raise KeyError(f"nobody in {group} holds queue {queue_id} of {topic}") from None
+
+
+def rebalance(broker: Broker, group: str) -> None:
+    """Tells the members that the group has changed. Raises KeyError if it has none."""
+    found = broker.groups.get(group)
+    if found is None:
+        raise KeyError(f"the group {group} has no members")
+    broker.notifications.changed(found)

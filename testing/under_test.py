@@ -1,0 +1,194 @@
+"""What a test does with a broker, in the same words wherever the broker runs: in this process, in another, in a container."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from ..client.config import TOPIC_QUEUES
+from ..client.message import Message
+from ..client.settling import settled
+from ..protocol import names
+from ..protocol.bodies import Queue
+from .faults import Fault, Injected
+from .tap import Request
+
+WAIT_S: Final = 20.0
+LOOK_S: Final = 0.002
+
+
+class BrokerTime(Protocol):
+    """The broker's time."""
+
+    @property
+    def now_ms(self) -> int: ...
+
+    def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None: ...
+
+
+class BrokerFaults(Protocol):
+    """The faults in force."""
+
+    @property
+    def injected(self) -> list[Injected]: ...
+
+    def add(self, *faults: Fault) -> list[int]: ...
+
+    def remove(self, *faults: Fault) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class BrokerUnderTest(ABC):
+    """`Broker` and `RemoteBroker` are two of it. Annotate fixtures and helpers with this type to take both."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """`host:port` of the name server and the broker: what clients are given."""
+
+    @property
+    @abstractmethod
+    def clock(self) -> BrokerTime: ...
+
+    @property
+    @abstractmethod
+    def faults(self) -> BrokerFaults: ...
+
+    # Waiting
+
+    async def settled(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
+        """Returns when the rebalance is over; the number of queues by client id. Raises TimeoutError, which says what is
+        missing."""
+        return await settled(self.address, group, members=members, timeout_s=timeout_s)
+
+    async def consumed(self, group: str, topic: str, *, timeout_s: float = WAIT_S) -> None:
+        """Returns when the group has committed every message of the topic. Raises TimeoutError, which says how many lack."""
+        await self.until(
+            lambda: not self._consumed_fault(group, topic),
+            timeout_s=timeout_s,
+            what=lambda: self._consumed_fault(group, topic),
+        )
+
+    async def until(
+        self,
+        condition: Callable[[], bool],
+        *,
+        timeout_s: float = WAIT_S,
+        what: Callable[[], str] = lambda: "the condition does not hold",
+    ) -> None:
+        """Returns when the condition holds. Raises TimeoutError with `what` is missing."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():  # noqa: ASYNC110 -- what changes may be in another thread
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise TimeoutError(f"{what()}, after {timeout_s} s") from None
+
+    async def skip_waits(self, condition: Callable[[], bool], *, timeout_s: float = WAIT_S) -> None:
+        """Returns when the condition holds, and lets no delayed message wait meanwhile: the clock jumps to when the next one
+        is due, again and again. A retry chain of hours takes as long as its handlers do."""
+
+        def holds() -> bool:
+            if condition():
+                return True
+            self._skip()
+            return False
+
+        await self.until(holds, timeout_s=timeout_s)
+
+    # Looking
+
+    @property
+    @abstractmethod
+    def requests(self) -> list[Request]:
+        """What clients have asked since the last `clear`, oldest first."""
+
+    def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
+        """Those with a name such as `SEND_MESSAGE_V2`."""
+        return [item for item in self.requests if item.name == name and client in (None, item.client)]
+
+    @abstractmethod
+    def messages(self, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Message]:
+        """All stored messages of a topic, in the order of their storing; those with a `key`; those that the group
+        `waiting_for` has not committed."""
+
+    def dead_letters(self, group: str) -> list[Message]:
+        return self.messages(names.dlq_topic(group))
+
+    @abstractmethod
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """The group's offset by queue id."""
+
+    @abstractmethod
+    def lag(self, group: str, topic: str) -> int:
+        """Messages of the topic that the group has not committed."""
+
+    @abstractmethod
+    def owners(self, group: str) -> dict[Queue, str]:
+        """Who holds which queue."""
+
+    @abstractmethod
+    def members(self, group: str) -> list[str]:
+        """Client ids of the group's members."""
+
+    @abstractmethod
+    def timeline(self, group: str) -> list[dict[str, Any]]:
+        """What happened in a group: who joined, which queue went where, oldest first."""
+
+    @property
+    def injected(self) -> list[Injected]:
+        """The faults that have acted."""
+        return list(self.faults.injected)
+
+    @abstractmethod
+    def report(self) -> str:
+        """What one needs to see when a test failed: faults, groups, and the last requests."""
+
+    # Ordering
+
+    @abstractmethod
+    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES) -> None:
+        """Raises ValueError for an illegal name."""
+
+    @abstractmethod
+    def create_group(self, group: str) -> None:
+        """With its retry topic, which a Java consumer otherwise learns of with its next look at the routes, after 30 s."""
+
+    @abstractmethod
+    def take_lease(self, group: str, topic: str, queue_id: int) -> None:
+        """Ends a member's lease as if it had run out. Raises KeyError if nobody holds the queue."""
+
+    @abstractmethod
+    def rebalance(self, group: str) -> None:
+        """Tells the members that the group has changed. Raises KeyError if it has none."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """As new: without topics, groups, messages, faults and requests; clients that are still connected are cut off. The
+        address stays."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Stops as by SIGTERM and starts again on the same data."""
+
+    @abstractmethod
+    def kill(self, *, lose: int = 0) -> None:
+        """Stops as by SIGKILL and starts again; the last `lose` messages that were acknowledged are gone, as after a power
+        cut without `--flush sync`."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stops as by SIGTERM. Clients find nobody at the address, until `start`."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """After `stop`, on the same data and address."""
+
+    @abstractmethod
+    def _skip(self) -> None: ...
+
+    @abstractmethod
+    def _consumed_fault(self, group: str, topic: str) -> str: ...
