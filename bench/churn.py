@@ -45,6 +45,7 @@ class Run:
 
     handled: list[Handled] = field(default_factory=list)
     sent: set[str] = field(default_factory=set)
+    sent_ms: list[float] = field(default_factory=list)
     moments: list[tuple[str, str, float]] = field(default_factory=list)
 
 
@@ -156,6 +157,7 @@ async def send_forever(producer: Producer, run: Run, rate: float) -> None:
         body = f"m{number}"
         await producer.send(TOPIC, body.ljust(100).encode())
         run.sent.add(body)
+        run.sent_ms.append(time.time() * 1000)
 
     while True:
         due = int((time.perf_counter() - began_s) * rate)

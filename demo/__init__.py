@@ -3,6 +3,6 @@
 __main__    the course of events        processes   children: brokers, members, Spark
 flights     the data                    screen      what the terminal shows meanwhile
 replay      the producer                accounting  the tables at the end
-member      one consumer                timeline    the picture of the rebalance
-spark_job   two streaming queries
+member      one consumer                timeline    who owned which queue, and what hand-overs waited for
+spark_job   two streaming queries       page        the page that shows it (page.html draws it)
 """

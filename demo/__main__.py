@@ -39,10 +39,11 @@ from .accounting import (
     received_count,
 )
 from .flights import TOTAL, read_flights
+from .page import write_page
 from .processes import Child, java_fault
 from .replay import TOPIC, create_topic
 from .screen import Screen
-from .timeline import Mark, Ownership, double_owned_ms, draw, ownerships
+from .timeline import Mark, Sample, double_owned_ms, ownerships, panel_of, read_told
 
 QUEUES = 8
 MOST_PER_S = 6000.0
@@ -65,6 +66,7 @@ class Job:
         self.names: dict[str, str] = {}
         self.marks: list[Mark] = []
         self.events: list[dict[str, Any]] = []
+        self.samples: list[Sample] = []
         self.children: list[Child] = []
         self.members: dict[str, Child] = {}
         self.spark: Child | None = None
@@ -94,7 +96,10 @@ class Job:
 
     async def start_member(self, name: str) -> None:
         received = self.folder / f"received-{name}.ids"
-        child = await self.child(name, "demo.member", "--nameserver", self.name_server, "--received", str(received))
+        child = await self.child(
+            name, "demo.member", "--nameserver", self.name_server, "--received", str(received),
+            "--notes", str(self.folder / f"notes-{name}.jsonl"),
+        )  # fmt: skip
         self.members[name] = child
         self.names[(await child.wait_for("ready")).split()[-1]] = name
 
@@ -145,6 +150,7 @@ class Job:
         pending: set[asyncio.Task[None]] = set()
         while True:
             counts = await self._counts(status)
+            self.samples.append(Sample(int(time.time() * 1000), counts[0], counts[1]))
             owners = await self._look()
             screen.update(counts, owners, self.names)
             while plan and counts[1] >= plan[0][0] * self.flights:
@@ -251,13 +257,14 @@ class Job:
             )
         else:
             console.print(accounts_table(accounts))
-        spans = ownerships(sorted(self.events, key=lambda event: event["ms"]), TOPIC, int(time.time() * 1000))
-        self._draw(console, spans, departures, sent)
+        self._draw(console, departures, sent)
         for fault in faults:
             console.print(f"FAULT: {fault}", style="bold red")
         return 1 if faults else 0
 
-    def _draw(self, console: Console, spans: list[Ownership], departures: Account, sent: int) -> None:
+    def _draw(self, console: Console, departures: Account, sent: int) -> None:
+        events = sorted(self.events, key=lambda event: event["ms"])
+        spans = ownerships(events, TOPIC, int(time.time() * 1000))
         names = {span.owner: self.names.get(span.owner, "spark") for span in spans}
         overlap = double_owned_ms(spans)
         summary = (
@@ -269,9 +276,16 @@ class Job:
             if event["event"] == "joined" and event["client"] not in self.names:
                 self.marks = [mark for mark in self.marks if mark.text != SPARK_JOINS]
                 self.marks.append(Mark(int(event["ms"]), SPARK_JOINS))
-        png, page = draw(spans, self.marks, names, self.output, summary)
+        told = read_told(self.folder.glob("notes-*.jsonl"), TOPIC)
+        panel = panel_of(spans, self.marks, names, events=events, told=told, samples=self.samples)
+        page = self.output / "rebalance.html"
+        title = (
+            f"{sent:,} flights, {len(self.marks)} changes of the group: {departures.missing} lost, "
+            f"{departures.duplicates} delivered twice"
+        )
+        write_page(page, title, [panel], summary)
         console.print(summary, highlight=False, soft_wrap=True)
-        console.print(f"picture: {png}\npage:    {page}", soft_wrap=True)
+        console.print(f"page: {page}", soft_wrap=True)
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -304,9 +318,27 @@ def main() -> int:
     parser.add_argument("--flights", type=_flights, default=TOTAL, help=f"how many, 1000 to {TOTAL}")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="where the pictures go")
     parser.add_argument("--no-spark", action="store_true")
+    parser.add_argument(
+        "--versus",
+        action="store_true",
+        help="instead: the same joins and leaves with Java members on Apache's broker and with ours, on one page",
+    )
     options = parser.parse_args()
     logs.configure("error")
-    return uvloop.run(run(options))
+    return uvloop.run(versus(options.output) if options.versus else run(options))
+
+
+async def versus(output: Path) -> int:
+    """Measurements are no part of the package: they are in a clone of the repository."""
+    try:
+        from bench.versus import compare
+    except ModuleNotFoundError:
+        print(
+            "rocketlet.demo: --versus measures Apache's broker; run `make demo ARGS=--versus` in a clone",
+            file=sys.stderr,
+        )
+        return 1
+    return await compare(output)
 
 
 def _flights(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -19,9 +20,38 @@ from ..command import logs
 from .replay import TOPIC
 
 BATCH_SIZE = 64
+_TOLD = frozenset(("queue_assigned", "queue_handed_over"))
 
 
-async def run(name_server: str, group: str, received: Path | None) -> None:
+class Notes(logging.Handler):
+    """Writes down what the client logs of queues that come and go, for the picture of the rebalance."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.INFO)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.client_id = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = getattr(record, "event", "")
+        if event in _TOLD:
+            note = {
+                "ms": int(record.created * 1000),
+                "event": event,
+                "client": self.client_id,
+                "fields": record.__dict__["fields"],
+            }
+            os.write(self._file, orjson.dumps(note) + b"\n")
+
+
+def notes_to(path: Path) -> Notes:
+    notes = Notes(path)
+    logger = logging.getLogger("rocketlet.membership")
+    logger.addHandler(notes)
+    logger.setLevel(logging.INFO)
+    return notes
+
+
+async def run(name_server: str, group: str, received: Path | None, notes: Notes | None) -> None:
     """Consumes until SIGTERM or SIGINT, then leaves."""
     done = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -35,9 +65,10 @@ async def run(name_server: str, group: str, received: Path | None) -> None:
         if file is not None:
             os.write(file, array("I", [orjson.loads(message.body)["id"] for message in messages]).tobytes())
 
-    async with Consumer(
-        name_server, group, TOPIC, handle, batch_size=BATCH_SIZE, start="first", commit_interval_s=1.0
-    ) as me:
+    me = Consumer(name_server, group, TOPIC, handle, batch_size=BATCH_SIZE, start="first", commit_interval_s=1.0)
+    if notes is not None:
+        notes.client_id = me.client_id
+    async with me:
         print(f"ready {me.client_id}", flush=True)
         while not done.is_set():
             try:
@@ -52,10 +83,12 @@ def main() -> int:
     parser.add_argument("--nameserver", required=True)
     parser.add_argument("--group", default="departures")
     parser.add_argument("--received", type=Path, help="where to write the numbers of the flights")
+    parser.add_argument("--notes", type=Path, help="where to write when queues came and went, as JSON lines")
     parser.add_argument("--log-level", choices=logs.LEVELS, default="warning")
     options = parser.parse_args()
     logs.configure(options.log_level)
-    uvloop.run(run(options.nameserver, options.group, options.received))
+    notes = notes_to(options.notes) if options.notes is not None else None
+    uvloop.run(run(options.nameserver, options.group, options.received, notes))
     return 0
 
 

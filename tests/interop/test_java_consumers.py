@@ -123,6 +123,15 @@ async def test_java_suspends_a_queue_and_goes_on_in_order(cluster: Cluster, java
     assert peer.bodies == ["0", *map(str, range(10))]
 
 
+@feature("orderly consumption that gives a message up after its tries")
+async def test_java_gives_up_a_message_in_order_and_goes_on_with_the_next(cluster: Cluster, java: Run) -> None:
+    await cluster.create_topic("t")
+    await send(cluster, "t", range(2), queue_key="one")
+    async with java("consume", ns=cluster.address, group="g", topic="t", mode="suspend-always", tries=1) as peer:
+        await peer.until(lambda: cluster.stored(dlq_topic("g")) == 2)
+    assert peer.bodies == ["0", "0", "1", "1"]
+
+
 @feature("flow control: a slow consumer gets everything")
 async def test_a_slow_java_consumer_is_not_flooded(cluster: Cluster, java: Run) -> None:
     await cluster.create_topic("t")

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 from rocketlet.client import Consumer, Message
 from rocketlet.demo.replay import TOPIC, replay
@@ -28,6 +30,12 @@ def run(tmp_path: Path, *options: str, path: str | None = None) -> subprocess.Co
     )
 
 
+def page_of(tmp_path: Path) -> Any:
+    """What the page draws."""
+    text = (tmp_path / "out" / "rebalance.html").read_text()
+    return orjson.loads(text.partition('id="data">')[2].partition("</script>")[0])
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.spark
 @pytest.mark.skipif(shutil.which("java") is None, reason="Java is missing, which Spark needs")
@@ -36,8 +44,7 @@ def test_every_flight_is_accounted_for_and_sparks_table_is_the_files(tmp_path: P
     assert found.returncode == 0, found.stdout + found.stderr
     assert "Spark's table equals the file's" in found.stdout
     assert "queues with two owners: 0 ms" in found.stdout
-    assert (tmp_path / "out" / "rebalance.png").stat().st_size > 10_000
-    assert "<svg" in (tmp_path / "out" / "rebalance.html").read_text()
+    assert "Spark joins" in page_of(tmp_path)["panels"][0]["marks"][2]["text"]
 
 
 @pytest.mark.timeout(300)
@@ -47,6 +54,11 @@ def test_without_java_it_says_how_to_get_it_and_runs_the_rest(tmp_path: Path) ->
     assert found.returncode == 0, found.stdout + found.stderr
     assert "no Java was found; install Java 17 or later" in found.stdout.replace("\n", " ")
     assert "departures" in found.stdout
+    (panel,) = page_of(tmp_path)["panels"]
+    assert [mark["text"] for mark in panel["marks"]] == ["dot joins", "ben leaves", "cem is killed"]
+    assert {span["owner"] for span in panel["spans"]} == {"ada", "ben", "cem", "dot"}
+    assert any("handlers" in fact for gap in panel["gaps"] for fact in gap["facts"])
+    assert all(line["points"] for strip in panel["strips"] for line in strip["lines"])
 
 
 async def test_a_replay_that_runs_forever_begins_again(node: Node, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ final class Consumers {
         this.peer = peer;
     }
 
-    /** topic: names joined by commas. mode: concurrently, orderly, broadcast, fail-once, fail-always, suspend-once. */
+    /** topic: names joined by commas. mode: concurrently, orderly, broadcast, fail-once, fail-always, suspend-once, suspend-always. */
     void push() throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
             peer.get("group"), peer.hook(), new AllocateMessageQueueAveragely());
@@ -44,12 +44,12 @@ final class Consumers {
         if (mode.equals("broadcast")) {
             consumer.setMessageModel(MessageModel.BROADCASTING);
         }
-        if (mode.equals("orderly") || mode.equals("suspend-once")) {
-            AtomicBoolean suspends = new AtomicBoolean(mode.equals("suspend-once"));
+        if (mode.equals("orderly") || mode.startsWith("suspend-")) {
+            AtomicBoolean suspends = new AtomicBoolean(mode.startsWith("suspend-"));
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 messages.forEach(Peer::got);
                 work();
-                return suspends.getAndSet(false) ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
+                return suspends.getAndSet(mode.equals("suspend-always")) ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
             });
         } else {
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
