@@ -7,6 +7,8 @@ administration  what `rocketlet NOUN VERB` commands share
 brokers, topics, groups, offsets, messages   the nouns
 group_report    what `rocketlet groups show` prints
 doctor          what is wrong, and what to do
+dump            shows what clients and brokers say to each other
+frames          frames as people and programs read them
 fsck            checks a data folder, repairs it
 completion      for bash, zsh and fish
 output          columns for people, JSON for programs

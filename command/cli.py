@@ -23,6 +23,7 @@ _MODULES = {
     "messages": "messages",
     "brokers": "brokers",
     "doctor": "doctor",
+    "dump": "dump",
     "fsck": "fsck",
     "completion": "completion",
 }

@@ -8,8 +8,6 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
-
 from ..client.admin import AdminClient, Topic
 from ..client.errors import ConfigError, TopicNotFound
 from ..client.message import Message
@@ -18,6 +16,7 @@ from ..protocol import names
 from ..protocol.bodies import Queue
 from .access import access_of
 from .administration import Commands, changing, confirmed, noun, pairs, verb
+from .frames import text_of
 from .output import Output, local_time
 
 TAIL_INTERVAL_S = 0.5
@@ -168,10 +167,9 @@ def _record(message: Message, output: Output) -> dict[str, Any]:
 def _body(message: Message) -> str:
     """Text if it is text, hex digits if not: nothing that a terminal would obey."""
     try:
-        text = message.body.decode()
-    except ValueError:  # no text, or compressed in a way that cannot be read
-        return "hex:" + message.record.body.hex()
-    return text if text.isprintable() else orjson.dumps(text).decode()
+        return text_of(message.body)
+    except ValueError:  # compressed in a way that cannot be read
+        return text_of(message.record.body)
 
 
 def _shortened(text: str) -> str:

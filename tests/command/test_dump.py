@@ -1,0 +1,139 @@
+"""`rocketlet dump` between real clients and a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocketlet.client import AdminClient, Consumer, Message, Producer
+from rocketlet.command.cli import main
+from rocketlet.command.dump import Dump
+from rocketlet.command.output import Output
+from rocketlet.testing import Broker, Cluster
+
+Start = Callable[..., Awaitable[str]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """`await start(address, as_json=True)`: the address of a dump that leads there."""
+    begun: list[Dump] = []
+
+    async def starting(address: str, *, as_json: bool = False, only: frozenset[str] | None = None) -> str:
+        dump = Dump("127.0.0.1", Output(as_json=as_json), only)
+        begun.append(dump)
+        host, _, port = address.rpartition(":")
+        return f"127.0.0.1:{await dump.listen(0, (host, int(port)))}"
+
+    yield starting
+    for dump in begun:
+        dump.close()
+
+
+async def test_what_clients_and_broker_say_is_shown(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Message] = []
+    async with Broker() as broker:
+        broker.create_topic("orders", 1)
+        address = await start(broker.address)
+        async with Producer(address) as producer, Consumer(address, "g", "orders", seen.append, start="first"):
+            await producer.send("orders", b"\x1b[31mA1", tag="new", keys="k1")
+            await broker.until(lambda: len(seen) == 1)
+            (sent,) = broker.requests_of("SEND_MESSAGE_V2")
+    said = capsys.readouterr().out
+    assert "\x1b" not in said, "a message cannot colour the terminal"
+    assert "-> SEND_MESSAGE_V2 (310) #" in said
+    assert "topic=orders" in said
+    assert "<- SEND_MESSAGE_V2 #" in said
+    assert r'orders:0 at 0 tag=new keys=k1 "\u001b[31mA1"' in said
+    assert "-> HEART_BEAT (34) #" in said
+    assert sent.peer.startswith("127.0.0.1:")
+
+
+async def test_clients_reach_all_brokers_of_a_cluster_through_it(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with Cluster(brokers=2) as cluster:
+        await cluster.create_topic("t", 1)
+        address = await start(cluster.address, as_json=True)
+        async with Producer(address) as producer:
+            names = {(await producer.send("t", b"%d" % number)).queue.broker_name for number in range(4)}
+        async with AdminClient(address) as admin:
+            assert {broker.name for broker in await admin.brokers()} == names == {"broker-a", "broker-b"}
+        behind = {broker.address for broker in cluster.brokers}
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    sends = [record for record in records if record["request"] == "SEND_MESSAGE_V2"]
+    assert {record["to"] for record in sends} == behind
+    asked = [record for record in sends if record["from"] == "client"]
+    assert {record["body"] for record in asked} == {"0", "1", "2", "3"}
+    assert {record["response"] for record in sends if record["from"] == "broker"} == {0}
+    assert asked[0]["header"]["topic"] == "t"
+
+
+async def test_only_some_requests_are_shown(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    async with Broker() as broker:
+        address = await start(broker.address, as_json=True, only=frozenset(("SEND_MESSAGE_V2",)))
+        async with Producer(address) as producer:
+            await producer.send("t", b"x")
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [record["from"] for record in records] == ["client", "broker"]
+
+
+async def test_what_is_no_frame_is_passed_on(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # of TLS
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    address = await start(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    for part in (hello, b"more"):
+        writer.write(part)
+        assert await reader.readexactly(len(part)) == part
+    writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+    server.close()
+    assert capsys.readouterr().out == ""
+
+
+async def test_a_client_is_told_when_nobody_is_behind(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    address = await start("127.0.0.1:1")
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    assert await reader.read() == b""
+    writer.close()
+    assert "nobody answers at 127.0.0.1:1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["70000"], "70000 is not a port"),
+        (["0", "--to", "9876"], "'9876' is not HOST:PORT"),
+        (["0", "--to", "host:x"], "x is not a port"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["dump", *arguments])
+    assert reason in capsys.readouterr().err
+
+
+def test_an_unknown_request_is_told(run_quietly: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run_quietly(["dump", "0", "--only", "PULL"]) == 1
+    assert "no request is called PULL" in capsys.readouterr().err
+
+
+@pytest.fixture
+def run_quietly(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], int]:
+    """Leaves the logs as they are for other tests."""
+    from rocketlet.command import logs
+
+    monkeypatch.setattr(logs, "configure", lambda level: None)
+    return main
