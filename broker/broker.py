@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from ..protocol.bodies import TopicConfig
+from ..protocol.codes import RequestCode
 from ..protocol.message import MessageError, encode_host
 from . import config as limits
 from .access.acl import Acl
@@ -25,6 +26,7 @@ from .groups.offsets import Offsets
 from .groups.progress import GroupProgress
 from .groups.settings import GroupConfigs
 from .groups.watch import Watch
+from .histogram import Histogram
 from .messages.appender import Appender
 from .messages.delays import Delays, tag_code_of
 from .messages.held_pulls import HeldPulls
@@ -69,6 +71,7 @@ class Broker:
         sign = acl.signing(config.name_server_account) if acl and config.name_server_account else None
         self.tasks = Tasks(clock)
         self.history = History(clock)
+        self.request_times: dict[int, Histogram] = {code: Histogram(limits.REQUEST_BOUNDS_S) for code in RequestCode}
         self.clients = Clients(clock, acl.may_publish if acl else None)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
 
@@ -163,6 +166,7 @@ class Broker:
         every(limits.RETENTION_SWEEP_S, "retention", self.expire_segments)
         every(limits.SWEEP_INTERVAL_S, "members", self._expire_members)
         every(limits.LEASE_SWEEP_S, "watch", self.watch.look)
+        every(limits.LEASE_SWEEP_S, "rebalances", self.history.rebalances.look)
         every(limits.SAMPLE_INTERVAL_S, "samples", self.statistics.sample)
         every(self.config.transaction_sweep_s, "transactions", self.transactions.check)
         self.delays.start()

@@ -188,3 +188,10 @@ class LiveConfig:
     def change(self, config: BrokerConfig) -> None:
         self.now = config
         self.changes += 1
+
+
+# Metrics
+REQUEST_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+HANDOVER_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+REBALANCE_REST_S: Final = 5.0  # without a queue that changes hands: the rebalance is over
+MAX_FREE_QUEUES: Final = 50_000  # unlocked queues whose next owner is waited for

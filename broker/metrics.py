@@ -1,117 +1,239 @@
-"""Prometheus metrics, served by prometheus-client in a thread of its own; it asks the broker's loop for the numbers.
+"""Prometheus metrics and health checks, served by prometheus-client in a thread of its own; it asks the broker's loop.
 
-Imported only if a metrics port is given.
+Imported only if a metrics port is given. Names that begin with `rocketlet_` are ours; those that begin with `rocketmq_` are
+the ones of Apache's exporter (RMQMetricsCollector) with its labels, so that its dashboards and alerts work here, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sized
+from importlib.metadata import version
 from socketserver import ThreadingMixIn
 from threading import Thread
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 
+from ..protocol import names
+from ..protocol.codes import RequestCode
 from .broker import Broker
 from .config import METRICS_ANSWER_S
+from .histogram import Histogram
+from .net.memory import Memory
+
+_MINUTE_S = 60.0
 
 
 class Collector:
     """What is measured; `collect` runs in the thread, `snapshot` in the loop."""
 
-    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, broker: Broker, memory: Memory, connections: Sized, ask: Callable[[Coroutine[Any, Any, Any]], Any]
+    ) -> None:
         self._broker = broker
-        self._loop = loop
+        self._memory = memory
+        self._connections = connections
+        self._ask = ask
 
     def collect(self) -> Iterable[Metric]:
-        return asyncio.run_coroutine_threadsafe(self._snapshot(), self._loop).result(METRICS_ANSWER_S)
+        found: list[Metric] = self._ask(self.snapshot())
+        return found
 
-    async def _snapshot(self) -> list[Metric]:
-        broker = self._broker
-        put = CounterMetricFamily(
-            "rocketlet_messages_put", "Messages stored, since the data folder began", labels=["topic"]
+    async def snapshot(self) -> list[Metric]:
+        return [
+            *self._process(),
+            *self._topics(),
+            *self._store(),
+            *self._requests(),
+            *self._access(),
+            *await self._groups(),
+        ]
+
+    @property
+    def _place(self) -> list[str]:
+        return [self._broker.config.cluster, self._broker.config.name]
+
+    def _gauge(self, name: str, text: str, value: float | None = None, *labels: str) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, text, labels=["cluster", "broker", *labels])
+        if value is not None:
+            family.add_metric(self._place, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float | None = None, *labels: str) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, text, labels=["cluster", "broker", *labels])
+        if value is not None:
+            family.add_metric(self._place, value)
+        return family
+
+    def _histogram(self, name: str, text: str, *labels: str) -> HistogramMetricFamily:
+        return HistogramMetricFamily(name, text, labels=["cluster", "broker", *labels])
+
+    def _process(self) -> Iterator[Metric]:
+        info = InfoMetricFamily("rocketlet", "The version that runs", labels=["cluster", "broker"])
+        info.add_metric(self._place, {"version": version("rocketlet")})
+        yield info
+        yield self._gauge("rocketlet_connections", "Open connections", len(self._connections))
+        yield self._gauge(
+            "rocketlet_connections_held_bytes",
+            "Bytes that connections hold: unfinished requests and unread answers",
+            self._memory.used_bytes,
         )
-        for topic in {queue.topic for queue in broker.store.queues.values()}:
-            put.add_metric([topic], sum(q.next for q in broker.store.queues.values() if q.topic == topic))
-        got = CounterMetricFamily("rocketlet_messages_got", "Messages read, since the start", labels=["topic", "group"])
+        yield self._gauge(
+            "rocketlet_connections_budget_bytes",
+            "Bytes that connections may hold (--memory)",
+            self._memory.budget_bytes,
+        )
+
+    def _topics(self) -> Iterator[Metric]:
+        broker, place = self._broker, self._place
+        put = self._counter("rocketlet_messages_put", "Messages stored, since the data folder began", None, "topic")
+        offset = self._gauge("rocketmq_producer_offset", "Messages stored, since the data folder began", None, "topic")
+        tps = self._gauge("rocketmq_producer_tps", "Messages stored per second, in the last minute", None, "topic")
+        rates = broker.statistics.all_rates(_MINUTE_S)
+        totals: dict[str, int] = {}
+        for queue in broker.store.queues.values():
+            totals[queue.topic] = totals.get(queue.topic, 0) + queue.next
+        for topic, total in totals.items():
+            put.add_metric([*place, topic], total)
+            offset.add_metric([*place, topic], total)
+            tps.add_metric([*place, topic], rates["TOPIC_PUT_NUMS", topic])
+        got = self._counter("rocketlet_messages_got", "Messages read, since the start", None, "topic", "group")
+        got_tps = self._gauge(
+            "rocketmq_consumer_tps", "Messages read per second, in the last minute", None, "topic", "group"
+        )
         for key, count in broker.statistics.got.items():
-            got.add_metric(list(key.rsplit("@", 1)), count)
-        log_bytes = GaugeMetricFamily(
-            "rocketlet_commit_log_bytes", "Bytes in the commit log", broker.store.end - broker.store.begin
-        )
-        damaged = CounterMetricFamily(
-            "rocketlet_messages_damaged", "Messages left out because they cannot be read", len(broker.store.damaged)
-        )
-        failed = GaugeMetricFamily(
-            "rocketlet_store_failed",
-            "1 if the disk failed, so that nothing is written",
-            int(broker.store.fault is not None),
-        )
-        return [put, got, log_bytes, damaged, failed, *self._access(), *await self._groups()]
+            topic, _, group = key.rpartition("@")
+            got.add_metric([*place, topic, group], count)
+            got_tps.add_metric([*place, topic, group], rates["GROUP_GET_NUMS", key])
+        yield from (put, offset, tps, got, got_tps)
+        for name, kind, text in (
+            ("rocketmq_broker_tps", "TOPIC_PUT_NUMS", "Messages stored per second, in the last minute"),
+            ("rocketmq_broker_qps", "GROUP_GET_NUMS", "Messages read per second, in the last minute"),
+        ):
+            yield self._gauge(name, text, sum(rate for key, rate in rates.items() if key[0] == kind))
 
-    def _access(self) -> list[Metric]:
-        broker = self._broker
-        refused = CounterMetricFamily(
-            "rocketlet_requests_refused", "Requests that their account may not make, by reason", labels=["reason"]
+    def _store(self) -> Iterator[Metric]:
+        store = self._broker.store
+        yield self._gauge("rocketlet_commit_log_bytes", "Bytes in the commit log", store.end - store.begin)
+        yield self._gauge("rocketlet_disk_used_ratio", "How full the data folder's disk is, 0 to 1", store.disk_ratio())
+        yield self._gauge(
+            "rocketlet_store_failed", "1 if the disk failed, so that nothing is written", int(store.fault is not None)
+        )
+        yield self._counter(
+            "rocketlet_messages_damaged", "Messages left out because they cannot be read", len(store.damaged)
+        )
+        yield self._gauge(
+            "rocketlet_transactions_waiting", "Half messages without an outcome", self._broker.transactions.waiting
+        )
+        yield self._counter(
+            "rocketlet_delayed_set_aside", "Delayed messages that could not be delivered", self._broker.delays.set_aside
+        )
+
+    def _requests(self) -> Iterator[Metric]:
+        """Only of requests that were made: at most one for each request code."""
+        family = self._histogram(
+            "rocketlet_request_seconds",
+            "How long the broker worked on a request; what a pull waits is not in it",
+            "request",
+        )
+        for code, histogram in self._broker.request_times.items():
+            if any(histogram.counts):
+                _add(family, [*self._place, RequestCode(code).name], histogram)
+        yield family
+
+    def _access(self) -> Iterator[Metric]:
+        broker, place = self._broker, self._place
+        refused = self._counter(
+            "rocketlet_requests_refused", "Requests that their account may not make, by reason", None, "reason"
         )
         for reason, count in (broker.acl.refused if broker.acl else {}).items():
-            refused.add_metric([reason], count)
-        handshakes = CounterMetricFamily(
-            "rocketlet_tls_handshakes", "TLS handshakes, by how they ended", labels=["outcome"]
-        )
-        handshakes.add_metric(["done"], broker.tls.handshakes)
-        handshakes.add_metric(["failed"], broker.tls.failed_handshakes)
-        mismatched = CounterMetricFamily(
+            refused.add_metric([*place, reason], count)
+        yield refused
+        handshakes = self._counter("rocketlet_tls_handshakes", "TLS handshakes, by how they ended", None, "outcome")
+        handshakes.add_metric([*place, "done"], broker.tls.handshakes)
+        handshakes.add_metric([*place, "failed"], broker.tls.failed_handshakes)
+        yield handshakes
+        yield self._counter(
             "rocketlet_tls_mismatches",
             "Clients that came with TLS to a plain port, or without to one that enforces it",
             broker.tls.refused,
         )
-        return [refused, handshakes, mismatched]
 
     async def _groups(self) -> list[Metric]:
-        broker = self._broker
-        members = GaugeMetricFamily("rocketlet_group_members", "Members of a group", labels=["group"])
-        faults = GaugeMetricFamily(
-            "rocketlet_group_disagreement",
-            "1 for each thing that members of a group disagree in",
-            labels=["group", "fault"],
+        broker, place = self._broker, self._place
+        members = self._gauge("rocketlet_group_members", "Members of a group", None, "group")
+        faults = self._gauge(
+            "rocketlet_group_disagreements", "In how many things members of a group disagree", None, "group"
         )
-        lag = GaugeMetricFamily(
-            "rocketlet_group_lag", "Messages that a group has not committed", labels=["group", "topic"]
-        )
-        oldest = GaugeMetricFamily(
+        names_of = ("topic", "group")
+        lag = self._gauge("rocketlet_group_lag", "Messages that a group has not committed", None, *names_of)
+        piled = self._gauge("rocketmq_message_accumulation", "Messages that a group has not committed", None, *names_of)
+        offset = self._gauge("rocketmq_consumer_offset", "The sum of a group's committed offsets", None, *names_of)
+        oldest = self._gauge(
             "rocketlet_group_oldest_seconds",
             "Age of the oldest message that a group has not committed; 0 if there is none",
-            labels=["group", "topic"],
+            None,
+            *names_of,
         )
+        latency = self._gauge(
+            "rocketmq_group_get_latency_by_storetime",
+            "Age of the oldest message that a group has not committed, ms",
+            None,
+            *names_of,
+        )
+        dead = self._gauge("rocketlet_dead_letters", "Dead letters of a group that are stored", None, "group")
         now_ms = broker.clock.time_ms()
         for name in broker.progress.groups():
             await asyncio.sleep(0)  # clients do not wait for a thousand groups
             group = broker.groups.get(name)
-            members.add_metric([name], len(group.members) if group else 0)
-            for fault in sorted(group.reported) if group else ():
-                faults.add_metric([name, fault], 1)
+            members.add_metric([*place, name], len(group.members) if group else 0)
+            faults.add_metric([*place, name], len(group.reported) if group else 0)
+            letters = broker.store.queues.get((names.dlq_topic(name), 0))
+            dead.add_metric([*place, name], letters.next - letters.begin if letters else 0)
             for topic in broker.progress.topics_of(name):
-                total = sum(item.lag for item in broker.progress.of(name, topic).values())
-                lag.add_metric([name, topic], total)
+                items = broker.progress.of(name, topic).values()
                 since_ms = broker.progress.oldest_ms(name, topic)
-                oldest.add_metric([name, topic], 0 if since_ms is None else max(now_ms - since_ms, 0) / 1000)
-        double = CounterMetricFamily(
-            "rocketlet_double_readers", "Times that a queue was read by two members", broker.watch.double_readers
+                age_ms = 0 if since_ms is None else max(now_ms - since_ms, 0)
+                labels = [*place, topic, name]
+                for family, value in (
+                    (lag, sum(item.lag for item in items)),
+                    (piled, sum(item.lag for item in items)),
+                    (offset, sum(item.consumer_offset for item in items)),
+                    (oldest, age_ms / 1000),
+                    (latency, age_ms),
+                ):
+                    family.add_metric(labels, value)
+        return [members, faults, lag, piled, offset, oldest, latency, dead, *self._ownership()]
+
+    def _ownership(self) -> Iterator[Metric]:
+        watch, rebalances = self._broker.watch, self._broker.history.rebalances
+        yield self._counter(
+            "rocketlet_double_readers", "Times that a queue was read by two members", watch.double_readers
         )
-        orphans = GaugeMetricFamily(
-            "rocketlet_orphaned_queues", "Queues that no member reads now", broker.watch.orphans
+        yield self._gauge("rocketlet_orphaned_queues", "Queues that no member reads now", watch.orphans)
+        handover = self._histogram(
+            "rocketlet_handover_seconds", "How long a queue had no owner between two owners (Rocketlet members)"
         )
-        waiting = GaugeMetricFamily(
-            "rocketlet_transactions_waiting", "Half messages without an outcome", broker.transactions.waiting
+        _add(handover, self._place, rebalances.handovers)
+        settle = self._histogram(
+            "rocketlet_settle_seconds",
+            "From a change of members to the last queue that changed hands (Rocketlet members)",
         )
-        set_aside = CounterMetricFamily(
-            "rocketlet_delayed_set_aside", "Delayed messages that could not be delivered", broker.delays.set_aside
-        )
-        return [members, faults, lag, oldest, double, orphans, waiting, set_aside]
+        _add(settle, self._place, rebalances.settling)
+        yield from (handover, settle)
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
+    family.add_metric(labels, histogram.buckets(), histogram.sum_s)
 
 
 class _Threads(ThreadingMixIn, WSGIServer):
@@ -124,13 +246,16 @@ class _Quiet(WSGIRequestHandler):
 
 
 class Metrics:
-    """Serves /metrics until `close`. Raises OSError if the port is taken."""
+    """Serves /metrics, /healthz and /readyz until `close`. Raises OSError if the port is taken."""
 
-    def __init__(self, broker: Broker, host: str, port: int) -> None:
+    def __init__(self, broker: Broker, memory: Memory, connections: Sized, host: str, port: int) -> None:
+        self._broker = broker
+        self._loop = asyncio.get_running_loop()
         registry = CollectorRegistry(auto_describe=False)
-        collector: Any = Collector(broker, asyncio.get_running_loop())
+        collector: Any = Collector(broker, memory, connections, self._ask)
         collector.describe = list  # nothing is collected before the first request
         registry.register(collector)
+        ProcessCollector(registry=registry)
         self._metrics = make_wsgi_app(registry)
         try:
             self._server = make_server(host, port, self._answer, _Threads, handler_class=_Quiet)
@@ -140,12 +265,34 @@ class Metrics:
         self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
+    def _ask(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Runs in the loop, for a thread. Raises TimeoutError when the loop does not answer."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(METRICS_ANSWER_S)
+
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") == "/metrics":
+        path = environ.get("PATH_INFO")
+        if path == "/metrics":
             found: Iterable[bytes] = self._metrics(environ, start_response)
             return found
-        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-        return [b"The metrics are at /metrics.\n"]
+        if path in ("/healthz", "/readyz"):
+            fault = self._fault(is_ready=path == "/readyz")
+            status, text = ("503 Service Unavailable", fault) if fault else ("200 OK", "ok")
+        else:
+            status, text = "404 Not Found", "There are /metrics, /healthz and /readyz."
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]
+
+    def _fault(self, *, is_ready: bool) -> str | None:
+        """What keeps the broker from living, or with `is_ready` from serving clients."""
+        try:
+            return self._ask(self._readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return]
+        except TimeoutError:
+            return f"the event loop has not answered for {METRICS_ANSWER_S:g} s"
+
+    async def _readiness(self) -> str | None:
+        if self._broker.store.fault is not None:
+            return self._broker.store.fault
+        return None if self._broker.registration.is_registered else "the broker is not registered"
 
     def close(self) -> None:
         self._server.shutdown()

@@ -45,20 +45,20 @@ class Registration:
         self._clock = clock
         self._changed: dict[str, TopicConfig] = {}
         self._wake = asyncio.Event()
-        self._is_registered = False
+        self.is_registered = False
         self._tasks = Tasks(clock)
         self._due_s = clock.monotonic_s() + REGISTER_INTERVAL_S
 
     async def start(self) -> None:
         """Returns when every name server has answered or failed to."""
-        self._is_registered = True
+        self.is_registered = True
         await self._register(list(self._topics))
         if self._name_servers.are_elsewhere:
             self._tasks.spawn(self._run())
             self._tasks.every(REGISTER_LOOK_S, "registration", self._look)
 
     async def stop(self) -> None:
-        self._is_registered = False
+        self.is_registered = False
         await self._tasks.stop()
         config = self._settings.now
         header = BrokerName(config.name, config.address, config.cluster, 0)
@@ -69,7 +69,7 @@ class Registration:
 
     def topic_changed(self, topic: TopicConfig) -> None:
         """A topic is new or altered. Before the start all of them are."""
-        if not self._is_registered:
+        if not self.is_registered:
             return
         self._register_locally([topic])
         if not self._name_servers.are_elsewhere:

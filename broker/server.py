@@ -106,12 +106,8 @@ class Server:
             )
         if self._broker is not None and self._broker.config.vip_channel:
             await self._listen_for_vip()
-        if self._broker is not None and self._broker.config.metrics_port is not None:
-            from .metrics import Metrics
-
-            self._metrics = Metrics(
-                self._broker, self._broker.config.metrics_host or self._host, self._broker.config.metrics_port
-            )
+        if self._broker is not None:
+            self._serve_metrics(self._broker)
         self._tasks.every(SWEEP_INTERVAL_S, "sweep", self._close_idle)
         self._tasks.every(RELOAD_INTERVAL_S, "reload", self._reload)
         self._tasks.every(MEMORY_SWEEP_S, "memory", self.memory.sweep)
@@ -119,6 +115,14 @@ class Server:
             self._broker.start()
             await self._broker.registration.start()
         return self
+
+    def _serve_metrics(self, broker: Broker) -> None:
+        config = broker.config
+        if config.metrics_port is not None:
+            from .metrics import Metrics
+
+            host = config.metrics_host or self._host
+            self._metrics = Metrics(broker, self.memory, self._connections, host, config.metrics_port)
 
     async def __aexit__(self, *exception: object) -> None:
         assert self._server is not None

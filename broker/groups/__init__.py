@@ -9,4 +9,5 @@ watch          who reads which queue: reports queues with two readers or none
 draining       how foreign members finish with a queue before it moves
 notifications  tells members that their group changed
 history        what happened, for administrators
+rebalances     how long queues change hands, for metrics
 """

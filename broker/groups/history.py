@@ -7,6 +7,7 @@ from typing import Any
 
 from ..clock import Clock
 from ..config import HISTORY_EVENTS, HISTORY_GROUPS
+from .rebalances import Rebalances
 
 
 class History:
@@ -15,6 +16,7 @@ class History:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._events: dict[str, deque[dict[str, Any]]] = {}
+        self.rebalances = Rebalances(clock)
 
     def add(self, group: str, event: str, client: str, **detail: Any) -> None:
         events = self._events.get(group)
@@ -23,6 +25,7 @@ class History:
             if len(self._events) > HISTORY_GROUPS:
                 del self._events[next(iter(self._events))]
         events.append({"ms": self._clock.time_ms(), "event": event, "client": client, **detail})
+        self.rebalances.note(group, event, detail.get("topic", ""), detail.get("queue", 0))
 
     def of(self, group: str) -> list[dict[str, Any]]:
         return list(self._events.get(group, ()))

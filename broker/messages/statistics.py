@@ -56,10 +56,20 @@ class Statistics:
             totals["TOPIC_PUT_NUMS", queue.topic] += queue.next
         return totals
 
+    def all_rates(self, window_s: float) -> dict[Key, float]:
+        """Per second, of every statistic and key, over the last `window_s` seconds."""
+        now_s = self._clock.monotonic_s()
+        then_s, then = self._sample_of(now_s - window_s)
+        return {key: (total - then[key]) / max(now_s - then_s, 1.0) for key, total in self._totals().items()}
+
+    def _sample_of(self, since_s: float) -> tuple[float, Counter[Key]]:
+        """The oldest sample since then, or the newest."""
+        return next((sample for sample in self._samples if sample[0] >= since_s), self._samples[-1])
+
     def rate(self, name: str, key: str, window_s: float) -> Rate:
         """What was counted in the last `window_s` seconds, an hour at most."""
         now_s = self._clock.monotonic_s()
-        then_s, then = next((sample for sample in self._samples if now_s - sample[0] <= window_s), self._samples[-1])
+        then_s, then = self._sample_of(now_s - window_s)
         count = self._totals()[name, key] - then[name, key]
         return Rate(count, count / max(now_s - then_s, 1.0))
 

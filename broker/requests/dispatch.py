@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import structlog
@@ -23,6 +23,7 @@ from ..access.acl import Acl
 from ..access.rules import Rule
 from ..broker import Broker
 from ..config import LARGE_REPLY_BYTES, TURN_S, LimitExceeded
+from ..histogram import Histogram
 from ..nameserver.routes import Routes
 from ..net.answers import Buffers, Refused, answer
 from ..net.connection import Connection, is_loopback
@@ -72,13 +73,15 @@ class Dispatch:
         self._admin_is_local = admin_is_local
         self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
+        self._times: Mapping[int, Histogram] = broker.request_times if broker is not None else {}
 
     def serve(self, connection: Connection, frames: list[Frame]) -> None:
         """Answers the requests of one socket read. What a client asks while it does not read waits in its connection, and
         what takes longer than a turn waits until the others had theirs."""
         out: Buffers = []
         sends = self._sends
-        end_s = time.perf_counter() + TURN_S
+        began_s = time.perf_counter()
+        end_s = began_s + TURN_S
         try:
             for index, frame in enumerate(frames):
                 if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
@@ -91,13 +94,16 @@ class Dispatch:
                     connection.put_off(frames[index:])
                     break
                 if sends is not None and sends.staged:
-                    self._settle(sends, connection, out)
+                    self._settle(sends, connection, out, began_s)
                     out = []
                 if frame.flag & RESPONSE_FLAG:
                     if self._broker is not None:
                         self._broker.clients.answer(connection, frame)
                     continue
+                began_s = time.perf_counter()
                 reply = self._handle(connection, frame)
+                if frame.code in self._times:
+                    self._times[frame.code].observe(time.perf_counter() - began_s)
                 if reply is not None and not frame.flag & ONEWAY_FLAG:
                     out += reply
                     if (
@@ -110,7 +116,7 @@ class Dispatch:
                             break
         finally:  # what is staged belongs to this read: left over, the next client would get its answers
             if sends is not None and sends.staged:
-                self._settle(sends, connection, out)
+                self._settle(sends, connection, out, began_s)
             elif out:
                 connection.write(out)
 
@@ -129,10 +135,13 @@ class Dispatch:
         if not frame.flag & ONEWAY_FLAG:
             out += reply
 
-    def _settle(self, sends: Sends, connection: Connection, out: Buffers) -> None:
-        """Commits what is staged and writes the answers, with `--flush sync` when it is on the device."""
+    def _settle(self, sends: Sends, connection: Connection, out: Buffers, began_s: float) -> None:
+        """Commits what is staged and writes the answers, with `--flush sync` when it is on the device. All requests of a
+        read count as having taken as long as the read."""
+        code, count = sends.staged[0].frame.code, len(sends.staged)
         frames = [item.frame for item in sends.staged] if self._flusher is not None else []
         out += sends.settle()
+        self._times[code].observe(time.perf_counter() - began_s, count)
         if self._flusher is None:
             connection.write(out)
         else:

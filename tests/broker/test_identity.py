@@ -132,9 +132,9 @@ async def test_refusals_and_handshakes_are_metrics(
     url = f"http://127.0.0.1:{node.server.metrics_port}/metrics"
     text = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
     for line in (
-        'rocketlet_requests_refused_total{reason="permission"} 1.0',
-        'rocketlet_requests_refused_total{reason="no_key"} 1.0',
-        'rocketlet_tls_handshakes_total{outcome="done"} 1.0',
-        'rocketlet_tls_handshakes_total{outcome="failed"} 0.0',
+        'rocketlet_requests_refused_total{broker="broker-a",cluster="DefaultCluster",reason="permission"} 1.0',
+        'rocketlet_requests_refused_total{broker="broker-a",cluster="DefaultCluster",reason="no_key"} 1.0',
+        'rocketlet_tls_handshakes_total{broker="broker-a",cluster="DefaultCluster",outcome="done"} 1.0',
+        'rocketlet_tls_handshakes_total{broker="broker-a",cluster="DefaultCluster",outcome="failed"} 0.0',
     ):
         assert line in text

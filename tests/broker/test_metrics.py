@@ -1,0 +1,132 @@
+"""What a monitoring system is told: conventional names, the names of Apache's exporter, and whether the broker lives."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.groups.rebalances import Rebalances
+from rocketlet.broker.histogram import Histogram
+from rocketlet.client import Consumer, Producer
+
+from ..conftest import PATIENCE_S, Node, Nodes, eventually
+from ..handlers import Inbox
+
+PLACE = {"cluster": "DefaultCluster", "broker": "broker-a"}
+
+
+async def fetched(node: Node, path: str) -> tuple[int, str]:
+    """The status and the text."""
+
+    def fetch() -> tuple[int, str]:
+        url = f"http://127.0.0.1:{node.server.metrics_port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    return await asyncio.to_thread(fetch)
+
+
+async def samples(node: Node) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Each sample's value, by its name and labels other than cluster and broker, which all of ours have."""
+    _, text = await fetched(node, "/metrics")
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.startswith(("process_", "python_")):
+                assert PLACE.items() <= sample.labels.items(), sample
+            found[sample.name, frozenset(sample.labels.items() - PLACE.items())] = sample.value
+    return found
+
+
+async def test_what_was_sent_and_read_is_counted_by_topic_and_group(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    inbox = Inbox()
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", inbox, start="first") as consumer:
+        await producer.send_batch("t", [b"x"] * 3)
+        await eventually(lambda: len(inbox.messages) == 3)
+        await consumer.commit()
+        found = await samples(node)
+    topic, both = frozenset({("topic", "t")}), frozenset({("topic", "t"), ("group", "g")})
+    assert found["rocketlet_messages_put_total", topic] == found["rocketmq_producer_offset", topic] == 3
+    assert found["rocketlet_messages_got_total", both] == found["rocketmq_consumer_offset", both] == 3
+    assert found["rocketlet_group_lag", both] == found["rocketmq_message_accumulation", both] == 0
+    assert found["rocketmq_group_get_latency_by_storetime", both] == 0
+    for name in ("rocketmq_producer_tps", "rocketmq_consumer_tps"):
+        assert {key for key in found if key[0] == name and ("topic", "t") in key[1]}, name
+    assert ("rocketmq_broker_tps", frozenset()) in found
+    assert found["rocketlet_connections", frozenset()] >= 1
+    assert found["process_open_fds", frozenset()] > 0
+
+
+async def test_requests_are_timed_by_their_name(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    async with Producer(node.address) as producer:
+        for _ in range(3):
+            await producer.send("t", b"x")
+    found = await samples(node)
+    count = {
+        dict(labels)["request"]: value
+        for (name, labels), value in found.items()
+        if name == "rocketlet_request_seconds_count"
+    }
+    assert sum(value for request, value in count.items() if request.startswith("SEND_")) == 3
+    assert count["GET_ROUTEINFO_BY_TOPIC"] >= 1
+    assert "PULL_MESSAGE" not in count, "what nobody asked has no series"
+    assert all(dict(labels)["request"] in count for (_, labels) in found if any(key == "request" for key, _ in labels))
+
+
+def owned(consumer: Consumer) -> int:
+    return sum(queue.topic == "t" for queue in consumer.assignment())
+
+
+async def test_a_handover_and_a_rebalance_are_timed(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"x")
+    async with Consumer(node.address, "g", "t", Inbox()) as one:
+        await eventually(lambda: owned(one) == 4)
+        async with Consumer(node.address, "g", "t", Inbox()) as two:
+            await eventually(lambda: owned(two) == 2)
+            node.clock.advance(10)
+            await eventually(lambda: sum(node.broker.history.rebalances.settling.counts) >= 1)
+            found = await samples(node)
+    assert found["rocketlet_handover_seconds_count", frozenset()] >= 2
+    assert found["rocketlet_settle_seconds_count", frozenset()] >= 1
+
+
+def test_queues_that_are_never_locked_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.rebalances.MAX_FREE_QUEUES", 2)
+    clock = MovableClock(stands=True)
+    rebalances = Rebalances(clock)
+    for queue in range(3):
+        rebalances.note("g", "unlocked", "t", queue)
+    for queue in range(3):
+        rebalances.note("g", "locked", "t", queue)
+    assert sum(rebalances.handovers.counts) == 2
+
+
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    histogram = Histogram((0.1, 1.0))
+    for duration_s in (0.05, 0.1, 0.5, 7.0):
+        histogram.observe(duration_s)
+    assert histogram.buckets() == [("0.1", 2), ("1.0", 3), ("+Inf", 4)]
+    assert histogram.sum_s == 7.65
+
+
+async def test_health_is_told_apart_from_readiness(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    assert await fetched(node, "/healthz") == await fetched(node, "/readyz") == (200, "ok\n")
+    node.broker.store.fail(os.strerror(errno.EIO))
+    assert (await fetched(node, "/healthz"))[0] == 200
+    status, text = await fetched(node, "/readyz")
+    assert (status, "check the disk" in text) == (503, True)
+    assert (await fetched(node, "/"))[0] == 404
