@@ -367,7 +367,8 @@ class Consumer(Receiver):
     def _acknowledged(self, process_queue: ProcessQueue) -> None:
         if not process_queue.messages and not self._broadcasting and not process_queue.is_dropped:
             self._commits.queue_is_idle(process_queue)
-        self._puller.resume(process_queue)
+        if process_queue.pull.is_throttled:
+            self._puller.resume(process_queue)
 
     def _correct_offset(self, process_queue: ProcessQueue, offset: int) -> None:
         """The broker does not have the offset: go on from the one that it names, and let the group know."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from ..protocol.compression import decompressed
-from ..protocol.message import Record, decode_host
+from ..protocol.message import Record, decode_host, decode_record, offset_in
 from .lease import NO_LEASE, Lease
 
 
@@ -44,15 +44,26 @@ class SendResult(NamedTuple):
 
 
 class Message:
-    """A received message. Its parts are parsed when you ask for them."""
+    """A received message. Its parts are parsed when you ask for them.
 
-    __slots__ = ("__dict__", "lease", "queue", "record", "topic")
+    Made of a record or of its bytes, which are decoded when somebody looks: many a message is only counted or passed on."""
 
-    def __init__(self, record: Record, queue: Queue, topic: str, lease: Lease = NO_LEASE) -> None:
-        self.record = record
+    __slots__ = ("__dict__", "_stored", "lease", "queue", "size_bytes", "topic")
+
+    def __init__(self, stored: Record | bytes, queue: Queue, topic: str, lease: Lease = NO_LEASE) -> None:
+        self._stored = stored
         self.queue = queue
         self.topic = topic
         self.lease = lease
+        self.size_bytes = len(stored) if type(stored) is bytes else stored[0]
+
+    @property
+    def record(self) -> Record:
+        """The message as it is stored. Raises MessageError if it cannot be read."""
+        stored = self._stored
+        if isinstance(stored, bytes):
+            stored = self._stored = decode_record(stored)
+        return stored
 
     @property
     def epoch(self) -> int:
@@ -113,7 +124,8 @@ class Message:
 
     @property
     def queue_offset(self) -> int:
-        return self.record.queue_offset
+        stored = self._stored
+        return offset_in(stored) if isinstance(stored, bytes) else stored.queue_offset
 
     @property
     def born_ms(self) -> int:

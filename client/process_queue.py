@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 from ..protocol.bodies import Queue
@@ -16,16 +17,19 @@ from .config import PullLimits
 from .lease import Lease
 from .message import Message
 
+_size_bytes = attrgetter("size_bytes")
+
 
 class Run:
     """Messages handed to a handler together. `done` of them, from the front, are acknowledged. `outcome`: what the handler
-    said, where that is still to be carried out."""
+    said, where that is still to be carried out. `size_bytes`: of those that are not acknowledged."""
 
-    __slots__ = ("done", "messages", "outcome", "process_queue", "tries")
+    __slots__ = ("done", "messages", "outcome", "process_queue", "size_bytes", "tries")
 
-    def __init__(self, process_queue: ProcessQueue, messages: list[Message]) -> None:
+    def __init__(self, process_queue: ProcessQueue, messages: list[Message], size_bytes: int) -> None:
         self.process_queue = process_queue
         self.messages = messages
+        self.size_bytes = size_bytes
         self.done = 0
         self.tries = 0
         self.outcome: Any = None
@@ -75,10 +79,14 @@ class ProcessQueue:
 
     def add(self, messages: list[Message], next_offset: int, run_size: int) -> list[Run]:
         """Takes what a pull brought, in runs of up to `run_size`."""
-        runs = [Run(self, messages[begin : begin + run_size]) for begin in range(0, len(messages), run_size)]
+        if run_size == 1:
+            runs = [Run(self, [message], message.size_bytes) for message in messages]
+        else:
+            parts = [messages[begin : begin + run_size] for begin in range(0, len(messages), run_size)]
+            runs = [Run(self, part, sum(map(_size_bytes, part))) for part in parts]
         self.runs.extend(runs)
         self.messages += len(messages)
-        self.size_bytes += sum(len(message.record.body) for message in messages)
+        self.size_bytes += sum(map(_size_bytes, runs))
         self.next_offset = next_offset
         return runs
 
@@ -86,12 +94,16 @@ class ProcessQueue:
         """The first `count` messages of a run, or all of it, need not be delivered again."""
         if self.is_dropped:
             return
-        before = run.done
-        run.done = len(run.messages) if count is None else count
+        messages, before = run.messages, run.done
+        if count is None or count == len(messages):
+            run.done, size_bytes = len(messages), run.size_bytes
+        else:
+            run.done, size_bytes = count, sum(map(_size_bytes, messages[before:count]))
+        run.size_bytes -= size_bytes
+        self.size_bytes -= size_bytes
         self.messages -= run.done - before
-        self.size_bytes -= sum(len(message.record.body) for message in run.messages[before : run.done])
         runs = self.runs
-        while runs and runs[0].is_done:
+        while runs and runs[0].done == len(runs[0].messages):
             runs.popleft()
 
     @property
@@ -100,7 +112,7 @@ class ProcessQueue:
         if not self.runs:
             return self.next_offset
         run = self.runs[0]
-        return run.messages[run.done].record.queue_offset
+        return run.messages[run.done].queue_offset
 
     def exceeds(self, limits: PullLimits, *, span_counts: bool) -> bool:
         """Whether pulling must wait: too many messages, too many bytes, or too wide a span."""
@@ -119,7 +131,7 @@ class ProcessQueue:
     def may_begin(self) -> bool:
         """Whether something of this queue may be handed out now. The clock is asked each time: a member whose process was
         frozen must not begin a message with a lease that another has had meanwhile."""
-        return not (self.is_held or self.lease.is_over)
+        return not (self.is_stopped or self.is_suspended or self.is_paused or self.lease.is_over)
 
     def suspend(self) -> None:
         self.is_suspended = True

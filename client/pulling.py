@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import repeat
 
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from ..protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode, code_name
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import HeaderError, PullMessage, PullMessageResult, read, write
-from ..protocol.message import MessageError, decode_records
+from ..protocol.message import MessageError, split_records
 from ..protocol.names import RETRY_PREFIX, TOOLS_GROUP
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
@@ -184,16 +185,13 @@ class Puller:
         queue = process_queue.queue
         topic = queue.topic
         subscription = self._subscriptions[topic]
+        messages = list(map(Message, split_records(body), repeat(queue), repeat(topic), repeat(process_queue.lease)))
         if topic.startswith(RETRY_PREFIX):
-            return [
-                Message(record, queue, props.find(record.properties, props.RETRY_TOPIC) or topic, process_queue.lease)
-                for record in decode_records(body)
-            ]
+            for message in messages:
+                message.topic = message.origin
+            return messages
         if subscription.takes_all or not subscription.tags:
-            return [Message(record, queue, topic, process_queue.lease) for record in decode_records(body)]
-        tags = subscription.tags
+            return messages
         return [
-            Message(record, queue, topic, process_queue.lease)
-            for record in decode_records(body)
-            if props.find(record.properties, props.TAGS) in tags
+            message for message in messages if props.find(message.record.properties, props.TAGS) in subscription.tags
         ]

@@ -181,6 +181,28 @@ def decode_records(data: bytes) -> Iterator[Record]:
         yield record
 
 
+def split_records(data: bytes) -> list[bytes]:
+    """The bytes of each record of a pull's body, in order and not decoded. Raises MessageError where none can begin."""
+    records: list[bytes] = []
+    position, end, head_at = 0, len(data), _START.unpack_from
+    try:
+        while position < end:
+            begin = position
+            size, magic = head_at(data, begin)
+            position += size
+            if magic != MAGIC or size < FIXED_BYTES or position > end:
+                raise MessageError(f"there is no message record at byte {begin}")
+            records.append(data[begin:position])
+    except StructError:
+        raise MessageError(f"the message record at byte {position} is cut off or garbled") from None
+    return records
+
+
+def offset_in(data: bytes) -> int:
+    """The queue offset in a record's bytes."""
+    return int.from_bytes(data[20:28], "big")
+
+
 def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = False) -> bool:
     """Whether the record decoded from `data` at `position` is what was written. Records of earlier releases, and of
     other brokers, have a checksum over the body only; `is_summed`: this one has one over all of it."""

@@ -108,6 +108,23 @@ def test_a_cut_off_record_is_refused(size: int) -> None:
         m.decode_record(VECTOR[:size])
 
 
+@given(st.lists(st.tuples(st.binary(max_size=50), TEXT, st.integers(0, 2**62)), max_size=5), HOSTS)
+def test_records_are_cut_without_decoding_them(values: list[tuple[bytes, str, int]], born: bytes) -> None:
+    flags = m.host_flags(born, born)
+    records = [
+        m.encode_record(0, 0, offset, 0, flags, 0, born, 0, born, 0, 0, body, b"\x01t", text.encode())
+        for body, text, offset in values
+    ]
+    assert m.split_records(b"".join(records)) == records
+    assert [m.offset_in(record) for record in records] == [offset for _, _, offset in values]
+
+
+@pytest.mark.parametrize("data", [VECTOR[:-1], VECTOR + VECTOR[:7], VECTOR + b"x" * 100, bytes(100), b"\xff" * 100])
+def test_what_is_no_row_of_records_is_not_cut(data: bytes) -> None:
+    with pytest.raises(m.MessageError):
+        m.split_records(data)
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [("TagA", 2598919), ("TagB", 2598920), ("*", 42), ("订单", 1129459), ("AverageTagNameWithOverflow", -2128701552)],
