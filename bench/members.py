@@ -1,4 +1,4 @@
-"""How long a join takes in groups of 10, 100 and 300 real members, all in one process, with as many queues as members.
+"""How long a join takes in groups of 10, 100, 300 and 1,000 real members, all in one process, with as many queues as members.
 
 The requests and bytes of a join, up to 1,000 members, are counted in simulation: `python -m tests.simulation.scaling`."""
 
@@ -14,7 +14,7 @@ from . import common
 from .churn import make_topic
 from .peers import Peer
 
-SIZES = (10, 100, 300)
+SIZES = (10, 100, 300, 1000)
 
 
 async def _ignore(message: object) -> None: ...

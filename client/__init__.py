@@ -7,6 +7,7 @@ membership           one client in one consumer group: heartbeats, rebalance and
 heartbeats           tells brokers that the member is here
 rebalance            WHEN queues change hands
 leases               HOW a queue changes hands, and how long it is ours
+hand_overs           what is given up at one time, in one request
 assignment           the queues that a consumer owns now; who is told of them, what is paused
 process_queue        what was pulled of one queue and not yet acknowledged
 commits              when a consumer commits

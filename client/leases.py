@@ -39,6 +39,7 @@ from .config import (
 )
 from .connection import Connection
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
+from .hand_overs import HandOvers
 from .heartbeats import Heartbeats
 from .lease import Lease, clock_s
 from .log import get_logger
@@ -106,6 +107,7 @@ class Leases:
         self._doubtful: set[Queue] = set()  # perhaps locked, not owned: the answer has not come
         self._releasing: dict[Queue, Lease] = {}
         self._handing_over: dict[Queue, asyncio.Task[None]] = {}
+        self._together = HandOvers(cluster, group, client_id)
         self._ending: dict[Queue, asyncio.Task[None]] = {}  # not ours, but handlers of them still run
         self._renewed_s: dict[str, float] = {}  # when a renewal was last sent to a broker
 
@@ -134,28 +136,35 @@ class Leases:
         self._doubtful.update(queues)
         try:
             connection = await self._cluster.broker(broker_name)
-            leases = await self._lock(connection, queues)
+            leases, offsets = await self._lock(connection, queues)
         except RocketletError as error:
             log.info("lock_failed", broker=broker_name, reason=str(error))
             if not isinstance(error, RequestTimeout):
                 self._doubtful.difference_update(queues)
             return
         self._doubtful.difference_update(set(queues) - leases.keys())
-        await asyncio.gather(*(self._begin(connection, queue, lease) for queue, lease in leases.items()))
+        for queue, offset in offsets.items():
+            self._take(connection, queue, leases[queue], offset)
+        started = (self._begin(connection, queue, lease) for queue, lease in leases.items() if queue not in offsets)
+        await asyncio.gather(*started)
 
     async def _lock(
         self, connection: Connection, queues: Iterable[Queue], epochs: Mapping[Queue, int] | None = None
-    ) -> dict[Queue, Lease]:
-        """Which of the queues are locked for us now. With `epochs` only those that still are: none is taken anew."""
+    ) -> tuple[dict[Queue, Lease], dict[Queue, int]]:
+        """Which of the queues are locked for us now, and the group's offsets, as far as the broker says them. With `epochs`
+        only those that still are: none is taken anew."""
         request = LockRequest(self._client_id, self._group, tuple(queues), handover=True, epochs=epochs or {})
         body = group_bodies.encode_lock_request(request)
         sent_s = clock_s()
         answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
-        return {
+        asked = set(request.queues)
+        leases = {
             queue: Lease(epoch, sent_s + (LEASE_S if epoch else APACHE_LEASE_S) - LEASE_MARGIN_S)
             for queue, epoch in group_bodies.decode_locked(answer.body).items()
-            if queue in request.queues
+            if queue in asked
         }
+        offsets = group_bodies.decode_committed(answer.body)
+        return leases, {queue: offset for queue, offset in offsets.items() if queue in leases}
 
     async def _begin(self, connection: Connection, queue: Queue, lease: Lease) -> None:
         """A queue was locked: finds where to read from, or unlocks it again."""
@@ -167,6 +176,10 @@ class Leases:
             return
         finally:
             self._doubtful.discard(queue)
+        self._take(connection, queue, lease, offset)
+
+    def _take(self, connection: Connection, queue: Queue, lease: Lease, offset: int) -> None:
+        self._doubtful.discard(queue)
         if not connection.is_open:
             return  # and the lock went with it
         self.owned[queue] = lease
@@ -186,12 +199,14 @@ class Leases:
         began_s = clock_s()
         try:
             offset = await self._user.give_queue(queue)
-            drained_s = clock_s()
-            if offset is not None:
+            drained_s = committed_s = clock_s()
+            is_over = offset is not None and await self._together.hand_over(queue, offset, lease)
+            if not is_over and offset is not None:
                 await self._commit_at_last(queue, offset, lease)
-            committed_s = clock_s()
+                committed_s = clock_s()
             if self._releasing.pop(queue, None) is not None:
-                await self._unlock(queue, lease.epoch)
+                if not is_over:
+                    await self._unlock(queue, lease.epoch)
                 log.info(
                     "queue_handed_over",
                     queue=str(queue),
@@ -313,7 +328,7 @@ class Leases:
         try:
             connection = await self._cluster.broker(broker_name)
             began_s = clock_s()
-            fresh = await self._lock(connection, held, epochs)
+            fresh, _ = await self._lock(connection, held, epochs)
         except RocketletError as error:
             log.warning("locks_not_renewed", broker=broker_name, reason=str(error))
             return

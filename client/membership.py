@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..protocol import group_bodies, names
+from ..protocol import names
 from ..protocol.allocation import AVG, Strategy
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
-from ..protocol.codes import EXT_PLACES, RequestCode
+from ..protocol.codes import RequestCode
 from ..protocol.frame import Frame
 from ..protocol.headers import UnregisterClient, write
 from ..protocol.schema import BodyError
@@ -166,12 +166,10 @@ class Membership:
     def _notified(self, connection: Connection, frame: Frame) -> None:
         """Members have changed, or the queues of a topic."""
         self._rebalance.grown(str(frame.ext.get("topic")))
-        places = frame.ext.get(EXT_PLACES)
-        if places is not None:
-            try:
-                self._shares.told(connection, group_bodies.decode_places(str(places).encode()))
-            except BodyError as error:
-                log.warning("places_unreadable", peer=connection.address, reason=str(error))
+        try:
+            self._shares.told(connection, frame.ext)
+        except BodyError as error:
+            log.warning("places_unreadable", peer=connection.address, reason=str(error))
         self._wake.set()
 
     def _lost_connection(self, address: str) -> None:

@@ -90,7 +90,8 @@ class GroupOffsets:
 
     def saw(self, topic: str, queues: Iterable[Queue]) -> None:
         """The queues that a topic had when this member first saw it: those that come later are read from their start."""
-        self._first_seen.setdefault(topic, frozenset(queues))
+        if topic not in self._first_seen:
+            self._first_seen[topic] = frozenset(queues)
 
     async def fix_latest(self, topics: Iterable[str]) -> None:
         """The member joins: what is stored from now on is read by a group that begins at the latest message. A topic that

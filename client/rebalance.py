@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from ..protocol import names
 from ..protocol.allocation import subscribe_queues
-from ..protocol.bodies import Queue
+from ..protocol.bodies import Queue, Route
 from ..protocol.schema import BodyError
 from .cluster import Cluster
 from .config import LOCK_RETRY_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, RECONNECT_S
@@ -54,6 +54,7 @@ class Rebalance:
         self._wake = wake
         self._settled = settled
         self._results: dict[str, set[Queue]] = {}
+        self._queues: dict[str, tuple[Route, list[Queue]]] = {}
         self._grown: set[str] = set()
         self._retry_s = REBALANCE_INTERVAL_S
         self.missing: set[str] = set()  # topics that no name server knows
@@ -150,7 +151,7 @@ class Rebalance:
                 self._miss(topic)
                 return set() if topic.startswith(names.RETRY_PREFIX) else None
             self.missing.discard(topic)
-            queues = subscribe_queues(topic, route)
+            queues = self._queues_of(topic, route)
             share = await self._shares.of(topic, queues)
         except (RocketletError, BodyError) as error:
             log.info("lookup_failed", topic=topic, reason=str(error), hint="the assignment stays")
@@ -164,6 +165,13 @@ class Rebalance:
             self._grown.add(topic)  # others know more brokers: the name server may, too, by the next pass
             self._retry_s = min(self._retry_s, LOCK_RETRY_S)
         return set(share.mine)
+
+    def _queues_of(self, topic: str, route: Route) -> list[Queue]:
+        """Sorted once per route: there is a pass for each change of the group."""
+        found = self._queues.get(topic)
+        if found is None or found[0] is not route:
+            found = self._queues[topic] = (route, subscribe_queues(topic, route))
+        return found[1]
 
     def _note(self, topic: str, share: Share, look_up_s: float) -> None:
         """One event when the result is another than before, with the fields of Apache's `rebalanced result changed`."""

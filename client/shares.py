@@ -2,21 +2,23 @@
 divide the queues.
 
 A strategy that needs no ids is told a position and a count by Rocketlet's broker, so that the answers to all members
-of a group grow with their number and not with its square.
+of a group grow with their number and not with its square. STICKY's shares come from the broker for the same reason.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..protocol import group_bodies, names
-from ..protocol.allocation import ByPosition, Sticky, Strategy
+from ..protocol.allocation import AVG, ByPosition, Sticky, Strategy
 from ..protocol.bodies import Queue
-from ..protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, RequestCode
+from ..protocol.codes import EXT_DETAIL, EXT_PLACES, EXT_SEEN_QUEUES, EXT_SHARES, RequestCode
 from ..protocol.frame import Ext, Frame
+from ..protocol.group_bodies import BrokerShare
 from ..protocol.headers import ConsumerGroup, write
-from .cluster import Cluster, by_broker
+from .cluster import Cluster
 from .config import PLACE_S
 from .connection import Connection
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
@@ -33,13 +35,13 @@ class Share(NamedTuple):
     unknown: list[Queue]
 
 
-class _Place(NamedTuple):
-    """Which of the members of a topic this one is, and who has said so."""
+class _Told(NamedTuple):
+    """What a broker has said unasked of a topic: which of how many members this one is (`place`), or what its share is."""
 
     connection: Connection
-    number: int
-    members: int
     told_s: float
+    place: tuple[int, int] | None = None
+    share: BrokerShare | None = None
 
 
 class Shares:
@@ -50,11 +52,10 @@ class Shares:
         self.group = group
         self.client_id = client_id
         self._strategy = strategy
-
-        self._places: dict[str, _Place] = {}
-        self._sees_all: frozenset[str] = (
-            frozenset()
-        )  # topics of which this member knows every queue that the others know
+        self._by_position = strategy if isinstance(strategy, ByPosition) else None
+        self._detail = "share" if isinstance(strategy, Sticky) else "position" if self._by_position else "members"
+        self._told: dict[str, _Told] = {}
+        self._sees_all: set[str] = set()  # topics of which this member knows every queue that the others know
 
     @property
     def strategy_name(self) -> str:
@@ -63,54 +64,52 @@ class Shares:
     async def of(self, topic: str, queues: list[Queue]) -> Share | None:
         """The member's share of all queues of a topic; None if the broker does not count it among the members. Raises
         RocketletError and BodyError."""
-        strategy = self._strategy
-        place = self._places.get(topic)
-        if place is not None and isinstance(strategy, ByPosition) and self._may_use(topic, queues, place):
-            return Share(strategy.allocate_at(place.number, place.members, queues), queues, place.members, [])
-        if isinstance(strategy, Sticky):
-            return await self._sticky(strategy, topic, queues)
-        detail = "position" if isinstance(strategy, ByPosition) else "members"
-        answer = await self._members(topic, queues, detail)
+        told = self._told.get(topic)
+        if told is not None and self._may_use(topic, queues, told):
+            if told.share is not None and told.share.queues == len(queues):
+                return Share(told.share.of(topic), queues, told.share.members, [])
+            if told.place is not None and told.place[0] >= 0 and self._by_position is not None:
+                return Share(self._by_position.allocate_at(*told.place, queues), queues, told.place[1], [])
+        return await self._ask(topic, queues)
+
+    async def _ask(self, topic: str, queues: list[Queue]) -> Share | None:
+        answer = await self._members(topic, queues, self._detail)
         unknown = _unknown(topic, queues, answer)
-        self._sees_all = self._sees_all - {topic} if unknown else self._sees_all | {topic}
+        (self._sees_all.discard if unknown else self._sees_all.add)(topic)
         queues = sorted(queues + unknown)
-        if isinstance(strategy, ByPosition) and "index" in answer.ext:
+        found = group_bodies.decode_shares(str(answer.ext.get(EXT_SHARES, "{}")).encode()).get(topic)
+        if found is not None:
+            return Share(found.of(topic), queues, found.members, unknown)
+        if "index" in answer.ext:
             index, count = int(answer.ext["index"]), int(answer.ext["count"])
+            strategy = self._by_position or AVG
             return None if index < 0 else Share(strategy.allocate_at(index, count, queues), queues, count, unknown)
-        ids = names.sorted_ids(group_bodies.decode_members(answer.body).client_ids)
+        ids = names.sorted_ids(group_bodies.decode_members(answer.body))
         if self.client_id not in ids:
             return None
-        return Share(strategy.allocate(self.client_id, queues, ids), queues, len(ids), unknown)
+        return Share(self._strategy.allocate(self.client_id, queues, ids), queues, len(ids), unknown)
 
-    def told(self, connection: Connection, places: Mapping[str, tuple[int, int]]) -> None:
-        """A broker has said which of how many members this one is, by topic: it need not be asked."""
-        for topic, (number, members) in places.items():
-            self._places[topic] = _Place(connection, number, members, clock_s())
+    def told(self, connection: Connection, ext: Mapping[str, object]) -> None:
+        """A broker has said that the group has changed, and perhaps what this member would ask. Raises BodyError."""
+        places = group_bodies.decode_places(str(ext.get(EXT_PLACES, "{}")).encode())
+        shares = group_bodies.decode_shares(str(ext.get(EXT_SHARES, "{}")).encode())
+        now_s = clock_s()
+        self._told |= {topic: _Told(connection, now_s, place=place) for topic, place in places.items()}
+        self._told |= {topic: _Told(connection, now_s, share=share) for topic, share in shares.items()}
 
-    def _may_use(self, topic: str, queues: list[Queue], place: _Place) -> bool:
-        """Whether a place is a fresh one of the broker that would be asked, and no queues are missing here."""
+    def _may_use(self, topic: str, queues: list[Queue], told: _Told) -> bool:
+        """Whether it is fresh, of the broker that would be asked, and no queues are missing here."""
         first = self._cluster.connected(queues[0].broker_name) if queues else None
-        is_fresh = clock_s() - place.told_s < PLACE_S
-        return is_fresh and place.connection is first and place.number >= 0 and topic in self._sees_all
-
-    async def _sticky(self, strategy: Sticky, topic: str, queues: list[Queue]) -> Share | None:
-        """Asks every broker of the topic who owns its queues."""
-        answers = [await self._members(topic, of_broker, "owners") for of_broker in by_broker(queues).values()]
-        found = [group_bodies.decode_members(answer.body) for answer in answers]
-        unknown = _unknown(topic, queues, *answers)
-        queues = sorted(queues + unknown)
-        ids = names.sorted_ids(found[0].client_ids)
-        if self.client_id not in ids:
-            return None
-        if any(item.strategies != {strategy.name} for item in found):
-            return Share(strategy.allocate(self.client_id, queues, ids), queues, len(ids), unknown)
-        owners = {queue: owner for item in found for queue, owner in item.owners.items()}
-        return Share(strategy.allocate_owned(self.client_id, queues, ids, owners), queues, len(ids), unknown)
+        is_fresh = clock_s() - told.told_s < PLACE_S
+        return is_fresh and told.connection is first and topic in self._sees_all
 
     async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
         """What the first broker of the queues that answers says of the members that subscribe to a topic."""
         error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
         ext: Ext = write(ConsumerGroup(self.group, topic)) | ({EXT_DETAIL: detail} if detail else {})
+        if detail == "share":
+            counts = Counter(queue.broker_name for queue in queues)
+            ext = {**ext, EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(counts)}
         for broker_name in dict.fromkeys(queue.broker_name for queue in queues):
             try:
                 connection = await self._cluster.broker(broker_name)
@@ -120,11 +119,9 @@ class Shares:
         raise error
 
 
-def _unknown(topic: str, queues: list[Queue], *answers: Frame) -> list[Queue]:
+def _unknown(topic: str, queues: list[Queue], answer: Frame) -> list[Queue]:
     """The queues of brokers that are missing in this member's route only: a broker was away when it joined. The others share
     them out with it; without them it would take other queues than they leave to it."""
-    seen: dict[str, int] = {}
-    for answer in answers:
-        seen |= group_bodies.decode_seen_queues(str(answer.ext.get(EXT_SEEN_QUEUES, "{}")).encode())
+    seen = group_bodies.decode_seen_queues(str(answer.ext.get(EXT_SEEN_QUEUES, "{}")).encode())
     missing = seen.keys() - {queue.broker_name for queue in queues}
     return [Queue(topic, broker_name, number) for broker_name in missing for number in range(seen[broker_name])]

@@ -188,20 +188,17 @@ class Sticky:
     def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
         return AVG.allocate(client_id, queues, client_ids)
 
-    def allocate_owned(
-        self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str], owners: Mapping[Queue, str]
-    ) -> list[Queue]:
-        """The share, given who owns which queue now."""
+    @staticmethod
+    def share_out(
+        queues: Sequence[Queue], client_ids: Sequence[str], owners: Mapping[Queue, str]
+    ) -> dict[str, list[Queue]]:
+        """All shares, given who owns which queue now. A broker does this for all members, once per change."""
         held: dict[str, list[Queue]] = {member: [] for member in client_ids}
         free: list[Queue] = []
         for queue in queues:
             held.get(owners.get(queue, ""), free).append(queue)
-        if client_id not in held:
-            return []
         size, rest = divmod(len(queues), len(client_ids))
-        larger = sorted(client_ids, key=lambda member: -len(held[member]))[
-            :rest
-        ]  # those who have most may have one more
+        larger = set(sorted(client_ids, key=lambda member: -len(held[member]))[:rest])  # who has most may have one more
         for member in client_ids:
             target = size + (member in larger)
             free += held[member][target:]
@@ -210,7 +207,7 @@ class Sticky:
         for member in client_ids:
             while free and len(held[member]) < size + (member in larger):
                 held[member].append(free.pop())
-        return held[client_id]
+        return held
 
 
 AVG = Averagely()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 from msgspec import field as wire
@@ -16,13 +16,15 @@ from .subscription import Subscription
 
 @dataclass(frozen=True, slots=True)
 class LockRequest:
-    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. `handover` is ours: the lock is ownership, freed when the socket closes."""
+    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. The rest is ours. `handover`: the lock is ownership, freed when the socket closes.
+    `offsets`: what is committed of a queue before it is unlocked."""
 
     client_id: str
     group: str
     queues: tuple[Queue, ...]
     handover: bool = False
     epochs: Mapping[Queue, int] = field(default_factory=dict)
+    offsets: Mapping[Queue, int] = field(default_factory=dict)
 
 
 def encode_lock_request(request: LockRequest) -> bytes:
@@ -32,7 +34,9 @@ def encode_lock_request(request: LockRequest) -> bytes:
             "consumerGroup": request.group,
             "handover": request.handover,
             "mqSet": [
-                queue_json(queue) | ({"epoch": request.epochs[queue]} if queue in request.epochs else {})
+                queue_json(queue)
+                | ({"epoch": request.epochs[queue]} if queue in request.epochs else {})
+                | ({"offset": request.offsets[queue]} if queue in request.offsets else {})
                 for queue in request.queues
             ],
         }
@@ -41,6 +45,7 @@ def encode_lock_request(request: LockRequest) -> bytes:
 
 class LockedShape(QueueShape):
     epoch: Long | None = None
+    offset: Long | None = None
 
 
 class LockShape(Shape):
@@ -59,12 +64,19 @@ def decode_lock_request(data: LockShape) -> LockRequest:
         tuple(map(queue_of, items)),
         bool(data.handover),
         {queue_of(item): item.epoch for item in items if item.epoch is not None},
+        {queue_of(item): item.offset for item in items if item.offset is not None},
     )
 
 
-def encode_locked(epochs: Mapping[Queue, int]) -> bytes:
-    """LOCK_BATCH_MQ's answer: the queues that were locked. Their epochs are ours; others ignore them."""
-    return orjson.dumps({"lockOKMQSet": [queue_json(queue) | {"epoch": epoch} for queue, epoch in epochs.items()]})
+def encode_locked(epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | None = None) -> bytes:
+    """LOCK_BATCH_MQ's answer: the queues that were locked. Their epochs, and how far the group has committed them, are ours;
+    others ignore them. UNLOCK_BATCH_MQ's from us: the queues that were unlocked."""
+    known = offsets or {}
+    locked = [
+        queue_json(queue) | {"epoch": epoch} | ({"offset": known[queue]} if queue in known else {})
+        for queue, epoch in epochs.items()
+    ]
+    return orjson.dumps({"lockOKMQSet": locked})
 
 
 class LockAnswerShape(Shape):
@@ -77,33 +89,49 @@ def decode_locked(data: LockAnswerShape) -> dict[Queue, int]:
     return {queue_of(item): item.epoch or 0 for item in data.locked or ()}
 
 
-class MemberList(NamedTuple):
-    """GET_CONSUMER_LIST_BY_GROUP's answer. What owns which queue of the broker, and the strategies of the members, stand
-    there only if a Rocketlet broker was asked for "owners"."""
-
-    client_ids: list[str]
-    owners: dict[Queue, str]
-    strategies: frozenset[str]
+@answers("lock answer", LockAnswerShape)
+def decode_committed(data: LockAnswerShape) -> dict[Queue, int]:
+    """Where the group is in the queues that were locked, as far as the broker says so."""
+    return {queue_of(item): item.offset for item in data.locked or () if item.offset is not None}
 
 
-def encode_members(members: MemberList) -> bytes:
-    value: dict[str, Any] = {"consumerIdList": members.client_ids}
-    if members.strategies:
-        value["owners"] = [[*queue, client_id] for queue, client_id in members.owners.items()]
-        value["strategies"] = sorted(members.strategies)
-    return orjson.dumps(value)
+def encode_members(client_ids: Iterable[str]) -> bytes:
+    """GET_CONSUMER_LIST_BY_GROUP's answer."""
+    return orjson.dumps({"consumerIdList": list(client_ids)})
 
 
 class MemberListShape(Shape):
     consumer_id_list: list[str] | None = None
-    owners: list[tuple[str, str, int, str]] | None = None
-    strategies: list[str] | None = None
 
 
 @answers("consumer list", MemberListShape)
-def decode_members(data: MemberListShape) -> MemberList:
-    owners = {Queue(topic, name, number): owner for topic, name, number, owner in data.owners or ()}
-    return MemberList(data.consumer_id_list or [], owners, frozenset(data.strategies or ()))
+def decode_members(data: MemberListShape) -> list[str]:
+    return data.consumer_id_list or []
+
+
+class BrokerShare(NamedTuple):
+    """One member's queues of a topic, as a broker has shared them out: their numbers by broker, of so many queues and among
+    so many members."""
+
+    members: int
+    queues: int
+    numbers: dict[str, list[int]]
+
+    def of(self, topic: str) -> list[Queue]:
+        return sorted(Queue(topic, name, number) for name, numbers in self.numbers.items() for number in numbers)
+
+
+def encode_shares(shares: Mapping[str, BrokerShare]) -> str:
+    """One member's shares by topic."""
+    return orjson.dumps({topic: tuple(share) for topic, share in shares.items()}).decode()
+
+
+_Share = tuple[Int, Int, dict[str, QueueList[QueueCount]]]
+
+
+@reads("shares", dict[str, _Share])
+def decode_shares(data: dict[str, _Share]) -> dict[str, BrokerShare]:
+    return {topic: BrokerShare(*share) for topic, share in data.items()}
 
 
 def encode_seen_queues(counts: Mapping[str, int]) -> str:

@@ -116,7 +116,7 @@ async def join(wire: Wire, client_id: str, topic: str = "t", **fields: Any) -> N
 
 async def members(wire: Wire, **ext: str) -> list[str]:
     answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g", **ext})
-    return group_bodies.decode_members(answer.body).client_ids if answer.code == 0 else []
+    return group_bodies.decode_members(answer.body) if answer.code == 0 else []
 
 
 async def lock(wire: Wire, client_id: str, *, handover: bool = True, code: int = RequestCode.LOCK_BATCH_MQ) -> Frame:

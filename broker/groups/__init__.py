@@ -5,6 +5,7 @@ settings       the settings of groups
 offsets        committed offsets
 progress       how far groups have come
 locks          which client owns which queue
+sticky         which queues are to be whose, where members use STICKY
 watch          who reads which queue: reports queues with two readers or none
 draining       how foreign members finish with a queue before it moves
 notifications  tells members that their group changed

@@ -8,18 +8,21 @@ A member is a connection: a client that reconnects is a new one until the old co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import structlog
 
+from ...protocol.allocation import STICKY
 from ...protocol.bodies import ConsumerData
+from ...protocol.group_bodies import BrokerShare
 from ...protocol.names import RETRY_PREFIX, sorted_ids
 from ...protocol.subscription import Subscription
 from ..clock import Clock
 from ..config import HEARTBEAT_LIMIT_S, MAX_MEMBERS, MAX_MEMBERSHIPS, LimitExceeded
 from ..net.connection import Connection
 from .history import History
+from .sticky import StickyShares
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -36,6 +39,7 @@ class Member:
     seen_s: float
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     has_news: bool = False
+    sees_others: bool = False  # other numbers of queues than before
 
     def update(self, data: ConsumerData, now_s: float) -> bool:
         """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""
@@ -45,8 +49,10 @@ class Member:
             new = fresh.get(topic)
             if new is not None and new.version <= old.version:
                 fresh[topic] = old
-        changed = before != fresh.keys() or data.leaving != self.data.leaving
-        self.has_news = data.assigned != self.data.assigned or data.queue_counts != self.data.queue_counts
+        last = self.data
+        changed = before != fresh.keys() or data.leaving != last.leaving or data.strategy != last.strategy
+        self.has_news = data.assigned != last.assigned
+        self.sees_others = data.queue_counts != last.queue_counts
         self.subscriptions = fresh
         self.data = data
         self.seen_s = now_s
@@ -63,6 +69,8 @@ class ConsumerGroup:
         self.reported: frozenset[str] = frozenset()
         self._places: dict[str | None, dict[str, int]] = {}
         self._seen_queues: dict[str, dict[str, int]] = {}
+        self._strategies: frozenset[str] | None = None
+        self._sticky: dict[str, StickyShares] = {}
 
     @property
     def message_model(self) -> str:
@@ -120,14 +128,49 @@ class ConsumerGroup:
                         seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
         return seen
 
+    def sees(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
+        """A member that asks has looked up a route: it sees so many queues of a topic, by broker."""
+        seen = {name: topics[topic] for name, topics in member.data.queue_counts.items() if topic in topics}
+        if seen != counts:
+            others = {
+                name: {other: count for other, count in topics.items() if other != topic}
+                for name, topics in member.data.queue_counts.items()
+            }
+            for name, count in counts.items():
+                others.setdefault(name, {})[topic] = count
+            member.data = replace(member.data, queue_counts=others)
+            self.sees_others()
+
+    def share(self, client_id: str, topic: str) -> BrokerShare | None:
+        """A member's queues of a topic, where all members use STICKY; None where not, and for who is no member."""
+        if self.strategies() != {STICKY.name}:
+            return None
+        shares = self._sticky.setdefault(topic, StickyShares(topic))
+        return shares.of(client_id, self.seen_queues(topic), lambda: sorted_ids(self.client_ids(topic)))
+
+    def claimed(self, member: Member) -> None:
+        """A member says which queues it owns."""
+        for queue in member.data.assigned:
+            if member.data.strategy == STICKY.name:
+                self._sticky.setdefault(queue.topic, StickyShares(queue.topic)).owners[queue] = member.client_id
+
     def changed(self) -> None:
-        """Members, their topics or what they see have changed."""
+        """Members, their topics or strategies have changed."""
         self._places.clear()
+        self._strategies = None
+        self.sees_others()
+
+    def sees_others(self) -> None:
+        """Members see other queues than before."""
         self._seen_queues.clear()
+        for shares in self._sticky.values():
+            shares.forget()
 
     def strategies(self) -> frozenset[str]:
         """How the members allocate; a foreign one does not say."""
-        return frozenset(member.data.strategy or "foreign" for member in self.members.values())
+        if self._strategies is None:
+            self._strategies = frozenset(member.data.strategy or "foreign" for member in self.members.values())
+        return self._strategies
 
     def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:
         """Where members disagree with each other or with the broker, as texts that name them."""
@@ -223,9 +266,11 @@ class ConsumerGroups:
                 self._note_topics(group, member)
                 self._changed(group, "leaving" if data.leaving else "subscribed", member)
             if member.has_news:
-                group.changed()
+                group.claimed(member)
                 queues = " ".join(map(str, data.assigned))
                 self._history.add(group.name, "assigned", client_id, queues=queues, count=len(data.assigned))
+            if member.sees_others:
+                group.sees_others()
                 self.check(group, client_id)
             return
         if len(self._names.get(connection, ())) >= MAX_MEMBERSHIPS:
@@ -235,6 +280,7 @@ class ConsumerGroups:
         member = Member(client_id, connection, data, language, version, now_s)
         member.update(data, now_s)
         group.members[connection] = member
+        group.claimed(member)
         self._groups[group.name] = group
         self._names.setdefault(connection, set()).add(group.name)
         self._note_topics(group, member)

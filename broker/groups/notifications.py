@@ -13,7 +13,10 @@ from collections.abc import Iterable
 import structlog
 
 from ...protocol import group_bodies
+from ...protocol.allocation import STICKY
 from ...protocol.bodies import TopicConfig
+from ...protocol.codes import EXT_PLACES, EXT_SHARES
+from ...protocol.frame import Ext
 from ..clock import Clock
 from ..config import NOTIFY_DELAY_S, TURN_S
 from ..net.clients import Clients
@@ -81,7 +84,7 @@ class Notifications:
         """Tells these members that the group is another than before."""
         told = 0
         for told, connection in enumerate(connections, 1):  # noqa: B007
-            self._clients.group_changed(connection, group.name, places=_places(group, connection))
+            self._clients.group_changed(connection, group.name, detail=_places(group, connection))
         if told:
             self._history.add(group.name, "notified", "", members=told)
 
@@ -99,9 +102,14 @@ class Notifications:
             self._clients.group_changed(connection, group, topic)
 
 
-def _places(group: ConsumerGroup, connection: Connection) -> str | None:
-    """Of a Rocketlet member, by topic. A thousand members that are told need not ask a thousand times."""
+def _places(group: ConsumerGroup, connection: Connection) -> Ext:
+    """Of a Rocketlet member, by topic: which of the members it is, or what its share is, where the broker shares out. A
+    thousand members that are told need not ask a thousand times."""
     member = group.members.get(connection)
     if member is None or not member.data.strategy:
-        return None
-    return group_bodies.encode_places({topic: group.place(member.client_id, topic) for topic in member.subscriptions})
+        return {}
+    if member.data.strategy != STICKY.name:
+        places = {topic: group.place(member.client_id, topic) for topic in member.subscriptions}
+        return {EXT_PLACES: group_bodies.encode_places(places)}
+    shares = {topic: group.share(member.client_id, topic) for topic in member.subscriptions}
+    return {EXT_SHARES: group_bodies.encode_shares({topic: share for topic, share in shares.items() if share})}

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping
 
 from ...protocol.admin_bodies import ConnectionInfo
-from ...protocol.codes import EXT_PLACES, ONEWAY_FLAG, RequestCode
+from ...protocol.codes import ONEWAY_FLAG, RequestCode
 from ...protocol.frame import Ext, Frame, encode
 from ...protocol.headers import ConsumerGroup, write
 from ..clock import Clock, Timer
@@ -85,11 +85,11 @@ class Clients:
     # Requests to clients
 
     def group_changed(
-        self, connection: Connection, group: str, topic: str | None = None, places: str | None = None
+        self, connection: Connection, group: str, topic: str | None = None, detail: Ext | None = None
     ) -> None:
         """The group of a member is another than before. Only Rocketlet clients look at the rest: a topic has other queues,
-        and `places` says which of the members the receiver is, so that it need not ask."""
-        ext: Ext = write(ConsumerGroup(group, topic)) | ({EXT_PLACES: places} if places else {})
+        and `detail` says which of the members the receiver is, or what its share is, so that it need not ask."""
+        ext: Ext = {**write(ConsumerGroup(group, topic)), **(detail or {})}
         self.tell(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext)
 
     def tell(self, connection: Connection, code: int, ext: Ext, body: bytes = b"") -> None:

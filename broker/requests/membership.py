@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import structlog
 
 from ...protocol import bodies, group_bodies, names
 from ...protocol.bodies import ConsumerData, Queue, TopicConfig
-from ...protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, ResponseCode
+from ...protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, EXT_SHARES, ResponseCode
 from ...protocol.frame import Ext, Frame
 from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
 from ...protocol.headers import UnregisterClient, read
@@ -16,6 +18,7 @@ from ..groups.members import ConsumerGroup
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
 from ..store.files import StoreFull
+from .offsets import fence_fault, offset_fault, store_offset
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -84,17 +87,23 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
         remark = f"no consumer for this group, {header.consumer_group}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     detail = frame.ext.get(EXT_DETAIL)
-    if group is not None and detail == "position":
-        member = group.members.get(connection)
-        index, count = group.place(member.client_id if member else "", header.topic)
-        return answer(frame, ext={"index": index, "count": count, **_seen_queues(group, header.topic)})
-    members = group_bodies.MemberList(client_ids, {}, frozenset())
-    if group is not None and detail == "owners":
-        owners = broker.locks.owners(group.name).items()
-        found = {Queue(topic, broker.config.name, number): owner for (topic, number), owner in owners}
-        members = group_bodies.MemberList(client_ids, found, group.strategies())
-    ext = _seen_queues(group, header.topic) if group is not None and detail else {}
-    return answer(frame, ext=ext, body=group_bodies.encode_members(members))
+    if group is None or detail is None:
+        return answer(frame, body=group_bodies.encode_members(client_ids))
+    if detail == "members" or not header.topic:
+        return answer(frame, ext=_seen_queues(group, header.topic), body=group_bodies.encode_members(client_ids))
+    return answer(frame, ext=_place_or_share(group, connection, frame, header.topic))
+
+
+def _place_or_share(group: ConsumerGroup, connection: Connection, frame: Frame, topic: str) -> Ext:
+    """What a member needs to know of the others, instead of who they are."""
+    member = group.members.get(connection)
+    client_id = member.client_id if member else ""
+    if member is not None and EXT_SEEN_QUEUES in frame.ext:
+        group.sees(member, topic, group_bodies.decode_seen_queues(str(frame.ext[EXT_SEEN_QUEUES]).encode()))
+    share = group.share(client_id, topic) if frame.ext.get(EXT_DETAIL) == "share" else None
+    shares: Ext = {EXT_SHARES: group_bodies.encode_shares({topic: share})} if share else {}
+    index, count = group.place(client_id, topic)
+    return {"index": index, "count": count, **shares, **_seen_queues(group, topic)}
 
 
 def _seen_queues(group: ConsumerGroup, topic: str | None) -> Ext:
@@ -107,7 +116,12 @@ def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     fault = _foreign_client(broker, connection, request)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, body=group_bodies.encode_locked({}), remark=fault)
-    return answer(frame, body=group_bodies.encode_locked(broker.locks.lock(request, connection)))
+    epochs = broker.locks.lock(request, connection)
+    if not request.handover or request.epochs:
+        return answer(frame, body=group_bodies.encode_locked(epochs))
+    found = {queue: broker.offsets.get(request.group, queue.topic, queue.queue_id) for queue in epochs}
+    offsets = {queue: offset for queue, offset in found.items() if offset is not None}
+    return answer(frame, body=group_bodies.encode_locked(epochs, offsets))
 
 
 def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
@@ -115,10 +129,30 @@ def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     fault = _foreign_client(broker, connection, request)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    if request.offsets:
+        return _commit_and_unlock(broker, connection, frame, request)
     faults = broker.locks.unlock(request, connection)
     if faults and request.handover:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"not unlocked: {'; '.join(faults)}")
     return answer(frame)
+
+
+def _commit_and_unlock(
+    broker: Broker, connection: Connection, frame: Frame, request: group_bodies.LockRequest
+) -> Buffers:
+    """What a member hands over at one time, in one request: the answer names what was committed and unlocked. The member
+    says of the rest again what there is to commit, queue by queue, and is told why not."""
+    done: dict[Queue, int] = {}
+    for queue, offset in request.offsets.items():
+        place, epoch = (queue.topic, queue.queue_id), request.epochs.get(queue)
+        fault = fence_fault(broker, connection, request.group, place, offset, epoch) or offset_fault(
+            broker, place, offset
+        )
+        if fault is None and epoch is not None:
+            store_offset(broker, request.group, place, offset, by_owner=True)
+            if not broker.locks.unlock(replace(request, queues=(queue,)), connection):
+                done[queue] = epoch
+    return answer(frame, body=group_bodies.encode_locked(done))
 
 
 def _foreign_client(broker: Broker, connection: Connection, request: group_bodies.LockRequest) -> str | None:

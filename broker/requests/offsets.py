@@ -64,8 +64,7 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
     fault = names.group_fault(group)
     if fault:
         raise names.IllegalName(fault)
-    fault = broker.locks.commit_fault(group, queue, connection, header.epoch)
-    fault = fault or stale_fault(broker, connection, group, queue, header.commit_offset)
+    fault = fence_fault(broker, connection, group, queue, header.commit_offset, header.epoch)
     if fault:
         log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.NO_PERMISSION, remark=f"the offset is not stored: {fault}")
@@ -73,9 +72,21 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
     if fault:
         log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
-    broker.offsets.put(group, *queue, header.commit_offset, by_owner=header.epoch is not None)
-    broker.locks.note_commit(group, *queue, header.commit_offset)
+    store_offset(broker, group, queue, header.commit_offset, by_owner=header.epoch is not None)
     return answer(frame, ext={})
+
+
+def fence_fault(
+    broker: Broker, connection: Connection, group: str, queue: tuple[str, int], offset: int, epoch: int | None
+) -> str | None:
+    """Why this client may not say how far a group is in a queue; None if it may."""
+    fault = broker.locks.commit_fault(group, queue, connection, epoch)
+    return fault or stale_fault(broker, connection, group, queue, offset)
+
+
+def store_offset(broker: Broker, group: str, queue: tuple[str, int], offset: int, *, by_owner: bool) -> None:
+    broker.offsets.put(group, *queue, offset, by_owner=by_owner)
+    broker.locks.note_commit(group, *queue, offset)
 
 
 def stale_fault(broker: Broker, connection: Connection, group: str, queue: tuple[str, int], offset: int) -> str | None:

@@ -30,7 +30,7 @@ from ..net.answers import Buffers, Refused, answer, answer_pieces
 from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
-from .offsets import is_foreign_member, offset_fault, stale_fault
+from .offsets import fence_fault, is_foreign_member, offset_fault, store_offset
 
 log = structlog.get_logger("rocketlet.pulls")
 
@@ -195,12 +195,10 @@ def _registered_subscription(broker: Broker, connection: Connection, header: Pul
 def _commit(broker: Broker, connection: Connection, header: PullMessage) -> None:
     group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
     queue, offset = (topic, queue_id), header.commit_offset
-    fault = broker.locks.commit_fault(group, queue, connection, None)
-    fault = fault or stale_fault(broker, connection, group, queue, offset) or offset_fault(broker, queue, offset)
+    fault = fence_fault(broker, connection, group, queue, offset, None) or offset_fault(broker, queue, offset)
     if fault is None:
         by_owner = broker.locks.is_leased_to(group, topic, queue_id, connection)
-        broker.offsets.put(group, topic, queue_id, offset, by_owner=by_owner)
-        broker.locks.note_commit(group, topic, queue_id, offset)
+        store_offset(broker, group, queue, offset, by_owner=by_owner)
 
 
 def _read_held(

@@ -87,7 +87,9 @@ def test_locks_carry_epochs() -> None:
     queue = Queue("t", "b", 1)
     assert group_bodies.decode_locked(group_bodies.encode_locked({queue: 9})) == {queue: 9}
     assert group_bodies.decode_locked(b'{"lockOKMQSet":[{"brokerName":"b","queueId":1,"topic":"t"}]}') == {queue: 0}
-    request = group_bodies.LockRequest("c", "g", (queue,), True, {queue: 3})
+    assert group_bodies.decode_committed(group_bodies.encode_locked({queue: 9}, {queue: 4})) == {queue: 4}
+    assert group_bodies.decode_committed(group_bodies.encode_locked({queue: 9})) == {}
+    request = group_bodies.LockRequest("c", "g", (queue,), True, {queue: 3}, {queue: 7})
     assert group_bodies.decode_lock_request(group_bodies.encode_lock_request(request)) == request
 
 

@@ -109,7 +109,7 @@ _lock_for = Leases._lock
 _renewed = Leases._renewed
 
 
-async def _lock_anew(self: Leases, connection: Any, queues: Any, epochs: Any = None) -> dict[Queue, Lease]:
+async def _lock_anew(self: Leases, connection: Any, queues: Any, epochs: Any = None) -> Any:
     return await _lock_for(self, connection, queues)
 
 
@@ -204,7 +204,7 @@ def _lost_goes_on(self: Leases, queue: Queue, reason: str) -> None:
 Fault = tuple[Any, str, Any]
 
 FAULTS: dict[str, list[Fault]] = {
-    "blind-newcomer": [(shares_module, "_unknown", lambda topic, queues, *answers: [])],
+    "blind-newcomer": [(shares_module, "_unknown", lambda topic, queues, answer: [])],
     "commit-ahead": [(ProcessQueue, "commit_offset", property(lambda self: self.next_offset))],
     "commit-after-unlock": [(Leases, "_hand_over", _commit_after_unlock)],
     "commit-not-repeated": [(Assignment, "resume_queue", _resume_quietly)],

@@ -56,7 +56,10 @@ def test_a_join_costs_in_proportion_to_the_members() -> None:
         text=True,
         check=True,
     )
-    small, large = (json.loads(line) for line in found.stdout.splitlines()[:2])
-    assert (small["strategy"], large["strategy"]) == ("AVG", "AVG")
-    assert large["requests"] < 13 * small["requests"]
+    costs = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [cost["strategy"] for cost in costs] == ["AVG", "AVG", "STICKY", "STICKY"]
+    small, large, small_sticky, large_sticky = costs
+    assert large["requests"] < 13 * small["requests"], "nearly all queues move"
     assert large["bytes"] < 13 * small["bytes"]
+    assert large_sticky["requests"] < 1.5 * small_sticky["requests"], "one queue moves"
+    assert large_sticky["bytes"] < 13 * small_sticky["bytes"], "everybody is told of a change"

@@ -1,0 +1,54 @@
+"""The shares of a topic whose readers all use STICKY: the broker shares the queues out, because it costs every member the
+list of all owners to do so itself, and that grows with the square of the members.
+
+The members ask the first broker of a topic, so that they are told parts of one whole. It starts from what it shared out
+before, and from what members say that they own: after a restart, or when another broker is asked, that is all there is.
+Locks keep owners single whatever members are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ...protocol.allocation import STICKY
+from ...protocol.bodies import Queue
+from ...protocol.group_bodies import BrokerShare
+
+
+class StickyShares:
+    """Of one topic in one group. owners: who was to have each queue last, or has said that it does."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._shares: dict[str, list[Queue]] | None = None
+        self._count = 0  # of queues
+        self.owners: dict[Queue, str] = {}
+
+    def forget(self) -> None:
+        """Members or queues are others than before."""
+        self._shares = None
+
+    def of(
+        self, client_id: str, seen_queues: Mapping[str, int], sorted_ids: Callable[[], list[str]]
+    ) -> BrokerShare | None:
+        """The member's share, computed for all members when the first of them asks; None for who is no member."""
+        if self._shares is None:
+            self._shares = self._share_out(seen_queues, sorted_ids())
+        share = self._shares.get(client_id)
+        return None if share is None else BrokerShare(len(self._shares), self._count, _numbers(share))
+
+    def _share_out(self, seen_queues: Mapping[str, int], client_ids: list[str]) -> dict[str, list[Queue]]:
+        queues = sorted(
+            Queue(self._topic, name, number) for name, count in seen_queues.items() for number in range(count)
+        )
+        shares = STICKY.share_out(queues, client_ids, self.owners) if client_ids else {}
+        self.owners = {queue: client_id for client_id, share in shares.items() for queue in share}
+        self._count = len(queues)
+        return shares
+
+
+def _numbers(share: list[Queue]) -> dict[str, list[int]]:
+    numbers: dict[str, list[int]] = {}
+    for queue in share:
+        numbers.setdefault(queue.broker_name, []).append(queue.queue_id)
+    return numbers

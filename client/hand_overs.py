@@ -1,0 +1,69 @@
+"""Queues that are ready to be handed over at one time go in one request per broker: commit and unlock.
+
+Only Rocketlet's brokers take both together. Elsewhere, and where that did not work, a queue is committed and unlocked by two
+requests of its own (`leases`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..protocol import group_bodies
+from ..protocol.bodies import Queue
+from ..protocol.codes import RequestCode
+from ..protocol.group_bodies import LockRequest
+from ..protocol.schema import BodyError
+from .cluster import Cluster
+from .config import OFFSET_TIMEOUT_S
+from .errors import RocketletError
+from .lease import Lease
+from .log import get_logger
+
+log = get_logger("rocketlet.membership")
+
+
+class _Batch:
+    """What is handed over to one broker together."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[Queue, int] = {}
+        self.epochs: dict[Queue, int] = {}
+
+
+class HandOvers:
+    """Of one member."""
+
+    def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._client_id = client_id
+        self._batches: dict[str, tuple[_Batch, asyncio.Task[set[Queue]]]] = {}
+
+    async def hand_over(self, queue: Queue, offset: int, lease: Lease) -> bool:
+        """Commits and unlocks a queue, with all others of its broker that are ready in the same turn of the loop. True if the
+        broker has done both."""
+        connection = self._cluster.connected(queue.broker_name)
+        if connection is None or not connection.speaks_msgpack or not lease.epoch or lease.is_over:
+            return False
+        if queue.broker_name not in self._batches:
+            batch = _Batch()
+            self._batches[queue.broker_name] = batch, asyncio.create_task(self._send(queue.broker_name, batch))
+        batch, sending = self._batches[queue.broker_name]
+        batch.offsets[queue], batch.epochs[queue] = offset, lease.epoch
+        return queue in await asyncio.shield(sending)
+
+    async def _send(self, broker_name: str, batch: _Batch) -> set[Queue]:
+        """The queues that the broker has committed and unlocked."""
+        await asyncio.sleep(0)  # the others that are ready
+        del self._batches[broker_name]
+        connection = self._cluster.connected(broker_name)
+        if connection is None:  # waiting for one, the commit would arrive after a later one
+            return set()
+        request = LockRequest(self._client_id, self._group, tuple(batch.offsets), True, batch.epochs, batch.offsets)
+        try:
+            body = group_bodies.encode_lock_request(request)
+            answer = await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, OFFSET_TIMEOUT_S)
+            return set(group_bodies.decode_locked(answer.body))
+        except (RocketletError, BodyError) as error:
+            log.info("hand_over_delayed", broker=broker_name, reason=str(error), hint="each queue is tried alone")
+            return set()
