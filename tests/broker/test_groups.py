@@ -325,30 +325,3 @@ async def test_the_latest_of_queues_without_messages_is_kept_too(node: Node, wir
     query = {"consumerGroup": "g", "topic": "t", "queueId": 0, "unknown": "latest"}
     assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, query)).ext["offset"] == "0"
     assert node.broker.offsets.of("g", "t") == dict.fromkeys(range(4), 0)
-
-
-async def test_what_is_handed_over_together_is_committed_and_unlocked_by_one_request(
-    node: Node, connect: Connect
-) -> None:
-    one, two = await connect(node.address), await connect(node.address)
-    await create_topic(one, "t", 3)
-    for number in range(3):
-        await send(one, queue=number)
-    for wire, name in ((one, "c1"), (two, "c2")):
-        await beat(wire, name)
-    queues = tuple(Queue("t", "broker-a", number) for number in range(3))
-    ask = group_bodies.encode_lock_request(LockRequest("c1", "g", queues[:2], True))
-    first = await one.call(RequestCode.LOCK_BATCH_MQ, body=ask)
-    epochs = group_bodies.decode_locked(first.body)
-    assert group_bodies.decode_committed(first.body) == {}, "the group has committed nothing"
-    others = group_bodies.encode_lock_request(LockRequest("c2", "g", queues[2:], True))
-    epochs |= group_bodies.decode_locked((await two.call(RequestCode.LOCK_BATCH_MQ, body=others)).body)
-    beyond_its_end = {queues[0]: 1, queues[1]: 5, queues[2]: 1}
-    give = LockRequest("c1", "g", queues, True, epochs, beyond_its_end)
-    done = await one.call(RequestCode.UNLOCK_BATCH_MQ, body=group_bodies.encode_lock_request(give))
-    assert set(group_bodies.decode_locked(done.body)) == {queues[0]}, "5 is beyond the end, and the third is another's"
-    assert node.broker.locks.owners("g") == {("t", 1): "c1", ("t", 2): "c2"}
-    assert [node.broker.offsets.get("g", "t", number) for number in range(3)] == [1, None, None]
-    again = group_bodies.encode_lock_request(LockRequest("c2", "g", queues[:1], True))
-    taken = await two.call(RequestCode.LOCK_BATCH_MQ, body=again)
-    assert group_bodies.decode_committed(taken.body) == {queues[0]: 1}
