@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+SIDE_BY_SIDE := -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help dev fmt lint types test cover docs demo bench dist image up down clean
@@ -30,8 +31,8 @@ lint: dev ## check style and format
 types: dev ## check types, strictly
 	$(BIN)/mypy
 
-test: lint types ## lint, types and all tests: what CI runs
-	$(BIN)/python -m pytest $(ARGS)
+test: lint types ## lint, types and all tests, side by side: what CI runs
+	$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
 
 cover: dev ## measure which lines the tests reach (without Java, Go and Spark)
 	$(BIN)/coverage erase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any, cast
 import pytest
 import structlog
 import uvloop
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.clock import MovableClock
@@ -19,7 +21,7 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net.connection import Connection, Host
 from rocketlet.broker.server import Server
-from rocketlet.protocol.codes import Language, RequestCode
+from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.testing.ports import free_port
@@ -28,7 +30,10 @@ PATIENCE_S = 60.0
 PYRIGHT = "pyright@1.1.414"
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
 
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "conf")  # children inherit it
 _LOGS = structlog.get_config()  # nothing has configured them yet
+
+WORKERS_PER_CORE = 3
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -45,6 +50,37 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop}
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More workers than cores: tests wait for other processes most of the time."""
+    return WORKERS_PER_CORE * (os.cpu_count() or 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side (`--dist loadgroup`), what shares a Spark session or a cluster of Apache's runs in one worker. What takes
+    longest begins first, so that no worker is left alone with it at the end."""
+    for item in items:
+        shared = _shared(item)
+        if shared:
+            item.add_marker(pytest.mark.xdist_group(shared))
+    items.sort(
+        key=lambda item: (item.get_closest_marker("long") is None, item.get_closest_marker("xdist_group") is None)
+    )
+
+
+def _shared(item: pytest.Item) -> str:
+    """What takes long to start, and is shared by the tests that use it."""
+    fixtures = getattr(item, "fixturenames", ())
+    file = item.path.stem
+    if "spark" in fixtures:
+        return f"spark {file}"
+    if "system" in fixtures:
+        return f"{file} {cast('pytest.Function', item).callspec.params['system']}"
+    if item.get_closest_marker("pyright"):
+        return "pyright"  # npx installs it where it finds none
+    return file if file == "test_access" else ""
+
+
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
     """Who configures the logs puts them back: tests of other modules wait for events, which a higher level would swallow."""
@@ -53,6 +89,26 @@ def logs_as_they_were() -> Iterator[None]:
     left = structlog.get_config()
     structlog.configure(**_LOGS)
     assert left == _LOGS, "this test has configured the logs and left them so"
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that is filled by `make` once for all workers of pytest-xdist. If that skips, all skip."""
+    own = factory.getbasetemp()
+    top = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder, outcome = top / name, top / f"{name}.made"
+    with FileLock(top / f"{name}.lock"):
+        if not outcome.exists():
+            folder.mkdir(exist_ok=True)
+            try:
+                make(folder)
+            except pytest.skip.Exception as skipped:
+                outcome.write_text(str(skipped))
+            else:
+                outcome.touch()
+        reason = outcome.read_text()
+    if reason:
+        pytest.skip(reason)
+    return folder
 
 
 @dataclass
@@ -180,6 +236,13 @@ class Wire:
     def write_answer(self, request: Frame, body: bytes = b"", code: int = 0) -> None:
         """Answers a request of the broker."""
         self._writer.write(encode(Frame(code, request.opaque, body=body, flag=1)))
+
+    async def refuse(self) -> None:
+        """Answers what the broker asks as a client that knows no such requests, until it is cancelled."""
+        while True:
+            while self.requests:
+                self.write_answer(self.requests.pop(), code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+            await self._read()
 
     def write(self, data: bytes) -> None:
         self._writer.write(data)

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from rocketlet.broker.access.accounts import AclError
 from rocketlet.broker.access.rules import KNOWN, Rule
+from rocketlet.broker.config import RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.broker.server import Server
@@ -156,13 +157,11 @@ async def test_a_changed_account_holds_on_open_connections(guarded: Node, wired:
     assert "No default permission" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
 
 
-async def test_the_server_looks_at_the_file_by_itself(
-    nodes: Nodes, file: AccountsFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.server.RELOAD_INTERVAL_S", 0.01)
-    await nodes.start(acl=file.acl)
+async def test_the_server_looks_at_the_file_by_itself(nodes: Nodes, file: AccountsFile) -> None:
+    node = await nodes.start(acl=file.acl)
     file.write([account(ADMIN, admin=True)])
-    await eventually(lambda: set(file.acl.file.policy.accounts) == {ADMIN})
+    node.clock.advance(RELOAD_INTERVAL_S)
+    assert set(file.acl.file.policy.accounts) == {ADMIN}
 
 
 async def test_everybody_may_trace(wired: Wired) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import DELAY_LEVELS_MS, IDLE_LIMIT_S, MAX_HOLD_S
+from rocketlet.broker.config import DELAY_LEVELS_MS, IDLE_LIMIT_S, MAX_HOLD_S, RETENTION_SWEEP_S
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_records
 
-from ..conftest import Node, Wire, create_topic, eventually
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..requests import pull, send_v2
 
 
@@ -88,13 +88,15 @@ async def test_a_held_pull_is_answered_when_its_time_is_over(node: Node, wire: W
     assert (await wire.answer(asked)).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_segments_expire_when_the_clock_is_moved(node: Node, wire: Wire) -> None:
+async def test_segments_expire_when_the_clock_is_moved(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(retain_hours=2)
+    wire = await connect(node.address)
     store = node.broker.store
     store._log.segment_bytes = 1000
     await create_topic(wire, "t", 1)
     for _ in range(5):
         await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x" * 1000)
-    node.clock.advance(71 * 3600)
+    node.clock.advance(3600)
     assert store.begin == 0
-    node.clock.advance(2 * 3600)
+    node.clock.advance(3601 + RETENTION_SWEEP_S)
     assert store.begin > 0

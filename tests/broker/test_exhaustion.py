@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from rocketlet.broker.config import LARGE_HOLDING_BYTES
+from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INTERVAL_S
 from rocketlet.broker.net.memory import Memory, default_budget
 from rocketlet.protocol.codes import RequestCode
 
@@ -210,9 +210,7 @@ async def test_what_is_answered_later_is_limited_at_its_edge(wire: Wire, monkeyp
     assert (await wire.call(RequestCode.QUERY_MESSAGE, query)).code == 22
 
 
-async def test_a_client_that_does_not_read_is_idle_and_closed(
-    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_does_not_read_is_idle_and_closed(node: Node, wire: Wire, connect: Connect) -> None:
     await create_topic(wire, "t")
     for _ in range(2):
         await send(wire, b"x" * 200_000)
@@ -225,8 +223,7 @@ async def test_a_client_that_does_not_read_is_idle_and_closed(
     before_s = slow.active_s
     slow.write([b"a notification"])
     assert slow.active_s == before_s, "what is written to it is no sign of life"
-    monkeypatch.setattr("rocketlet.broker.server.IDLE_LIMIT_S", -1.0)
-    node.server._close_idle()
+    node.clock.advance(IDLE_LIMIT_S + SWEEP_INTERVAL_S)
     await eventually(lambda: slow not in node.server._connections)
 
 

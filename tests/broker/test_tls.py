@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rocketlet.broker.config import RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net import tls as tls_module
 from rocketlet.broker.net.tls import Tls, TlsError, TlsFiles
@@ -175,9 +176,7 @@ async def test_registration_goes_over_tls(nodes: Nodes, certificates: Certificat
 # Certificates
 
 
-async def test_a_changed_certificate_is_served_to_the_next_client(
-    nodes: Nodes, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_changed_certificate_is_served_to_the_next_client(nodes: Nodes, certificates: Certificates) -> None:
     tls = Tls("permissive", certificates.files)
     node = await nodes.start(tls=tls)
     context = certificates.client_context()
@@ -189,15 +188,13 @@ async def test_a_changed_certificate_is_served_to_the_next_client(
     await early.close()
 
 
-async def test_the_server_looks_at_the_files_by_itself(
-    nodes: Nodes, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.server.RELOAD_INTERVAL_S", 0.01)
+async def test_the_server_looks_at_the_files_by_itself(nodes: Nodes, certificates: Certificates) -> None:
     tls = Tls("permissive", certificates.files)
-    await nodes.start(tls=tls)
+    node = await nodes.start(tls=tls)
     before = tls.context
     certificates.write_server()
-    await eventually(lambda: tls.context is not before)
+    node.clock.advance(RELOAD_INTERVAL_S)
+    assert tls.context is not before
 
 
 async def test_files_that_do_not_fit_are_reported_and_the_former_stay(nodes: Nodes, certificates: Certificates) -> None:

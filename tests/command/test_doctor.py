@@ -18,9 +18,14 @@ from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from .conftest import Run
 
 
-async def found(node: Node, watch_s: float = 0.0) -> dict[str, Finding]:
-    async with AdminClient(node.address) as admin:
-        return {finding.kind: finding for finding in await diagnose(admin, watch_s=watch_s)}
+async def found(node: Node, *peers: Wire, watch_s: float = 0.0) -> dict[str, Finding]:
+    """Peers are asked what they do, too. They answer that they do not know the question."""
+    async with AdminClient(node.address) as admin, asyncio.TaskGroup() as tasks:
+        answering = [tasks.create_task(peer.refuse()) for peer in peers]
+        findings = await diagnose(admin, watch_s=watch_s)
+        for task in answering:
+            task.cancel()
+    return {finding.kind: finding for finding in findings}
 
 
 async def heartbeat(wire: Wire, client_id: str, group: str, topic: str, **settings: Any) -> None:
@@ -67,7 +72,7 @@ async def test_a_queue_that_stands_names_its_owner(node: Node, wire: Wire) -> No
     async with Producer(node.address) as producer, Consumer(node.address, "g", "t", handle, start="first") as consumer:
         await producer.send("t", b"x")
         await settled(node.address, "g", members=1)
-        finding = (await found(node, 0.2))["stuck_queue"]
+        finding = (await found(node, watch_s=0.2))["stuck_queue"]
         assert consumer.client_id in finding.text
         stuck.set()
 
@@ -114,7 +119,7 @@ async def test_queues_that_nobody_reads_and_members_that_read_none(node: Node, c
     await create_topic(wire, "t", 2)
     one = await connect(node.address)
     await heartbeat(one, "c1", "g", "t", strategy="AVG")
-    findings = await found(node)
+    findings = await found(node, one)
     assert "nobody reads t@broker-a:0, t@broker-a:1" in findings["unread_queues"].text
 
 
@@ -134,9 +139,10 @@ async def test_members_without_a_queue(node: Node, wire: Wire) -> None:
 async def test_one_client_id_twice_and_different_subscriptions(node: Node, connect: Connect, wire: Wire) -> None:
     for topic in ("t", "u"):
         await create_topic(wire, topic)
-    for topic in ("t", "u"):
-        await heartbeat(await connect(node.address), "c1", "g", topic)
-    findings = await found(node)
+    one, two = await connect(node.address), await connect(node.address)
+    for peer, topic in ((one, "t"), (two, "u")):
+        await heartbeat(peer, "c1", "g", topic)
+    findings = await found(node, one, two)
     assert "2 members call themselves c1" in findings["client_id_twice"].text
     assert "disagreement" in findings
 
@@ -161,7 +167,7 @@ async def test_permissions_groups_switched_off_and_brokers_that_are_away(nodes: 
     async with AdminClient(node.address) as admin:
         await admin.create_group(GroupConfig("g", consume_enable=False))
     await heartbeat(wire, "c1", "g", "t")
-    findings = await found(node)
+    findings = await found(node, wire)
     assert findings["permission"].text == "no broker lets it be sent to"
     assert "consumption_off" in findings
 

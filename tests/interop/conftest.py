@@ -22,7 +22,9 @@ from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language
 from rocketlet.testing.ports import free_port
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic
+from bench.peers import apache_fault, fetch_fault
+
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, made_once
 from . import compatibility
 
 HERE = Path(__file__).parent
@@ -189,12 +191,31 @@ def fetched(command: list[str], folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def classpath() -> str:
+def classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Our Java programs, compiled, with Apache's client and tools from Maven Central beside them."""
     project = HERE / "java"
-    fetched(["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=target/lib"], project)
-    subprocess.run(["mvn", "-q", "-B", "compile"], cwd=project, check=True)
+
+    def make(_: Path) -> None:
+        fetched(["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=target/lib"], project)
+        subprocess.run(["mvn", "-q", "-B", "compile"], cwd=project, check=True)
+
+    made_once(tmp_path_factory, "java-programs", make)
     return f"{project}/target/classes:{project}/target/lib/*"
+
+
+@pytest.fixture(scope="session")
+def fetch_apache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
+    """`fetch_apache("4.9.7")` fetches Apache's servers; it skips the test where that cannot be."""
+
+    def fetch(version: str) -> None:
+        def make(_: Path) -> None:
+            fault = apache_fault() or asyncio.run(fetch_fault(version))
+            if fault:
+                pytest.skip(fault)
+
+        made_once(tmp_path_factory, f"apache-{version}", make)
+
+    return fetch
 
 
 @pytest.fixture

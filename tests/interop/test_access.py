@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from rocketlet.client import Access, BrokerRefused, ConfigError, ConnectionFailed, Consumer, Producer
 
-from bench.peers import Apache, apache_fault
+from bench.peers import Apache
 
 from ..conftest import eventually
 from ..handlers import Inbox
@@ -48,11 +48,9 @@ def authority(folder: Path) -> trustme.CA:
 
 
 @pytest.fixture(scope="module")
-def secured(folder: Path, authority: trustme.CA) -> Iterator[System]:
+def secured(folder: Path, authority: trustme.CA, fetch_apache: Callable[[str], None]) -> Iterator[System]:
     """Apache's name server and broker, which take signed requests over TLS only."""
-    fault = apache_fault()
-    if fault:
-        pytest.skip(fault)
+    fetch_apache("4.9.7")
     certificate = authority.issue_cert("127.0.0.1")
     certificate.cert_chain_pems[0].write_to_path(folder / "server.pem")
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)

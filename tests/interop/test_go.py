@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import pytest
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import retry_topic
 
-from ..conftest import eventually
+from ..conftest import eventually, made_once
 from ..handlers import Inbox
 from .conftest import HERE, Cluster, Program, Run, StartCluster, fetched, missing, own, program, tagged_messages_arrive
 
@@ -27,11 +28,15 @@ def feature(area: str, text: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="session")
-def binary() -> str:
+def binary(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Our Go program, compiled, with Apache's client from the module proxy in it."""
     folder = HERE / "go"
-    fetched(["go", "mod", "download"], folder)
-    subprocess.run(["go", "build", "-o", "target/peer", "."], cwd=folder, check=True)
+
+    def make(_: Path) -> None:
+        fetched(["go", "mod", "download"], folder)
+        subprocess.run(["go", "build", "-o", "target/peer", "."], cwd=folder, check=True)
+
+    made_once(tmp_path_factory, "go-program", make)
     return str(folder / "target" / "peer")
 
 

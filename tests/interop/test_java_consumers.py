@@ -320,6 +320,7 @@ async def test_java_goes_on_where_it_was(nodes: Nodes, connect: Connect, java: R
     assert node.broker.offsets.get("g", "t", 0) == 10
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @feature("a client that is stopped for 3 minutes and continued; a handler that takes longer than the consume timeout")
 async def test_clients_that_stand_still_recover(start_cluster: StartCluster, java: Run) -> None:

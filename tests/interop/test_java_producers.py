@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.names import TRACE_TOPIC
 from rocketlet.protocol.properties import decode
 
-from bench.peers import APACHE_VERSION, Apache, apache_fault, fetch_fault
+from bench.peers import APACHE_VERSION, Apache
 
 from ..conftest import eventually
 from ..handlers import Inbox
@@ -196,11 +197,9 @@ async def test_java_sends_over_the_vip_channel(start_cluster: StartCluster, java
     "errors: illegal and forbidden topics, no such topic or queue, too large; the codes are Apache's, side by side"
 )
 async def test_errors_have_the_codes_of_apaches_broker(
-    start_cluster: StartCluster, brokers: int, java: Run, tmp_path: Path
+    start_cluster: StartCluster, brokers: int, java: Run, tmp_path: Path, fetch_apache: Callable[[str], None]
 ) -> None:
-    fault = apache_fault() or await fetch_fault(APACHE_VERSION)
-    if fault:
-        pytest.skip(fault)
+    await asyncio.to_thread(fetch_apache, APACHE_VERSION)
     cluster = await start_cluster(brokers)
 
     async def errors(name_server: str, broker: str) -> dict[str, tuple[str, str]]:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
@@ -39,7 +39,7 @@ from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 from rocketlet.protocol.names import dlq_topic
 from rocketlet.testing.ports import free_port
 
-from bench.peers import Apache, apache_fault, fetch_fault
+from bench.peers import Apache
 
 from ..conftest import eventually
 from ..handlers import Inbox
@@ -153,14 +153,14 @@ class System:
 
 
 @pytest.fixture(scope="module", params=["rocketlet", "4.9.7", "5.3.3"])
-def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fetch_apache: Callable[[str], None]
+) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("system")
     if request.param == "rocketlet":
         found = System(Ours(folder))
     else:
-        fault = apache_fault() or asyncio.run(fetch_fault(request.param))
-        if fault:
-            pytest.skip(fault)
+        fetch_apache(request.param)
         found = System(Apache(folder, request.param, HEAP, **SETTINGS))
     yield found
     found.stop()

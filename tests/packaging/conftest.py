@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ..conftest import made_once
+
 ROOT = Path(__file__).parents[2]
 NO_INDEX = ("Could not find a version", "No matching distribution", "NewConnectionError", "Max retries exceeded")
 
@@ -49,8 +51,16 @@ def output(command: list[str | Path], *, cwd: Path, env: dict[str, str] | None =
 
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
-    folder = tmp_path_factory.mktemp("distributions")
-    output([sys.executable, "-m", "build", "--outdir", folder, ROOT], cwd=folder)
+    return built(tmp_path_factory)
+
+
+def built(factory: pytest.TempPathFactory) -> Distributions:
+    """Once, for all who need a wheel: two builds at a time would write into the same folders of this repository."""
+
+    def build(folder: Path) -> None:
+        output([sys.executable, "-m", "build", "--outdir", folder, ROOT], cwd=folder)
+
+    folder = made_once(factory, "distributions", build)
     (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return Distributions(wheel, source)
 
@@ -58,17 +68,18 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
 @pytest.fixture(scope="session")
 def clean(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """The wheel with its dependencies and no extras."""
-    return installed(str(distributions.wheel), tmp_path_factory.mktemp("clean"))
+    return installed(str(distributions.wheel), tmp_path_factory, "clean")
 
 
 @pytest.fixture(scope="session")
 def with_broker(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """The wheel with what a broker needs."""
-    return installed(f"{distributions.wheel}[broker]", tmp_path_factory.mktemp("broker"))
+    return installed(f"{distributions.wheel}[broker]", tmp_path_factory, "with-broker")
 
 
-def installed(requirement: str, folder: Path) -> Environment:
-    environment = Environment(folder)
-    venv.create(folder, with_pip=True, symlinks=True)
-    environment.run("python", "-m", "pip", "install", "--quiet", requirement, cwd=folder)
-    return environment
+def installed(requirement: str, factory: pytest.TempPathFactory, name: str) -> Environment:
+    def make(folder: Path) -> None:
+        venv.create(folder, with_pip=True, symlinks=True)
+        Environment(folder).run("python", "-m", "pip", "install", "--quiet", requirement, cwd=folder)
+
+    return Environment(made_once(factory, name, make))

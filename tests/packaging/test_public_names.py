@@ -6,13 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 import rocketlet
 import rocketlet.client
 
-from ..conftest import PYRIGHT
+from ..conftest import PYRIGHT, made_once
 from .conftest import Distributions, Environment, output
 
 USER_CODE = """
@@ -96,25 +97,16 @@ def test_the_client_loads_neither_broker_nor_spark() -> None:
 @pytest.fixture(scope="session")
 def project(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with the wheel alone: its types need none of its dependencies."""
-    folder = tmp_path_factory.mktemp("project")
-    environment = Environment(folder / ".venv")
-    output([sys.executable, "-m", "venv", "--without-pip", environment.folder], cwd=folder)
-    (site,) = environment.folder.glob("lib/python3*/site-packages")
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--target",
-        site,
-        distributions.wheel,
-    ]
-    output(pip, cwd=folder)
-    (folder / "user.py").write_text(USER_CODE)
-    (folder / "fault.py").write_text(USER_FAULT)
-    return environment
+
+    def make(folder: Path) -> None:
+        venv.create(folder / ".venv", symlinks=True)
+        (site,) = folder.glob(".venv/lib/python3*/site-packages")
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target")
+        output([*pip, site, distributions.wheel], cwd=folder)
+        (folder / "user.py").write_text(USER_CODE)
+        (folder / "fault.py").write_text(USER_FAULT)
+
+    return Environment(made_once(tmp_path_factory, "project", make) / ".venv")
 
 
 def complaints(command: list[str | Path], folder: Path) -> tuple[int, str]:

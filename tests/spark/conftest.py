@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 from rocketlet.spark import register
+from rocketlet.testing import Broker
 from rocketlet.testing.ports import free_port
 
 
@@ -31,37 +31,32 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-class BrokerProcess:
-    """A broker in a process of its own: this one's loop does not run while Spark does."""
+class StoppableBroker:
+    """A broker of the test kit in a thread, because the test's own waits for Spark. It starts again with its data."""
 
     def __init__(self, folder: Path) -> None:
-        self._port = free_port()
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self._port = free_port()
+        self._running: Broker | None = None
         self.address = f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        command = (sys.executable, "-m", "rocketlet.command.cli", "start", "--host", "127.0.0.1")
-        options = ("--port", str(self._port), "--data", str(self._folder), "--log-level", "error")
-        self._process = subprocess.Popen((*command, *options), stdout=subprocess.PIPE)
-        assert self._process.stdout is not None
-        assert b"ready" in self._process.stdout.readline()
+        self._running = Broker(folder=self._folder, port=self._port).__enter__()
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.communicate()
-            self._process = None
+        if self._running is not None:
+            self._running.__exit__()
+            self._running = None
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    made = BrokerProcess(tmp_path / "data")
+def broker(tmp_path: Path) -> Iterator[StoppableBroker]:
+    made = StoppableBroker(tmp_path / "data")
     made.start()
     yield made
     made.stop()
 
 
 @pytest.fixture
-def address(broker: BrokerProcess) -> str:
+def address(broker: StoppableBroker) -> str:
     return broker.address

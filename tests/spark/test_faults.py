@@ -22,7 +22,7 @@ from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.subscription import parse_subscription
 
-from .conftest import BrokerProcess
+from .conftest import StoppableBroker
 from .running import MARKS, Sink, fill, run_once, stream, wait_for
 
 pytestmark = MARKS
@@ -64,7 +64,7 @@ def test_a_topic_that_does_not_exist_is_named(spark: SparkSession, address: str,
 
 @pytest.mark.parametrize("membership", ["true", "false"])
 def test_a_broker_that_is_away_for_long_ends_the_query_which_goes_on_when_it_is_back(
-    spark: SparkSession, broker: BrokerProcess, tmp_path: Path, membership: str
+    spark: SparkSession, broker: StoppableBroker, tmp_path: Path, membership: str
 ) -> None:
     fill(broker.address, range(100))
     sink = Sink()
@@ -82,7 +82,7 @@ def test_a_broker_that_is_away_for_long_ends_the_query_which_goes_on_when_it_is_
     assert sink.numbers == Counter(range(200))
 
 
-def test_a_broker_that_restarts_is_waited_for(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_broker_that_restarts_is_waited_for(spark: SparkSession, broker: StoppableBroker, tmp_path: Path) -> None:
     fill(broker.address, range(100))
     sink = Sink()
     with running(spark, broker.address, sink, tmp_path) as query:
@@ -96,7 +96,7 @@ def test_a_broker_that_restarts_is_waited_for(spark: SparkSession, broker: Broke
     assert sink.numbers == Counter(range(200))
 
 
-def test_a_task_waits_for_its_broker_for_some_seconds(broker: BrokerProcess) -> None:
+def test_a_task_waits_for_its_broker_for_some_seconds(broker: StoppableBroker) -> None:
     fill(broker.address, range(400))
     batches = read_task(Task((queue_range(broker.address, 0, 100),)))
     broker.stop()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ..packaging.conftest import built
 from .running import MARKS, fill
 
 pytestmark = [pytest.mark.timeout(400), *MARKS]
@@ -27,10 +28,11 @@ def output(command: list[str | Path], **environment: str) -> str:
     return done.stdout
 
 
-def test_spark_finds_the_format_of_an_installed_package(address: str, tmp_path: Path) -> None:
+def test_spark_finds_the_format_of_an_installed_package(
+    address: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     fill(address, range(100))
-    output([sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT])
-    (wheel,) = tmp_path.glob("*.whl")
+    wheel = built(tmp_path_factory).wheel
     output([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel])
     found = output([sys.executable, "-c", COUNT.format(address=address)], PYTHONPATH=str(tmp_path / "site"))
     assert "rows: 100" in found

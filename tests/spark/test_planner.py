@@ -28,7 +28,7 @@ from rocketlet.spark.planner import Planner
 from rocketlet.spark.source import _planner
 from rocketlet.spark.standalone import Standalone
 
-from .conftest import BrokerProcess
+from .conftest import StoppableBroker
 from .running import QUEUES, committed, fill, rows_of, wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -123,7 +123,7 @@ def test_a_topic_that_is_made_anew_while_the_query_runs_is_named(address: str, m
 
 @BOTH
 def test_a_broker_that_was_replaced_by_an_empty_one_is_recognised(
-    broker: BrokerProcess, tmp_path: Path, membership: bool
+    broker: StoppableBroker, tmp_path: Path, membership: bool
 ) -> None:
     fill(broker.address, range(400))
     with opened(broker.address, membership) as planner:
@@ -152,7 +152,7 @@ def test_a_batch_that_is_run_again_does_not_read_the_messages_of_another_topic(a
 
 
 @BOTH
-def test_a_restart_of_the_broker_makes_nothing_anew(broker: BrokerProcess, membership: bool) -> None:
+def test_a_restart_of_the_broker_makes_nothing_anew(broker: StoppableBroker, membership: bool) -> None:
     fill(broker.address, range(400))
     with opened(broker.address, membership) as planner:
         batch = read_all(planner)

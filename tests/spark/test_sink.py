@@ -14,7 +14,7 @@ import pytest
 import uvloop
 from rocketlet.client import Consumer, Message, RocketletError
 
-from .conftest import BrokerProcess
+from .conftest import StoppableBroker
 from .running import MARKS, Sink, fill, run_once, stream
 
 pytestmark = MARKS
@@ -151,7 +151,7 @@ def test_what_cannot_be_sent_is_named(
         write(spark.range(3).selectExpr(*columns), address, **options)
 
 
-def test_rows_wait_for_a_broker_that_is_away(broker: BrokerProcess) -> None:
+def test_rows_wait_for_a_broker_that_is_away(broker: StoppableBroker) -> None:
     fill(broker.address, range(0), "out")
     options = write_options({"nameServer": broker.address, "topic": "out"})
     columns = {"body": [str(n) for n in range(2000)], "queueKey": ["k" if n % 2 else None for n in range(2000)]}
@@ -167,7 +167,7 @@ def test_rows_wait_for_a_broker_that_is_away(broker: BrokerProcess) -> None:
     assert {int(message.body) for message in consumed(broker.address, 2000)} == set(range(2000))
 
 
-def test_a_broker_that_stays_away_is_named_when_the_time_is_over(broker: BrokerProcess) -> None:
+def test_a_broker_that_stays_away_is_named_when_the_time_is_over(broker: StoppableBroker) -> None:
     broker.stop()
     options = write_options({"nameServer": broker.address, "topic": "out", "deliveryTimeoutMs": "300"})
     rows = pa.RecordBatch.from_pydict({"body": ["x"]})
