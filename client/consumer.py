@@ -122,7 +122,7 @@ class Consumer(Receiver):
         check_seconds("drain_s", drain_s, may_be_zero=True)
         check_start(start)
         check_strategy(strategy)
-        super().__init__(takes_batches=batch_size is not None)
+        super().__init__(takes_batches=batch_size is not None, has_handler=handler is not None)
         self.group = group
         self.subscriptions = _with_retries(group, parse_subscriptions(subscriptions), broadcasting=broadcasting)
         self._name_server = name_server

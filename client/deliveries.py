@@ -235,16 +235,22 @@ class Batches:
             raise StopAsyncIteration
         return self._hand.run.messages[self._hand.run.done :]
 
+    def forsake(self) -> None:
+        """The last list is delivered again."""
+        hand, self._hand = self._hand, None
+        if hand is not None:
+            self._deliveries.give_back(hand)
+
     def __del__(self) -> None:
-        if self._hand is not None:
-            self._deliveries.give_back(self._hand)
+        self.forsake()
 
 
 class Receiver:
     """What a consumer offers that has no handler: iteration, and messages one by one that are settled by hand."""
 
-    def __init__(self, *, takes_batches: bool) -> None:
+    def __init__(self, *, takes_batches: bool, has_handler: bool) -> None:
         self._takes_batches = takes_batches
+        self._has_handler = has_handler
         self._deliveries: Deliveries | None = None  # of a consumer that was started and has no handler
         self._messages: Messages | None = None
 
@@ -302,6 +308,8 @@ class Receiver:
     def _handed_out(self) -> Deliveries:
         if self._deliveries is None:
             raise ConfigError(
-                "this consumer has a handler, or has not been started; iterate over a started one without"
+                "this consumer has a handler, which gets its messages; make one without to ask for messages"
+                if self._has_handler
+                else "this consumer has not been started; use `async with`, or `await consumer.start()`"
             )
         return self._deliveries

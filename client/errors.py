@@ -60,5 +60,5 @@ _HINTS: Final[dict[int, str]] = {
     ResponseCode.NO_PERMISSION: "Check the permissions of the topic, the group and the broker",
     ResponseCode.TOPIC_NOT_EXIST: "Create the topic, or let the broker create topics",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "Create the consumer group on the broker",
-    ResponseCode.SUBSCRIPTION_PARSE_FAILED: "Check the tag expression",
+    ResponseCode.SUBSCRIPTION_PARSE_FAILED: "Correct the filter of the subscription",
 }

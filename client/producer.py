@@ -115,6 +115,7 @@ class Producer(Sender):
         if self._is_started:
             raise ConfigError("this producer has been started before; make another one")
         self._is_started = True
+        self._idle_reason = ""
         self._cluster.start()
         try:
             await self._cluster.find_route(names.DEFAULT_TOPIC)
@@ -131,6 +132,7 @@ class Producer(Sender):
         if self._is_stopped or not self._is_started:
             return
         self._is_stopped = True
+        self._idle_reason = "this producer has been stopped; make another one"
         if self._heartbeats is not None:
             self._heartbeats.cancel()
             await asyncio.gather(self._heartbeats, return_exceptions=True)
@@ -181,7 +183,8 @@ class Producer(Sender):
         - `queue`: send to this queue and no other.
         - `message_id`: how consumers recognize the message if it is sent twice. Default: a new one.
 
-        Raises MessageIllegal, TopicNotFound, ConnectionFailed, RequestTimeout, BrokerRefused.
+        Raises MessageIllegal, TopicNotFound, ConnectionFailed, RequestTimeout, BrokerRefused, and ConfigError for a producer
+        that does not run.
         """
         if self._middleware:
             message = Outgoing(body, tag, keys, properties or {}, delay_level, 0, message_id)

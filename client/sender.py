@@ -25,6 +25,7 @@ from .config import BATCH_BYTES, BATCH_MESSAGES, MAX_SEND_BACKOFF_S, SEND_BACKOF
 from .connection import Connection
 from .errors import (
     BrokerRefused,
+    ConfigError,
     ConnectionFailed,
     MessageIllegal,
     RequestTimeout,
@@ -93,6 +94,7 @@ class Sender:
         self._keys = UniqueKeys()
         self._accumulator = Accumulator(self._header, self._answered, timeout_s) if batching else None
         self._resending: set[asyncio.Task[None]] = set()
+        self._idle_reason = "this producer has not been started; use `async with`, or `await producer.start()`"
 
     def _brokers(self) -> list[Connection]:
         found = (self._cluster.connected(name) for name in self._cluster.masters())
@@ -265,6 +267,7 @@ class Sender:
     ) -> tuple[Frame, Queue]:
         """The answer, and the queue. `failed`, `tries`, `timeout_s`: what a first try has left. `first`: the queue whose turn
         it is, if one was chosen already."""
+        self._check_running()
         tries, timeout_s = tries or self._retries + 1, timeout_s or self._timeout_s
         end_s, pause_s = time.monotonic() + timeout_s, SEND_BACKOFF_S
         while True:
@@ -303,7 +306,13 @@ class Sender:
     def _has_one_broker(self, topic: str) -> bool:
         return len({queue.broker_name for queue in self._queues.get(topic, ())}) <= 1
 
+    def _check_running(self) -> None:
+        """Raises ConfigError. A producer that nobody started would send, and leave its connections open for ever."""
+        if self._idle_reason:
+            raise ConfigError(self._idle_reason)
+
     async def _find_queues(self, topic: str) -> list[Queue]:
+        self._check_running()
         queues = self._queues.get(topic)
         if queues is None:
             queues = await self._cluster.route_to_publish(topic, self._default_queues)

@@ -196,6 +196,29 @@ class Consumer:
             if self._consumer.is_in_hand(message):
                 self.ack(message)
 
+    def batches(self, *, timeout_s: float | None = None) -> Iterator[list[Message]]:
+        """Lists of up to `batch_size` messages of one queue, until none has come for `timeout_s`. They are acknowledged as in
+        `messages`."""
+        batches = self._consumer.batches()
+
+        async def following() -> list[Message]:
+            async with asyncio.timeout(timeout_s):
+                return await anext(batches)
+
+        async def forsake() -> None:
+            batches.forsake()
+
+        while True:
+            try:
+                messages = _loop.run(following())
+            except (TimeoutError, StopAsyncIteration):
+                return
+            try:
+                yield messages
+            except GeneratorExit:
+                _loop.run(forsake())
+                raise
+
     async def _forsake(self, message: Message) -> None:
         self._consumer.forsake(message)
 

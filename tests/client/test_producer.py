@@ -256,3 +256,16 @@ async def test_a_body_that_compression_would_make_larger_is_sent_as_it_is(node: 
         found += decode_records(answer.body)
     assert [record.body for record in found] == bodies
     assert not any(record.sys_flag & SYS_COMPRESSED for record in found)
+
+
+async def test_a_producer_that_does_not_run_says_so_at_once(node: Node) -> None:
+    producer = Producer(node.address)
+    with pytest.raises(ConfigError, match="has not been started"):
+        await producer.send("t", b"x")
+    async with producer:
+        queue = (await producer.send("t", b"x")).queue
+    for send in (producer.send("t", b"x"), producer.send("t", b"x", queue=queue), producer.send_batch("t", [b"x"])):
+        with pytest.raises(ConfigError, match="has been stopped; make another one"):
+            await send
+    with pytest.raises(ConfigError, match="has been stopped"):
+        await producer.send_oneway("t", b"x")

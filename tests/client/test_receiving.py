@@ -174,3 +174,11 @@ async def test_a_signal_is_waited_for_once() -> None:
     asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
     assert await stop_signal() == signal.SIGTERM
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+async def test_a_consumer_that_gives_out_no_messages_says_why(node: Node) -> None:
+    with pytest.raises(ConfigError, match="has not been started"):
+        await anext(Consumer(node.address, "g", "t"))
+    async with Consumer(node.address, "g", "t", Inbox()) as consumer:
+        with pytest.raises(ConfigError, match="has a handler, which gets its messages"):
+            await consumer.receive()

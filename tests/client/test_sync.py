@@ -112,3 +112,26 @@ async def test_transactions_requests_and_errors(node: Node, wire: Wire) -> None:
 async def test_in_a_coroutine_it_says_what_to_use() -> None:
     with pytest.raises(ConfigError, match=r"rocketlet\.Producer"):
         Producer("127.0.0.1:1")
+
+
+async def test_batches_are_acknowledged_when_the_next_is_asked_for_and_come_again_after_a_break(
+    node: Node, wire: Wire
+) -> None:
+    await create_topic(wire, "t", 1)
+
+    def script() -> list[list[bytes]]:
+        with Producer(node.address) as producer:
+            producer.send_batch("t", [b"%d" % number for number in range(5)])
+        seen = []
+        with Consumer(node.address, "g", "t", start="first", batch_size=2) as consumer:
+            with pytest.raises(ConfigError, match=r"iterate over batches\(\)"):
+                consumer.receive()
+            for batch in consumer.batches(timeout_s=PATIENCE_S):
+                seen.append([message.body for message in batch])
+                if len(seen) == 2:
+                    break
+            seen += [[message.body for message in batch] for batch in consumer.batches(timeout_s=0.5)]
+            assert consumer.lag() == 0
+        return seen
+
+    assert await in_thread(script) == [[b"0", b"1"], [b"2", b"3"], [b"2", b"3"], [b"4"]]
