@@ -17,6 +17,7 @@ signals              waits until the process is told to stop
 deliveries           messages for a consumer without a handler
 shares               whose queues are whose, asked of brokers
 admin, message_search  what an administrator asks and sets
+track, ownership     what became of a message; who owned which queue when
 transactions         half messages and their outcome
 questions            what brokers ask a consumer for an administrator
 pulling, handling    bytes to messages; messages to the user's handler

@@ -19,6 +19,7 @@ from ..protocol.headers import (
     ClientInfo,
     ConsumerGroup,
     CreateTopic,
+    GroupHistory,
     GroupName,
     GroupTopic,
     Offset,
@@ -213,7 +214,7 @@ class AdminClient:
         """What all brokers know of a group. Raises ConfigError if none does."""
         masters = await self._masters()
         config, connections, progress = await asyncio.gather(
-            self._group_configs(name, masters), self._connections(name, masters), self._progress(name, masters)
+            self._group_configs(name, masters), self.connections(name, masters), self._progress(name, masters)
         )
         if not config and not connections and not progress:
             raise ConfigError(f"no broker knows the group {name}; `groups` lists those that exist")
@@ -229,7 +230,9 @@ class AdminClient:
         tables = {broker: admin_answers.decode_groups(answer.body) for broker, answer in answers.items()}
         return {broker: table[name] for broker, table in tables.items() if name in table}
 
-    async def _connections(self, name: str, masters: Mapping[str, str]) -> dict[str, GroupConnections]:
+    async def connections(self, name: str, masters: Mapping[str, str] | None = None) -> dict[str, GroupConnections]:
+        """The members by broker name; empty if nobody is connected. `masters`: addresses by name, if they are known."""
+        masters = await self._masters() if masters is None else masters
         answers = await self._each(
             masters,
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -268,7 +271,7 @@ class AdminClient:
     async def running(self, group: str) -> dict[str, Running]:
         """What each connected member says of itself, by client id; without those that do not answer."""
         masters = await self._masters()
-        return await self._running(group, masters, await self._connections(group, masters))
+        return await self._running(group, masters, await self.connections(group, masters))
 
     async def _running(
         self, group: str, masters: Mapping[str, str], connections: Mapping[str, GroupConnections]
@@ -286,9 +289,11 @@ class AdminClient:
         found = await asyncio.gather(*map(one, at))
         return {client_id: item for client_id, item in zip(at, found, strict=True) if item is not None}
 
-    async def history(self, group: str) -> list[dict[str, Any]]:
-        """What Rocketlet's brokers say of a group: members, owners, disagreements, events. Others refuse (BrokerRefused)."""
-        answers = await self._each(await self._masters(), RequestCode.GET_GROUP_HISTORY, write(ConsumerGroup(group)))
+    async def history(self, group: str, *, since_ms: int = 0) -> list[dict[str, Any]]:
+        """What Rocketlet's brokers say of a group: members, owners, disagreements, and events since a time (ms since the
+        epoch, by the broker's clock). Others refuse (BrokerRefused)."""
+        header = write(GroupHistory(group, since_ms))
+        answers = await self._each(await self._masters(), RequestCode.GET_GROUP_HISTORY, header)
         return [orjson.loads(answer.body) for answer in answers.values()]
 
     async def create_group(self, config: GroupConfig) -> None:
@@ -335,7 +340,7 @@ class AdminClient:
         """
         changes = await self.preview_reset(group, topic, to)
         masters = await self._masters()
-        online = await self._connections(group, masters)
+        online = await self.connections(group, masters)
         if not online:
             for queue, change in changes.items():
                 offset = write(UpdateOffset(group, topic, queue.queue_id, change.after))
@@ -380,10 +385,20 @@ class AdminClient:
         """Finds a message by its offset id, or with `topic` by the id that its sender gave it. None if there is none."""
         if not topic:
             return await message_search.by_offset_id(self._cluster, message_id)
-        found = await message_search.by_key(
+        found = await self.copies(message_id, topic)
+        return found[0] if found else None
+
+    async def copies(self, message_id: str, topic: str) -> list[Message]:
+        """A topic's messages with the id that their sender gave them, oldest first: more than one if it was sent again."""
+        return await message_search.by_key(
             self._cluster, topic, message_id, begin_ms=0, end_ms=message_search.FOREVER_MS, limit=32, unique=True
         )
-        return found[0] if found else None
+
+    async def offset_at(self, queue: Queue, time_ms: int) -> int:
+        """The offset of the first message of a queue that was stored at a time or later (ms since the epoch)."""
+        if self._cluster.master(queue.broker_name) is None:
+            await self._cluster.find_route(queue.topic)
+        return await self._stored_at(queue, time_ms)
 
     async def messages_with_key(
         self, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = message_search.FOREVER_MS, limit: int = 64

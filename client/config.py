@@ -58,6 +58,7 @@ BLOCKED_S: Final = 5.0  # an event loop that stood still for longer is named in 
 DISK_LOW_RATIO: Final = 0.75  # Apache's brokers delete old messages at once from here on
 DISK_FULL_RATIO: Final = 0.9
 CLOCK_SKEW_S: Final = 5.0
+SHORT_LAG_S: Final = 0.5  # what is consumed so soon is no lag that grows
 OLDEST_VERSION: Final = 393  # V4_9_0's ordinal in Apache's MQVersion
 
 ADMIN_TIMEOUT_S: Final = 10.0

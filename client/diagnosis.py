@@ -20,7 +20,7 @@ from ..protocol.admin_bodies import Progress
 from ..protocol.bodies import BrokerData, Queue
 from ..protocol.codes import PERM_READ, PERM_WRITE
 from .admin import AdminClient, Group, Topic
-from .config import CLOCK_SKEW_S, DISK_FULL_RATIO, DISK_LOW_RATIO, OLDEST_VERSION
+from .config import CLOCK_SKEW_S, DISK_FULL_RATIO, DISK_LOW_RATIO, OLDEST_VERSION, SHORT_LAG_S
 from .errors import ConnectionFailed, RequestTimeout, RocketletError
 
 
@@ -76,7 +76,7 @@ async def diagnose(admin: AdminClient, *, watch_s: float = 2.0) -> list[Finding]
     if groups:
         await asyncio.sleep(watch_s)
     for group in groups:
-        for finding in _of_group(await _observe(admin, group, watch_s)):
+        for finding in findings_of_group(await _observe(admin, group, watch_s)):
             findings.append(finding)
         findings += await _dead_letters(admin, group.name)
     return sorted(set(findings))
@@ -168,7 +168,8 @@ async def _observe(admin: AdminClient, group: Group, seconds: float) -> Observed
     return Observed(group, later, topics, running, named, seconds)
 
 
-def _of_group(seen: Observed) -> Iterator[Finding]:
+def findings_of_group(seen: Observed) -> Iterator[Finding]:
+    """What is wrong with a group as it was seen twice."""
     for check in _CHECKS:
         yield from check(seen)
 
@@ -218,7 +219,7 @@ def _lagging(seen: Observed) -> Iterator[Finding]:
                 "look at that member's log: a slow or blocked handler, a paused consumer, or a message retried for ever"
             )
             yield Finding(Harm.STANDS, "stuck_queue", seen.group.name, text, cure)
-        elif arrived > consumed:
+        elif arrived > consumed and later.lag > SHORT_LAG_S * consumed / seen.seconds:
             text = (
                 f"{waits}: {arrived / seen.seconds:.0f} messages/s arrive, {consumed / seen.seconds:.0f} are consumed"
             )
@@ -333,4 +334,4 @@ async def _dead_letters(admin: AdminClient, group: str) -> list[Finding]:
     return [Finding(Harm.LOSS, "dead_letters", group, text, cure)]
 
 
-__all__ = ["Finding", "Harm", "diagnose"]
+__all__ = ["Finding", "Harm", "Observed", "diagnose", "findings_of_group"]

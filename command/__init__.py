@@ -6,6 +6,7 @@ server_options  their options
 administration  what `rocketlet NOUN VERB` commands share
 brokers, topics, groups, offsets, messages   the nouns
 group_report    what `rocketlet groups show` prints
+console         serves the web page
 doctor          what is wrong, and what to do
 dump            shows what clients and brokers say to each other
 frames          frames as people and programs read them

@@ -24,6 +24,7 @@ _MODULES = {
     "brokers": "brokers",
     "doctor": "doctor",
     "dump": "dump",
+    "console": "console",
     "fsck": "fsck",
     "completion": "completion",
 }

@@ -25,7 +25,8 @@ from ..broker.net.tls import Tls, TlsError, TlsFiles
 from ..broker.open_files import raise_limit
 from ..broker.server import Server
 from ..broker.store.files import StoreError
-from . import control, logs
+from ..client.errors import RocketletError
+from . import console, control, logs
 from .server_options import (
     DEFAULT_DATA,
     add_access_options,
@@ -50,6 +51,7 @@ def add_to(commands: argparse._SubParsersAction[SettingsParser]) -> None:
     start = _server(commands, "start", "run a name server and a broker on one port", DEFAULT_PORT, _start)
     add_external_port_option(start)
     add_broker_options(start)
+    console.add_start_options(start)
     start.read_settings()
     broker = _server(
         commands, "broker", "run a broker that registers with one or more name servers", BROKER_PORT, _broker
@@ -85,7 +87,7 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
         return 1
     try:
         return await run(options)
-    except (StoreError, TlsError, AclError) as error:
+    except (StoreError, TlsError, AclError, RocketletError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
     except OSError as error:
         print(f"rocketlet: cannot listen: {error.strerror}", file=sys.stderr)
@@ -102,19 +104,22 @@ async def _start(options: argparse.Namespace) -> int:
         return await _start_controlled(options, config, tls, acl, networks)
     routes = Routes(networks=networks)
     broker = Broker(config, routes, tls=tls, acl=acl)
-    async with Server(
-        options.host,
-        options.port,
-        broker=broker,
-        routes=routes,
-        external_port=options.external_port,
-        tls=tls,
-        acl=acl,
-        admin_is_local=_admin_is_local(options),
-    ) as server:
+    async with (
+        Server(
+            options.host,
+            options.port,
+            broker=broker,
+            routes=routes,
+            external_port=options.external_port,
+            tls=tls,
+            acl=acl,
+            admin_is_local=_admin_is_local(options),
+        ) as server,
+        console.beside_broker(options, address) as page,
+    ):
         done = _termination()
         _announce(broker)
-        print(_ready(config), flush=True)
+        print(_ready(config) + _line_of(page), flush=True)
         await done.wait()
         log.info("closing", port=server.port)
     return 0
@@ -131,6 +136,10 @@ def _ready(config: BrokerConfig) -> str:
     )
 
 
+def _line_of(page: str | None) -> str:
+    return f"\n  Console  {page}" if page else ""
+
+
 async def _start_controlled(
     options: argparse.Namespace, config: BrokerConfig, tls: Tls, acl: Acl | None, networks: Networks | None = None
 ) -> int:
@@ -145,9 +154,12 @@ async def _start_controlled(
         admin_is_local=_admin_is_local(options),
         networks=networks,
     )
-    async with control.controlled(options, config, listening) as url:
+    async with (
+        control.controlled(options, config, listening) as url,
+        console.beside_broker(options, config.address) as page,
+    ):
         done = _termination()
-        print(f"{_ready(config)}\n  Control  {url}/openapi.json", flush=True)
+        print(f"{_ready(config)}{_line_of(page)}\n  Control  {url}/openapi.json", flush=True)
         await done.wait()
         log.info("closing", port=options.port)
     return 0

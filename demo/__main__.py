@@ -26,6 +26,7 @@ except ModuleNotFoundError as missing:
 
 from ..client.admin import AdminClient
 from ..client.errors import RocketletError
+from ..client.ownership import ownerships
 from ..command import logs
 from .accounting import (
     DIFFERENCES_SHOWN,
@@ -43,7 +44,7 @@ from .page import write_page
 from .processes import Child, java_fault
 from .replay import TOPIC, create_topic
 from .screen import Screen
-from .timeline import Mark, Sample, double_owned_ms, ownerships, panel_of, read_told
+from .timeline import Mark, Sample, double_owned_ms, panel_of, read_told
 
 QUEUES = 8
 MOST_PER_S = 6000.0

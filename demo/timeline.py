@@ -10,22 +10,12 @@ from typing import Any, Final
 
 import orjson
 
+from ..client.ownership import Ownership
 from .page import Gap, Line, Moment, Panel, Span, Strip
 
 COLOURS = ("#3b6fb6", "#e0913a", "#4f9d69", "#a05fb4", "#c44e52", "#7f7f7f", "#17a2b8", "#bcbd22")
 RATE_OVER_MS: Final = 1000.0
-_ENDS = frozenset(("unlocked", "lock lost", "lock expired"))
 _ENDED: Final = {"lock lost": "its connection closed", "lock expired": "its lease ran out"}
-
-
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """One member had one queue from `begin_ms` to `end_ms`."""
-
-    queue: str
-    owner: str
-    begin_ms: int
-    end_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +44,6 @@ class Told:
     owner: str
     queue: str
     fields: Mapping[str, Any]
-
-
-def ownerships(events: Sequence[Mapping[str, Any]], topic: str, now_ms: int) -> list[Ownership]:
-    """From the brokers' events, oldest first, each with its broker's name."""
-    open_since: dict[tuple[str, int], Ownership] = {}
-    done: list[Ownership] = []
-    for event in events:
-        if event.get("topic") != topic or "epoch" not in event:
-            continue
-        queue = f"{event['broker']}:{event['queue']}"
-        key = (queue, int(event["epoch"]))
-        if event["event"] == "locked":
-            open_since[key] = Ownership(queue, str(event["client"]), int(event["ms"]), now_ms)
-        elif event["event"] in _ENDS and key in open_since:
-            begun = open_since.pop(key)
-            done.append(Ownership(begun.queue, begun.owner, begun.begin_ms, int(event["ms"])))
-    return done + list(open_since.values())
 
 
 def double_owned_ms(spans: Sequence[Ownership]) -> int:

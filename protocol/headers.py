@@ -111,6 +111,13 @@ class SendBack(NamedTuple):
     max_reconsume_times: int | None = None
 
 
+class GroupHistory(NamedTuple):
+    """GET_GROUP_HISTORY, our own: the events since a time, ms."""
+
+    consumer_group: str
+    since_ms: int = 0
+
+
 class ConsumerGroup(NamedTuple):
     """GET_CONSUMER_LIST_BY_GROUP and NOTIFY_CONSUMER_IDS_CHANGED. With `topic`, which only we send and read, the
     list holds only the members that subscribe to it."""

@@ -17,7 +17,7 @@ from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUEST
 from rocketlet.protocol.codes import RequestCode
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("broker", "client", "command", "demo", "protocol", "spark", "testing")
+PACKAGES = ("broker", "client", "command", "console", "demo", "protocol", "spark", "testing")
 
 # What each room may import, besides itself and protocol. A new room is a new line here and in docs/architecture.md.
 ARROWS: Mapping[str, frozenset[str]] = {
@@ -27,7 +27,8 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client": "",
         "spark": "client",
         "root": "client spark",  # the public names, in __init__.py of the root
-        "command": "broker client root testing",  # the root for its version, testing for --control-port
+        "console": "client",
+        "command": "broker client console root testing",  # the root for its version, testing for --control-port
         "demo": "broker client command spark",
         "testing": "broker client root",  # the root for its version
         "broker.config": "",
@@ -257,7 +258,7 @@ def test_every_room_says_what_its_modules_are(sources: Sources) -> None:
     missing: list[str] = []
     for module in sources:
         package, _, name = module.rpartition(".")
-        if package.split(".")[0] in ("broker", "command") and name:
+        if package.split(".")[0] in ("broker", "command", "console") and name:
             text = ast.get_docstring(ast.parse(sources[package])) or ""
             words = {word.strip(",/") for line in text.splitlines() for word in line.split("  ")[0].split()}
             if name not in words:
@@ -266,7 +267,9 @@ def test_every_room_says_what_its_modules_are(sources: Sources) -> None:
 
 
 def test_no_room_names_a_module_that_is_not_there(sources: Sources) -> None:
-    packages = {module.rpartition(".")[0] for module in sources if module.startswith(("broker", "command"))} - {""}
+    packages = {
+        module.rpartition(".")[0] for module in sources if module.startswith(("broker", "command", "console"))
+    } - {""}
     stale: list[str] = []
     for package in packages:
         text = ast.get_docstring(ast.parse(sources[package])) or ""

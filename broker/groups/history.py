@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import Any
 
@@ -27,5 +28,10 @@ class History:
         events.append({"ms": self._clock.time_ms(), "event": event, "client": client, **detail})
         self.rebalances.note(group, event, detail.get("topic", ""), detail.get("queue", 0))
 
-    def of(self, group: str) -> list[dict[str, Any]]:
-        return list(self._events.get(group, ()))
+    def of(self, group: str, since_ms: int = 0) -> list[dict[str, Any]]:
+        """The events from a time on. Who looks every second asks for what is new."""
+        found = self._events.get(group, ())
+        if not since_ms:
+            return list(found)
+        newest = list(itertools.takewhile(lambda event: event["ms"] >= since_ms, reversed(found)))
+        return newest[::-1]

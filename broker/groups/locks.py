@@ -225,6 +225,9 @@ class Locks:
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.connection is connection
 
+    def __len__(self) -> int:
+        return len(self._locks)
+
     def is_locked(self, group: str, topic: str, queue_id: int) -> bool:
         return (group, topic, queue_id) in self._locks
 

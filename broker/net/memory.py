@@ -46,6 +46,15 @@ def default_budget() -> int:
     return max(int(min(found) * MEMORY_SHARE), MIN_MEMORY_BYTES)
 
 
+def resident_bytes() -> int:
+    """What this process has in memory; 0 where the system does not say (it is Linux that does)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 class Memory:
     """`holders` are the connections that are open."""
 

@@ -20,6 +20,7 @@ from ..broker import Broker
 from ..config import MAX_QUEUES_PER_TOPIC, MAX_RETAIN_HOURS, MAX_TRANSACTION_TIMEOUT_S, BrokerConfig, within
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
+from ..net.memory import resident_bytes
 
 log = structlog.get_logger("rocketlet.admin")
 
@@ -106,6 +107,9 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         "pageCacheLockTimeMills": 0,
         "remainHowManyDataToFlush": "0 B",
         "dispatchBehindBytes": 0,
+        "residentBytes": resident_bytes(),  # this and the next two are ours
+        "leases": len(broker.locks),
+        "members": sum(len(group.members) for group in broker.groups),
         "server": f"rocketlet, Python {sys.version.split()[0]}",
     }
     for pool in ("send", "pull", "query", "endTransaction"):

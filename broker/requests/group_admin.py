@@ -17,6 +17,7 @@ from ...protocol.headers import (
     CloneOffset,
     ConsumerGroup,
     CorrectionOffset,
+    GroupHistory,
     GroupName,
     GroupTopic,
     IsOrder,
@@ -315,7 +316,7 @@ def _owners(broker: Broker, name: str, group: Group | None) -> dict[tuple[str, i
 
 def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
-    name = read(ConsumerGroup, frame.ext).consumer_group
+    name, since_ms = read(GroupHistory, frame.ext)
     group = broker.groups.get(name)
     members: list[dict[str, Any]] = [
         {
@@ -348,7 +349,7 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffe
         "draining": broker.draining.is_pending(name),
         "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
         "disagreements": sorted(group.reported) if group else [],
-        "events": broker.history.of(name),
+        "events": broker.history.of(name, since_ms),
     }
     return answer(frame, body=orjson.dumps(value))
 

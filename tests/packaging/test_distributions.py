@@ -54,7 +54,10 @@ def modules() -> set[str]:
         ROOT / "adapters"
     }
     inside = {str(path.relative_to(ROOT)) for folder in top for path in folder.rglob("*.py")}
-    return inside | {"__init__.py", "py.typed", "demo/page.html"}
+    pages = {
+        str(path.relative_to(ROOT)) for kind in ("static/*", "templates/*") for path in (ROOT / "console").glob(kind)
+    }
+    return inside | pages | {"__init__.py", "py.typed", "demo/page.html"}
 
 
 def test_the_wheel_holds_every_module_and_nothing_else(distributions: Distributions) -> None:

@@ -1,0 +1,149 @@
+"""Lines and the picture of a rebalance, as SVG that the templates draw. No script, no inline style: colours are classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..client.ownership import Ownership
+from .text import clock_time, number
+
+Points = Sequence[tuple[int, float]]  # time in ms, value
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """`line` and `area` are the points of a polyline and of the polygon below it, in a box of `width` x `height`."""
+
+    width: int
+    height: int
+    line: str
+    area: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    x: float
+    y: float
+    width: float
+    colour: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    x: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One row per queue, time to the right; `left` is where the rows begin, behind their names."""
+
+    width: int
+    height: int
+    left: int
+    row_height: int
+    rows: tuple[Tick, ...]
+    bars: tuple[Bar, ...]
+    marks: tuple[Mark, ...]
+    x_ticks: tuple[Tick, ...]
+
+
+def lines(points: Points, *, width: int = 720, height: int = 160, what: str = "messages") -> Lines | None:
+    """None for fewer than two points."""
+    if len(points) < 2:
+        return None
+    begin, end = points[0][0], points[-1][0]
+    top = nice_ceiling(max(value for _, value in points))
+    span = max(end - begin, 1)
+    placed = [((ms - begin) / span * width, height - value / top * height) for ms, value in points]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+    area = f"0,{height} {line} {width},{height}"
+    values = [value for _, value in points]
+    summary = (
+        f"{number(values[-1])} {what} now, at most {number(max(values))} and at least {number(min(values))} "
+        f"since {clock_time(begin)[:8]}"
+    )
+    return Lines(width, height, line, area, time_ticks(begin, end, 0, width), _value_ticks(top, height), summary)
+
+
+def spark(points: Points, *, width: int = 120, height: int = 24, top: float = 0) -> str:
+    """The points of a small line, empty for fewer than two; `top`: the value at its upper edge, if it is the largest."""
+    if len(points) < 2:
+        return ""
+    step = max(len(points) // 60, 1)
+    some = [*points[::-1][::step]][::-1]
+    begin, span = some[0][0], max(some[-1][0] - some[0][0], 1)
+    limit = max(top, *(value for _, value in some), 1)
+    return " ".join(
+        f"{(ms - begin) / span * width:.1f},{height - 1 - value / limit * (height - 2):.1f}" for ms, value in some
+    )
+
+
+def nice_ceiling(value: float) -> float:
+    """1, 2 or 5 times a power of ten, and not below `value`."""
+    if value <= 1:
+        return 1
+    power: float = 10 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
+
+
+def timeline(
+    spans: Iterable[Ownership],
+    queues: Sequence[str],
+    colour: Callable[[str], int],
+    marks: Sequence[tuple[int, str]],
+    *,
+    begin_ms: int,
+    end_ms: int,
+    width: int = 960,
+    left: int = 150,
+    row_height: int = 18,
+) -> Timeline:
+    """Who owned which of the `queues` (`broker:number`) in a time. `marks`: a moment (ms) and what happened then."""
+    index = {queue: row for row, queue in enumerate(queues)}
+    scale = (width - left) / max(end_ms - begin_ms, 1)
+    bars = []
+    for item in spans:
+        row = index.get(item.queue)
+        if row is None or item.end_ms <= begin_ms or item.begin_ms >= end_ms:
+            continue
+        x = left + (max(item.begin_ms, begin_ms) - begin_ms) * scale
+        right = left + (min(item.end_ms, end_ms) - begin_ms) * scale
+        label = f"{item.queue}: {item.owner} from {clock_time(item.begin_ms)} to {clock_time(item.end_ms)}"
+        bars.append(Bar(round(x, 1), row * row_height + 1, round(max(right - x, 0.8), 1), colour(item.owner), label))
+    height = len(queues) * row_height
+    rows = tuple(Tick(row * row_height + row_height * 0.7, queue) for queue, row in index.items())
+    found = tuple(
+        Mark(round(left + (ms - begin_ms) * scale, 1), text) for ms, text in marks if begin_ms <= ms <= end_ms
+    )
+    return Timeline(
+        width, height, left, row_height, rows, tuple(bars), found, time_ticks(begin_ms, end_ms, left, width)
+    )
+
+
+def time_ticks(begin_ms: int, end_ms: int, left: int, right: int) -> tuple[Tick, ...]:
+    """At round times, five or so."""
+    span_s = max((end_ms - begin_ms) / 1000, 1)
+    step_s = next((step for step in (5, 10, 30, 60, 120, 300, 600, 1800) if span_s / step <= 6), 3600)
+    first = -(-begin_ms // (step_s * 1000)) * step_s * 1000
+    scale = (right - left) / max(end_ms - begin_ms, 1)
+    return tuple(
+        Tick(round(left + (ms - begin_ms) * scale, 1), clock_time(ms)[:8])
+        for ms in range(int(first), end_ms + 1, step_s * 1000)
+    )
+
+
+def _value_ticks(top: float, height: int) -> tuple[Tick, ...]:
+    return tuple(Tick(round(height - height * share, 1), number(top * share)) for share in (0.5, 1))

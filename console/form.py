@@ -1,0 +1,64 @@
+"""What was filled in, checked: a wrong field is a ConfigError that names it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from ..client.errors import ConfigError
+from .config import MAX_FORM_BYTES
+from .guard import TOKEN, is_token
+
+
+class Form:
+    """Fields by name; each may occur several times."""
+
+    def __init__(self, fields: list[tuple[str, str]]) -> None:
+        self.fields = fields
+        self._last = dict(fields)
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._last.get(name, "").strip() or default
+
+    def all(self, name: str) -> list[str]:
+        return [value for key, value in self.fields if key == name]
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int = 2**63 - 1) -> int:
+        given = self.text(name)
+        if not given:
+            return default
+        if not given.isascii() or not given.isdigit() or not least <= int(given) <= most:
+            raise ConfigError(f"{name}: {given[:40]!r} is not a whole number from {least} to {most}")
+        return int(given)
+
+    def time_ms(self, name: str, default: int) -> int:
+        """A local time as browsers write it, such as 2026-01-31T12:00."""
+        given = self.text(name)
+        if not given:
+            return default
+        try:
+            return int(datetime.fromisoformat(given).timestamp() * 1000)
+        except (ValueError, OverflowError, OSError):
+            raise ConfigError(f"{name}: {given[:40]!r} is not a time such as 2026-01-31T12:00") from None
+
+
+def query_of(request: Request) -> Form:
+    return Form(request.query_params.multi_items())
+
+
+async def posted(request: Request) -> Form:
+    """The form that was sent with its token. Raises ConfigError."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM_BYTES:
+            raise ConfigError(f"the form has more than {MAX_FORM_BYTES} bytes")
+    try:
+        form = Form(parse_qsl(body.decode(), keep_blank_values=True))
+    except ValueError:
+        raise ConfigError("the form is not UTF-8 text") from None
+    if not is_token(request, form.text(TOKEN)):
+        raise ConfigError("the form is from another session of the console: load its page again")
+    return form

@@ -1,0 +1,239 @@
+"""A group that somebody looks at: its queues, members, owners, events, and what is wrong with it.
+
+All pages that show a group share one watch, which asks at most once a second. Rocketlet's brokers tell the events; on
+Apache's the watch makes them itself, from what members say that they read: coarser, and only while somebody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..client.admin import AdminClient, Group, Topic
+from ..client.diagnosis import Finding, Observed, findings_of_group
+from ..client.errors import BrokerRefused, ConfigError, RocketletError
+from ..client.ownership import Event
+from ..protocol.admin_answers import GroupConnections, Running
+from ..protocol.admin_bodies import Progress
+from ..protocol.bodies import GroupConfig, Queue
+from ..protocol.codes import ResponseCode
+from .config import EVENT_HISTORY_S, FINDINGS_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
+from .samples import now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    client_id: str
+    address: str
+    language: str
+    version: int
+    strategy: str
+    subscriptions: Mapping[str, str]
+    is_leaving: bool
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A group at one moment. `tells_events`: whether its brokers do, as Rocketlet's."""
+
+    ms: int = 0
+    connections: Mapping[str, GroupConnections] = field(default_factory=dict)
+    progress: Mapping[Queue, Progress] = field(default_factory=dict)
+    owners: Mapping[Queue, str] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
+    disagreements: tuple[str, ...] = ()
+    tells_events: bool = True
+    is_draining: bool = False
+
+    @property
+    def lag(self) -> int:
+        return sum(max(item.lag, 0) for item in self.progress.values())
+
+
+class GroupWatch:
+    def __init__(self, admin: AdminClient, group: str) -> None:
+        self._admin = admin
+        self.group = group
+        self.look = Look()
+        self.events: list[Event] = []
+        self.lags: dict[Queue, deque[tuple[int, int]]] = {}
+        self.total: deque[tuple[int, int]] = deque(maxlen=QUEUE_POINTS)
+        self.topics: dict[str, Topic] = {}
+        self.config: Mapping[str, GroupConfig] = {}
+        self.findings: list[Finding] = []
+        self._running: Mapping[str, Running] = {}
+        self._before = Look()
+        self._colours: dict[str, int] = {}
+        self._epoch = 0
+        self._looked_s = self._judged_s = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Looks again if the last look is older than a second. Raises ConfigError if no broker knows the group."""
+        async with self._lock:
+            if time.monotonic() - self._looked_s >= WATCH_INTERVAL_S:
+                await self._look()
+                self._looked_s = time.monotonic()
+            if time.monotonic() - self._judged_s >= FINDINGS_INTERVAL_S:
+                await self._judge()
+                self._judged_s = time.monotonic()
+
+    def colour(self, client_id: str) -> int:
+        """The number of a member's colour, which it keeps."""
+        return self._colours.setdefault(client_id, len(self._colours) % 8)
+
+    def queues(self) -> list[Queue]:
+        """All that the group reads or has an owner for, sorted."""
+        found = {*self.look.progress, *self.look.owners}
+        for name in {topic for member in self.look.members for topic in member.subscriptions}:
+            if name in self.topics:
+                found.update(self.topics[name].ranges)
+        return sorted(found)
+
+    async def _look(self) -> None:
+        progress, connections = await asyncio.gather(
+            self._admin.progress(self.group), self._admin.connections(self.group)
+        )
+        if not progress and not connections and not await self._admin.group_configs(self.group):
+            raise ConfigError(f"no broker knows the group {self.group}")
+        try:
+            reports = await self._admin.history(self.group, since_ms=self._since_ms())
+        except BrokerRefused as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            await self._look_at_foreign(progress, connections)
+        else:
+            self._keep_events(reports)
+            self.look = _look_of(reports, progress, connections)
+        self._note_lags()
+
+    def _since_ms(self) -> int:
+        return int(self.events[-1]["ms"]) if self.events else now_ms() - int(EVENT_HISTORY_S * 1000)
+
+    def _keep_events(self, reports: list[dict[str, Any]]) -> None:
+        """Those of the newest ms come again: they are known."""
+        since_ms = self._since_ms()
+        known = [event for event in self.events if event["ms"] >= since_ms]
+        fresh = [{"broker": report["broker"], **event} for report in reports for event in report["events"]]
+        self.events += sorted((event for event in fresh if event not in known), key=lambda event: event["ms"])
+        del self.events[:-MAX_EVENTS]
+
+    async def _look_at_foreign(
+        self, progress: Mapping[Queue, Progress], connections: Mapping[str, GroupConnections]
+    ) -> None:
+        self._running = await self._admin.running(self.group)
+        owners: dict[Queue, str] = {}
+        for client_id, member in sorted(self._running.items()):
+            for queue in member.commit_offsets:
+                owners.setdefault(queue, client_id)
+        ms, before = now_ms(), self.look
+        known = {member.client_id: member for item in connections.values() for member in item.members}
+        counts = Counter(owners.values())
+        members = tuple(
+            Member(
+                client_id,
+                item.address,
+                item.language,
+                item.version,
+                "",
+                self._running[client_id].subscriptions if client_id in self._running else {},
+                False,
+                counts[client_id],
+            )
+            for client_id, item in sorted(known.items())
+        )
+        self.look = Look(ms, connections, progress, owners, members, (), tells_events=False)
+        if before.ms:
+            self._note_changes(before, self.look)
+        else:
+            self._note_owners(owners, ms)
+
+    def _note_changes(self, before: Look, after: Look) -> None:
+        old, new = ({member.client_id for member in item.members} for item in (before, after))
+        for client_id in sorted(new - old):
+            self._add(after.ms, "joined", client_id)
+        for client_id in sorted(old - new):
+            self._add(after.ms, "left", client_id)
+        for queue, owner in before.owners.items():
+            if after.owners.get(queue) != owner:
+                self._add(after.ms, "unlocked", owner, queue)
+        self._note_owners({q: owner for q, owner in after.owners.items() if before.owners.get(q) != owner}, after.ms)
+        del self.events[:-MAX_EVENTS]
+
+    def _note_owners(self, owners: Mapping[Queue, str], ms: int) -> None:
+        for queue, owner in owners.items():
+            self._add(ms, "locked", owner, queue)
+
+    def _add(self, ms: int, event: str, client_id: str, queue: Queue | None = None) -> None:
+        """In the form of Rocketlet's events; the epoch only pairs a queue's begin with its end."""
+        found: dict[str, Any] = {"ms": ms, "event": event, "client": client_id, "broker": ""}
+        if queue is not None:
+            found |= {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id, "epoch": 0}
+        self.events.append(found)
+
+    def _note_lags(self) -> None:
+        ms = self.look.ms
+        for queue, item in self.look.progress.items():
+            points = self.lags.get(queue)
+            if points is None:
+                points = self.lags[queue] = deque(maxlen=QUEUE_POINTS)
+            points.append((ms, max(item.lag, 0)))
+        for queue in self.lags.keys() - self.look.progress.keys():
+            del self.lags[queue]
+        self.total.append((ms, self.look.lag))
+
+    async def _judge(self) -> None:
+        """What `rocketlet doctor` would find in the group, from two looks some seconds apart."""
+        names = {topic for member in self.look.members for topic in member.subscriptions}
+        names |= {queue.topic for queue in self.look.progress}
+        topics: dict[str, Topic] = {}
+        for name in sorted(name for name in names if not name.startswith("%")):
+            try:
+                topics[name] = await self._admin.topic(name)
+            except RocketletError:  # its members wait for it
+                continue
+        self.topics = topics
+        self.config = await self._admin.group_configs(self.group)
+        if self.look.tells_events:
+            self._running = await self._admin.running(self.group)
+        if self._before.ms:
+            before = self._before
+            group = Group(self.group, self.config, self.look.connections, before.progress, self.look.owners)
+            seconds = max(self.look.ms - before.ms, 1) / 1000
+            seen = Observed(group, self.look.progress, topics, self._running, self.look.disagreements, seconds)
+            self.findings = sorted(set(findings_of_group(seen)))
+        self._before = self.look
+
+
+def _look_of(
+    reports: list[dict[str, Any]], progress: Mapping[Queue, Progress], connections: Mapping[str, GroupConnections]
+) -> Look:
+    owners = {
+        Queue(item["topic"], item["brokerName"], item["queueId"]): str(item["clientId"])
+        for report in reports
+        for item in report["owners"]
+    }
+    known = {member.client_id: member for item in connections.values() for member in item.members}
+    told = {member["clientId"]: member for report in reports for member in report["members"]}
+    counts = Counter(owners.values())
+    members = tuple(
+        Member(
+            client_id,
+            str(member["peer"]),
+            known[client_id].language if client_id in known else "",
+            known[client_id].version if client_id in known else 0,
+            str(member["strategy"] or ""),
+            member["subscriptions"],
+            bool(member["leaving"]),
+            counts[client_id],
+        )
+        for client_id, member in sorted(told.items())
+    )
+    faults = tuple(sorted({text for report in reports for text in report["disagreements"]}))
+    is_draining = any(report.get("draining") for report in reports)
+    return Look(now_ms(), connections, progress, owners, members, faults, is_draining=is_draining)

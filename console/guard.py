@@ -1,0 +1,103 @@
+"""What a request must have, and what every answer says.
+
+- The host that it names must be known. A page of another site that makes its own name point at this machine (DNS rebinding)
+  sends that name.
+- What changes something must come from a page of ours: the browser says so (Origin, or Sec-Fetch-Site), it has our cookie
+  (SameSite=Strict), and the form has the token that belongs to the cookie.
+- Nothing but our own scripts, styles and pictures is loaded, and no other page may show ours in a frame.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+import socket
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE: Final = "rocketlet-console"
+TOKEN: Final = "token"
+_SECRET: Final = secrets.token_bytes(32)
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers send forms with the origin "null"
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Guard:
+    """ASGI middleware. `hosts`: the names that the console may be asked by, besides addresses and this machine's own name."""
+
+    def __init__(self, app: ASGIApp, *, hosts: Iterable[str] = (), read_only: bool = False) -> None:
+        self._app = app
+        self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
+        self._read_only = read_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        cookie = Request(scope).cookies.get(COOKIE, "")
+        scope["state"]["cookie"] = cookie or secrets.token_urlsafe(32)
+        refusal = self._refusal(scope, headers)
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    found[name] = value
+                if "cache-control" not in found:
+                    found["Cache-Control"] = "no-store"
+                if not cookie and refusal is None:
+                    new = scope["state"]["cookie"]
+                    found.append("Set-Cookie", f"{COOKIE}={new}; Path=/; HttpOnly; SameSite=Strict")
+            await send(message)
+
+        await (refusal or self._app)(scope, receive, sending)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        host = headers.get("host", "")
+        if not self._is_known(host):
+            text = f"The console does not know the host name {host[:80]!r}. Start it with --allow-host to allow it."
+            return PlainTextResponse(text, 421)
+        if scope["method"] in ("GET", "HEAD"):
+            return None
+        if scope["method"] != "POST":
+            return PlainTextResponse("Only GET and POST are served.", 405)
+        if self._read_only:
+            return PlainTextResponse("This console is read-only (--read-only): it changes nothing.", 403)
+        origin = headers.get("origin")
+        is_ours = urlsplit(origin).netloc == host if origin else headers.get("sec-fetch-site") == "same-origin"
+        return None if is_ours else PlainTextResponse("The form does not come from a page of this console.", 403)
+
+    def _is_known(self, host: str) -> bool:
+        name = (urlsplit(f"//{host}").hostname or "").lower()
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._hosts
+        return True  # nobody else's name can be made to stand for an address
+
+
+def token(request: Request) -> str:
+    """What a form of a page that answers this request must hold."""
+    return hmac.digest(_SECRET, str(request.state.cookie).encode(), "sha256").hex()
+
+
+def is_token(request: Request, text: str) -> bool:
+    return COOKIE in request.cookies and hmac.compare_digest(token(request).encode(), text.encode())

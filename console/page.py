@@ -1,0 +1,154 @@
+"""Renders a page, and then sends the parts of it that change.
+
+Each block of a template whose name begins with `live_` is such a part. The page's own address, asked for as an event stream,
+sends a block as an event of that name whenever its HTML is another than before. So a page and its updates are one function
+and one template, and a browser without JavaScript shows the page all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import escape
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+
+from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
+from . import text
+from .config import LIVE_INTERVAL_S, MAX_STREAMS
+from .console import Console
+from .guard import token
+
+FOLDER: Final = Path(__file__).parent
+LIVE: Final = "live_"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a handler returns: a template and what it is given."""
+
+    template: str
+    values: dict[str, Any] = field(default_factory=dict)
+    status: int = 200
+
+
+Handler = Callable[[Request], Awaitable[Page]]
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+_templates: Final = Environment(
+    loader=FileSystemLoader(FOLDER / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_templates.filters |= {
+    name: getattr(text, name)
+    for name in "number size local_time clock_time duration age visible short part language client_version".split()
+}
+_templates.globals["query"] = text.query
+_templates.globals["ui"] = _templates.get_template(
+    "parts.html"
+).module  # a block that is rendered alone imports nothing
+
+
+def console_of(request: Request) -> Console:
+    found: Console = request.app.state.console
+    return found
+
+
+def is_load(request: Request) -> bool:
+    """Whether somebody loads the page, and does not only keep it open."""
+    return "text/event-stream" not in request.headers.get("accept", "")
+
+
+def page(handler: Handler) -> Endpoint:
+    """The endpoint of a page and its stream."""
+
+    async def endpoint(request: Request) -> Response:
+        if not is_load(request):
+            return _streaming(request, handler)
+        try:
+            return rendered(request, await handler(request))
+        except RocketletError as error:
+            return trouble(request, error)
+
+    return endpoint
+
+
+def rendered(request: Request, found: Page) -> Response:
+    template = _templates.get_template(found.template)
+    return HTMLResponse(template.render(_values(request, found)), found.status)
+
+
+def trouble(request: Request, error: RocketletError) -> Response:
+    """The page that says what went wrong."""
+    status = 400
+    if isinstance(error, ConnectionFailed | RequestTimeout):
+        status = 502
+    elif isinstance(error, TopicNotFound) or (isinstance(error, ConfigError) and "no broker knows" in str(error)):
+        status = 404
+    return rendered(request, Page("trouble.html", {"reason": str(error)}, status))
+
+
+def _values(request: Request, found: Page) -> dict[str, Any]:
+    console = console_of(request)
+    return {
+        "cluster": console.cluster,
+        "read_only": console.read_only,
+        "token": token(request),
+        "path": request.url.path,
+        "section": request.url.path.split("/")[1],
+        "notice": console.notice_of(request.query_params.get("notice", "")),
+        **found.values,
+    }
+
+
+def _streaming(request: Request, handler: Handler) -> Response:
+    console = console_of(request)
+    if console.streams >= MAX_STREAMS:
+        return PlainTextResponse(f"{MAX_STREAMS} pages are live already; close some.", 503)
+    return StreamingResponse(_events(request, handler, console), media_type="text/event-stream")
+
+
+async def _events(request: Request, handler: Handler, console: Console) -> AsyncIterator[str]:
+    console.streams += 1
+    sent: dict[str, str] = {}
+    try:
+        while not console.closing.is_set():
+            try:
+                blocks = dict(_blocks(request, await handler(request)))
+                blocks["trouble"] = ""
+            except RocketletError as error:
+                blocks = {"trouble": str(escape(str(error)))}
+            yield "".join(_event(name, html) for name, html in blocks.items() if sent.get(name) != html) or ":\n\n"
+            sent |= blocks
+            await _pause(console)
+    finally:
+        console.streams -= 1
+
+
+async def _pause(console: Console) -> None:
+    try:
+        async with asyncio.timeout(LIVE_INTERVAL_S):
+            await console.closing.wait()
+    except TimeoutError:
+        pass
+
+
+def _blocks(request: Request, found: Page) -> Iterator[tuple[str, str]]:
+    template = _templates.get_template(found.template)
+    context = template.new_context(_values(request, found))
+    for name, block in template.blocks.items():
+        if name.startswith(LIVE):
+            yield name, "".join(block(context))
+
+
+def _event(name: str, html: str) -> str:
+    lines = "".join(f"data: {line}\n" for line in html.splitlines() or [""])
+    return f"event: {name}\n{lines}\n"

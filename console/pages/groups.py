@@ -1,0 +1,238 @@
+"""Groups: all of them with their lag, and one of them closely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from ...client.ownership import CAUSES, Event, HandOver, hand_overs, ownerships
+from ...protocol import names
+from ...protocol.bodies import Queue
+from .. import charts
+from ..config import SHOWN_EVENTS, SHOWN_HAND_OVERS, TIMELINE_S
+from ..console import Console
+from ..form import Form, query_of
+from ..group_watch import GroupWatch
+from ..page import Page, console_of, is_load
+from ..samples import GroupSample, now_ms
+from ..text import duration, short
+from .paging import Part, part_of
+
+SORTS = ("name", "lag", "members", "dead")
+_TOLD = {
+    "joined": "{client} joined",
+    "left": "{client} left",
+    "leaving": "{client} is leaving",
+    "closed": "{client} lost its connection",
+    "expired": "{client} sent no heartbeat",
+    "subscribed": "{client} changed its subscription",
+    "notified": "the members were told",
+    "assigned": "{client} has {count} queues",
+    "locked": "{client} owns {queue}",
+    "unlocked": "{client} gave {queue} up",
+    "lock lost": "{client} lost {queue}: its connection closed",
+    "lock expired": "{client} lost {queue}: it did not renew its lease",
+    "first pull": "{client} reads {queue}",
+    "first commit": "{client} finished a first message of {queue}",
+}
+_ENDINGS = {
+    "unlocked": "the old owner to finish its messages and let go",
+    "lock lost": "the connection of the old owner to close",
+    "lock expired": "the lease of the old owner to run out",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    sample: GroupSample | None
+    dead: int
+    spark: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    queue: Queue
+    owner: str
+    colour: int | None
+    committed: int | None
+    end: int | None
+    lag: int | None
+    last_ms: int
+    spark: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverRow:
+    item: HandOver
+    waited_for: str
+
+
+async def listed(request: Request) -> Page:
+    console, form = console_of(request), query_of(request)
+    now = is_load(request)
+    await console.groups.list(now=now)
+    await console.topics.list(now=now)
+    sort = form.text("sort", "name")
+    known = _matching(console, form)
+    if sort in SORTS[1:]:
+        known.sort(key=lambda name: -_figure(console, name, sort))
+    part = part_of(known, form.number("page", 1))
+    await console.groups.show(part.items, now=now)
+    dead = {names.dlq_topic(name) for name in part.items} & set(console.topics.names)
+    await console.topics.show(sorted(dead), now=now)
+    samples = [item for name in known if (item := console.groups.found.get(name))]
+    return Page(
+        "groups.html",
+        {
+            "rows": [_row(console, name) for name in part.items],
+            "part": part,
+            "text": form.text("q"),
+            "system": form.text("system"),
+            "sort": sort if sort in SORTS else "name",
+            "lag": sum(item.lag for item in samples),
+            "members": sum(item.members for item in samples),
+            "standing": sum(item.state == "no members" for item in samples),
+        },
+    )
+
+
+def _matching(console: Console, form: Form) -> list[str]:
+    text = form.text("q").lower()
+    return [
+        name
+        for name in console.groups.names
+        if text in name.lower() and (form.text("system") or not names.is_system_group(name))
+    ]
+
+
+def _figure(console: Console, name: str, sort: str) -> int:
+    if sort == "dead":
+        return _dead(console, name)
+    sample = console.groups.found.get(name)
+    return -1 if sample is None else sample.lag if sort == "lag" else sample.members
+
+
+def _dead(console: Console, group: str) -> int:
+    found = console.topics.found.get(names.dlq_topic(group))
+    return found.messages if found else 0
+
+
+def _row(console: Console, name: str) -> Row:
+    sample = console.groups.found.get(name)
+    return Row(name, sample, _dead(console, name), charts.spark(tuple(sample.lags)) if sample else "")
+
+
+async def shown(request: Request) -> Page:
+    console, form = console_of(request), query_of(request)
+    group = request.path_params["group"]
+    watch = console.watch(group)
+    await watch.refresh()
+    now = is_load(request)
+    await console.groups.show([group], now=now)
+    await console.topics.show({names.dlq_topic(group)} & set(await console.topics.list(now=now)), now=now)
+    rows = _queue_rows(watch, form)
+    part = part_of(rows, form.number("page", 1))
+    look = watch.look
+    window_s = form.number("window", TIMELINE_S[0], least=1, most=TIMELINE_S[-1])
+    sample = console.groups.found.get(group)
+    lags = max(tuple(watch.total), tuple(sample.lags) if sample else (), key=_span_ms)
+    return Page(
+        "group.html",
+        {
+            "group": group,
+            "look": look,
+            "watch": watch,
+            "part": part,
+            "text": form.text("q"),
+            "behind": form.text("behind"),
+            "windows": [(item, duration(item * 1000)) for item in TIMELINE_S],
+            "window": window_s,
+            "chart": charts.lines(lags),
+            "pictures": _pictures(watch, part, window_s),
+            "hand_overs": _hand_over_rows(watch.events),
+            "events": [_told(event) for event in watch.events[: -SHOWN_EVENTS - 1 : -1]],
+            "dead": _dead(console, group),
+            "unowned": sum(row.owner == "" and not row.queue.topic.startswith("%") for row in rows),
+            "strict": any(item.strict for item in watch.config.values()),
+        },
+    )
+
+
+def _span_ms(points: Sequence[tuple[int, int]]) -> int:
+    return points[-1][0] - points[0][0] if points else -1
+
+
+def _queue_rows(watch: GroupWatch, form: Form) -> list[QueueRow]:
+    text = form.text("q").lower()
+    rows = (_queue_row(watch, queue) for queue in watch.queues())
+    return [
+        row
+        for row in rows
+        if (not text or text in str(row.queue).lower() or text in row.owner.lower())
+        and (not form.text("behind") or row.lag)
+    ]
+
+
+def _queue_row(watch: GroupWatch, queue: Queue) -> QueueRow:
+    progress = watch.look.progress.get(queue)
+    owner = watch.look.owners.get(queue, "")
+    colour = watch.colour(owner) if owner else None
+    if progress is None:
+        return QueueRow(queue, owner, colour, None, None, None, 0, "")
+    lags = tuple(watch.lags.get(queue, ()))
+    return QueueRow(
+        queue,
+        owner,
+        colour,
+        progress.consumer_offset,
+        progress.broker_offset,
+        max(progress.lag, 0),
+        progress.last_ms,
+        charts.spark(lags),
+    )
+
+
+def _pictures(watch: GroupWatch, part: Part[QueueRow], window_s: int) -> list[tuple[str, charts.Timeline]]:
+    """A timeline for each topic of the queues that are shown, ending now."""
+    end_ms = max(now_ms(), int(watch.events[-1]["ms"]) if watch.events else 0)
+    begin_ms = end_ms - window_s * 1000
+    marks = [(int(event["ms"]), _told(event)[1]) for event in watch.events if event["event"] in CAUSES]
+    found = []
+    for topic in dict.fromkeys(row.queue.topic for row in part.items):
+        if topic.startswith(names.RETRY_PREFIX):
+            continue
+        queues = [f"{row.queue.broker_name}:{row.queue.queue_id}" for row in part.items if row.queue.topic == topic]
+        spans = ownerships(watch.events, topic, end_ms)
+        picture = charts.timeline(spans, queues, watch.colour, marks, begin_ms=begin_ms, end_ms=end_ms)
+        found.append((topic, picture))
+    return found
+
+
+def _hand_over_rows(events: Sequence[Event]) -> list[HandOverRow]:
+    newest = hand_overs(events)[: -SHOWN_HAND_OVERS - 1 : -1]
+    return [HandOverRow(item, _waited_for(item)) for item in newest]
+
+
+def _waited_for(item: HandOver) -> str:
+    """What the time of a hand-over went into, in its order."""
+    parts = []
+    if item.cause_ms is not None and item.cause_ms < item.ended_ms:
+        parts.append(f"{duration(item.ended_ms - item.cause_ms)} for {_ENDINGS.get(item.end, item.end)}")
+    parts.append(f"{duration(item.locked_ms - item.ended_ms)} for the new owner to take it")
+    if item.pulled_ms is not None:
+        parts.append(f"{duration(item.pulled_ms - item.locked_ms)} until its first pull")
+    if item.committed_ms is not None:
+        parts.append(f"{duration(item.committed_ms - item.locked_ms)} until its first finished message")
+    return ", ".join(parts)
+
+
+def _told(event: Event) -> tuple[int, str]:
+    """When it happened, and what, in words."""
+    queue = f"{event['topic']}@{event['broker']}:{event['queue']}" if "queue" in event and "topic" in event else ""
+    words = _TOLD.get(event["event"])
+    if words is None:
+        return int(event["ms"]), f"{event['event']}: {event.get('fault', event['client'])}"
+    return int(event["ms"]), words.format(client=short(event["client"]), queue=queue, count=event.get("count", ""))

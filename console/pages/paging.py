@@ -1,0 +1,34 @@
+"""A part of a long list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ..config import PAGE_ROWS
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[T]):
+    """`items` are those of page `number`, which begins at 1; `total` counts all."""
+
+    items: Sequence[T]
+    number: int
+    pages: int
+    total: int
+    first: int
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.items) - 1
+
+
+def part_of(items: Sequence[T], number: int) -> Part[T]:
+    """The page, or the last one if there are not so many."""
+    pages = max(-(-len(items) // PAGE_ROWS), 1)
+    at = min(max(number, 1), pages)
+    begin = (at - 1) * PAGE_ROWS
+    return Part(items[begin : begin + PAGE_ROWS], at, pages, len(items), begin + 1)

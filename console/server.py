@@ -1,0 +1,89 @@
+"""Listens, and ends with its streams. In a process of its own, or in a broker's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import uvicorn
+
+from ..client.access import Access
+from ..client.admin import AdminClient
+from .application import application
+from .config import STOP_S
+from .console import Console
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are their owner's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class ConsoleServer:
+    """`async with ConsoleServer("127.0.0.1:9876") as server: print(server.url)`
+
+    - `name_server`, `access`: the cluster, as for AdminClient.
+    - `host`, `port`: where to listen; 0 takes a free port. `hosts`: other names that browsers may ask it by.
+    - `read_only`: nothing can be changed.
+
+    Raises OSError if it cannot listen.
+    """
+
+    def __init__(
+        self,
+        name_server: str,
+        *,
+        access: Access | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        hosts: Sequence[str] = (),
+        read_only: bool = False,
+    ) -> None:
+        self._admin = AdminClient(name_server, access=access)
+        self._console = Console(self._admin, cluster=name_server, read_only=read_only)
+        self._host = host
+        self._socket = _listening(host, port)
+        config = uvicorn.Config(
+            application(self._console, hosts=(*hosts, host)),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=int(STOP_S),
+        )
+        self._server = _Uvicorn(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self._host, self._host)
+        return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        await self._console.__aenter__()
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="console")
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._console.__aexit__()  # ends the streams
+        self._server.should_exit = True
+        if self._serving is not None:
+            await asyncio.gather(self._serving, return_exceptions=True)
+        self._socket.close()
+        await self._admin.close()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=128)

@@ -1,0 +1,84 @@
+// Live parts of the page, the switch of themes, and keys. Every page works without this file, too.
+"use strict";
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
+
+function showTheme() {
+  const button = document.getElementById("theme");
+  button.setAttribute("aria-pressed", String(isDark()));
+}
+document.getElementById("theme").addEventListener("click", () => {
+  const theme = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = theme;
+  localStorage.setItem("theme", theme);
+  showTheme();
+});
+dark.addEventListener("change", showTheme);
+showTheme();
+
+// The server sends the HTML of a part under the part's id. It is escaped there: what arrives is as safe as the page.
+const parts = [...document.querySelectorAll("[data-live]")];
+const pulse = document.getElementById("pulse");
+const trouble = document.getElementById("trouble");
+let source = null;
+
+function setPulse(state, text) {
+  pulse.className = `pulse ${state}`;
+  pulse.setAttribute("aria-label", text);
+  pulse.title = text;
+}
+
+function isInUse(part) {
+  const selection = getSelection();
+  return !selection.isCollapsed && part.contains(selection.anchorNode);
+}
+
+function replace(part, html) {
+  if (isInUse(part)) return; // whoever is selecting text keeps it; the next change comes in a second
+  const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+  const open = [...part.querySelectorAll("details[open][id]")].map((item) => item.id);
+  const scrolled = [...part.querySelectorAll(".scroll")].map((item) => item.scrollLeft);
+  part.innerHTML = html;
+  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+  part.querySelectorAll(".scroll").forEach((item, index) => { item.scrollLeft = scrolled[index] ?? 0; });
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+}
+
+function start() {
+  if (source || !parts.length) return;
+  source = new EventSource(location.pathname + location.search);
+  source.addEventListener("open", () => setPulse("on", "live"));
+  source.addEventListener("error", () => setPulse("off", "the console does not answer"));
+  source.addEventListener("trouble", (event) => {
+    trouble.textContent = "";
+    trouble.insertAdjacentHTML("beforeend", event.data);
+    trouble.hidden = !event.data;
+  });
+  for (const part of parts) source.addEventListener(part.id, (event) => replace(part, event.data));
+}
+
+function stop() {
+  source?.close();
+  source = null;
+  setPulse("", "not live");
+}
+
+// A browser has six connections to a host: a page that nobody sees gives its own back.
+document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
+addEventListener("pagehide", stop);
+addEventListener("pageshow", start);
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("input, textarea, select")) return;
+  const field = document.querySelector('[data-key="/"]');
+  if (!field) return;
+  event.preventDefault();
+  field.focus();
+});
+for (const box of document.querySelectorAll("[data-all]")) {
+  box.addEventListener("change", () => {
+    for (const item of document.querySelectorAll(`input[name="${box.dataset.all}"]`)) item.checked = box.checked;
+  });
+}

@@ -1,0 +1,99 @@
+"""Numbers, times and names as people read them. Each is a filter of the templates."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from ..protocol.codes import Language
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+# Characters that change how a line is shown, or are not seen at all: a message may hold them.
+_INVISIBLE: Final = {
+    **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)},
+    **{
+        code: f"\\u{code:04x}"
+        for code in (0xAD, 0x061C, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
+    },
+}
+
+
+def number(value: float | None) -> str:
+    """`12,345`; with one decimal below 10 unless it is whole."""
+    if value is None:
+        return "–"
+    if isinstance(value, int) or value == int(value) or abs(value) >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.1f}"
+
+
+def size(value: float) -> str:
+    for unit in _UNITS[:-1]:
+        if abs(value) < 1024:
+            return f"{number(round(value, 1))} {unit}"
+        value /= 1024
+    return f"{number(round(value, 1))} {_UNITS[-1]}"
+
+
+def local_time(ms: int | None) -> str:
+    """In this machine's zone, with milliseconds."""
+    if not ms or ms <= 0:
+        return "–"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) + f".{ms % 1000:03d}"
+
+
+def clock_time(ms: int | None) -> str:
+    return local_time(ms).partition(" ")[2] or "–"
+
+
+def duration(ms: float | None) -> str:
+    """`340 ms`, `12 s`, `5 min`, `3 h`, `2 days`."""
+    if ms is None:
+        return "–"
+    if ms < 1000:
+        return f"{max(ms, 0):.0f} ms"
+    for limit, unit_ms, unit in ((120, 1000, "s"), (120, 60_000, "min"), (48, 3_600_000, "h")):
+        if ms / unit_ms < limit:
+            return f"{ms / unit_ms:.1f} {unit}" if ms / unit_ms < 10 else f"{ms / unit_ms:.0f} {unit}"
+    return f"{ms / 86_400_000:.0f} days"
+
+
+def age(ms: int | None) -> str:
+    """How long ago a time was."""
+    return "never" if not ms or ms <= 0 else f"{duration(max(time.time() * 1000 - ms, 0))} ago"
+
+
+def visible(text: str) -> str:
+    """Without characters that hide, or turn a line around: they are shown as escapes."""
+    return text.translate(_INVISIBLE)
+
+
+def short(name: str) -> str:
+    """A client id or host name with its begin and its end: what members differ in is at both."""
+    shown = visible(name)
+    return shown if len(shown) <= 30 else f"{shown[:16]}…{shown[-12:]}"
+
+
+def part(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="")
+
+
+def query(**values: object) -> str:
+    """`?name=value&...` of what is not empty."""
+    given = {name: str(value) for name, value in values.items() if value not in (None, "", False)}
+    return f"?{urlencode(given)}" if given else "?"
+
+
+_LANGUAGES: Final = {language.name: language.name.title() for language in Language} | {"CPP": "C++", "DOTNET": ".NET"}
+
+
+def client_version(ordinal: int) -> str:
+    """By Apache's MQVersion, where 4.9.0 is 393 and each release of 4.9 comes two later; other ordinals as they are."""
+    micro, is_snapshot = divmod(ordinal - 393, 2)
+    return f"4.9.{micro}" if 0 <= micro <= 9 and not is_snapshot else f"no. {ordinal}"
+
+
+def language(name: str) -> str:
+    return _LANGUAGES.get(name, name.title())

@@ -1,0 +1,92 @@
+"""A console before a real broker, asked over HTTP as a browser asks."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from rocketlet.console.server import ConsoleServer
+
+from ..conftest import Node
+
+_TOKEN = re.compile(r'name="token" value="([0-9a-f]{64})"')
+_HIDDEN = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
+
+
+@dataclass
+class Site:
+    """`url` without a slash at the end. The client keeps the cookie."""
+
+    url: str
+    http: httpx.AsyncClient
+
+    async def get(self, path: str, status: int = 200) -> str:
+        """The HTML of a page."""
+        answer = await self.http.get(self.url + path)
+        assert answer.status_code == status, answer.text
+        return answer.text
+
+    async def text(self, path: str, status: int = 200) -> str:
+        """What a page says, without tags."""
+        return plain(await self.get(path, status))
+
+    async def post(self, path: str, fields: Mapping[str, Any], **headers: str) -> httpx.Response:
+        """Sends a form as a browser does that shows a page of the console."""
+        found = {"origin": self.url, **headers}
+        return await self.http.post(self.url + path, data=dict(fields), headers=found)
+
+    async def change(self, form: str, path: str, **fields: Any) -> tuple[str, str]:
+        """Fills in the form at `form`, sends it to `path`, and confirms: what was asked, and what was done."""
+        token = token_of(await self.get(form))
+        asked = await self.post(path, {"token": token, **fields})
+        assert asked.status_code == 200, plain(asked.text)
+        confirmed = [(name, html.unescape(value)) for name, value in _HIDDEN.findall(asked.text)]
+        body = httpx.QueryParams([*confirmed, ("confirmed", "yes")])
+        headers = {"origin": self.url, "content-type": "application/x-www-form-urlencoded"}
+        done = await self.http.post(self.url + path, content=str(body), headers=headers, follow_redirects=True)
+        assert done.status_code == 200, plain(done.text)
+        notice = re.search(r'id="notice">(.*?)</p>', done.text)
+        assert notice, plain(done.text)
+        return plain(asked.text), html.unescape(notice[1])
+
+    async def stream(self, path: str) -> AsyncIterator[tuple[str, str]]:
+        """The live parts of a page as they come: name and HTML."""
+        headers = {"accept": "text/event-stream"}
+        async with self.http.stream("GET", self.url + path, headers=headers, timeout=60) as answer:
+            assert answer.status_code == 200
+            name, lines = "", list[str]()
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    name, lines = line[7:], []
+                elif line.startswith("data: "):
+                    lines.append(line[6:])
+                elif not line and name:
+                    yield name, "\n".join(lines)
+                    name = ""
+
+
+def plain(page: str) -> str:
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page))).strip()
+
+
+def token_of(page: str) -> str:
+    found = _TOKEN.search(page)
+    assert found, "the page has no form that changes something"
+    return found[1]
+
+
+@pytest.fixture
+async def site(node: Node) -> AsyncIterator[Site]:
+    async with ConsoleServer(node.address) as server, httpx.AsyncClient(timeout=60) as http:
+        yield Site(server.url, http)
+
+
+@pytest.fixture
+async def read_only_site(node: Node) -> AsyncIterator[Site]:
+    async with ConsoleServer(node.address, read_only=True) as server, httpx.AsyncClient(timeout=60) as http:
+        yield Site(server.url, http)
