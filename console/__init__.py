@@ -10,6 +10,7 @@ change      asks, does, and says what it did
 rotation    asks for one thing after another, at a cost that does not grow with them
 samples     groups and topics as they were seen last, and their lag over time
 group_watch a group that somebody looks at: its queues, owners, events and hand-overs
+oldest      when the first message of a queue was stored
 charts      lines and the picture of a rebalance, as SVG
 message_text  a body as text, JSON, MessagePack and hex
 text        numbers, times and names as people read them

@@ -15,13 +15,34 @@ from .change import Planner, change
 from .console import Console
 from .guard import Guard
 from .page import FOLDER, Handler, Page, page, rendered
-from .pages import groups
+from .pages import brokers, dead_letters, group_changes, groups, messages, topics
 
 _PAGES: dict[str, Handler] = {
     "/groups": groups.listed,
     "/groups/{group}": groups.shown,
+    "/groups/{group}/dead": dead_letters.listed,
+    "/groups/{group}/reset": group_changes.reset_form,
+    "/groups/{group}/settings": group_changes.settings,
+    "/new/group": group_changes.new,
+    "/topics": topics.listed,
+    "/topics/{topic}": topics.shown,
+    "/topics/{topic}/settings": topics.settings,
+    "/topics/{topic}/tail": messages.tailed,
+    "/new/topic": topics.new,
+    "/messages": messages.found,
+    "/messages/{topic}/{broker}/{queue:int}/{offset:int}": messages.shown,
+    "/brokers": brokers.listed,
+    "/brokers/{broker}": brokers.shown,
+    "/doctor": brokers.doctor,
 }
-_CHANGES: dict[str, Planner] = {}
+_CHANGES: dict[str, Planner] = {
+    "/new/group": group_changes.put,
+    "/groups/{group}/delete": group_changes.delete,
+    "/groups/{group}/reset": group_changes.reset,
+    "/groups/{group}/replay": dead_letters.replay,
+    "/new/topic": topics.put,
+    "/topics/{topic}/delete": topics.delete,
+}
 
 
 async def _home(request: Request) -> Response:

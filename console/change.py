@@ -27,7 +27,7 @@ CONFIRMED = "confirmed"
 @dataclass(frozen=True, slots=True)
 class Change:
     """`question` and `effects` describe it, `rows` (with `columns`) in numbers. `act` does it and says what it did; `then` is
-    where the user goes. `act` is None if there is nothing to do."""
+    where the user goes after it, `back` (default: there, too) instead of it. `act` is None if there is nothing to do."""
 
     question: str
     act: Callable[[], Awaitable[str]] | None
@@ -37,6 +37,7 @@ class Change:
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = field(default_factory=tuple)
     is_harmful: bool = False
+    back: str = ""
 
 
 Planner = Callable[[Request, Form], Awaitable[Change]]

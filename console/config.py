@@ -17,6 +17,7 @@ ASKING_SHARE: Final = 0.1  # of the time in which samples are asked for; with ma
 FIRST_SAMPLE_S: Final = 2.0  # how long a page waits for what was never seen
 LAG_POINTS: Final = 360  # of a group; an hour at one sample in 10 s
 
+MAX_OLDEST: Final = 10_000  # queues whose first message is known
 MAX_WATCHES: Final = 32  # groups that are looked at closely
 WATCH_INTERVAL_S: Final = 0.9
 FINDINGS_INTERVAL_S: Final = 5.0
@@ -27,11 +28,16 @@ TIMELINE_S: Final = (60, 300, 900)
 SHOWN_EVENTS: Final = 100
 SHOWN_HAND_OVERS: Final = 50
 
+MAX_QUEUES: Final = 1024  # of a topic that is created here
+MAX_RETRIES: Final = 1000
+MAX_RETRY_QUEUES: Final = 64
 MAX_FORM_BYTES: Final = 64 * 1024
 MAX_NOTICES: Final = 100
 MAX_FOUND: Final = 200  # messages of one search
+LISTED_TOPICS: Final = 500  # that a field suggests
 TAIL_MESSAGES: Final = 100  # that a tail keeps on the page
 TAIL_BATCH: Final = 200  # newest messages of a queue that a tail takes in one look; it names what it skips
 SHOWN_BODY_BYTES: Final = 64 * 1024
+SHOWN_HEX_BYTES: Final = 4096
 PREVIEW_CHARS: Final = 160
 MAX_REPLAY: Final = 10_000  # dead letters that are sent again at once

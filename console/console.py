@@ -11,6 +11,7 @@ from typing import Final, Self
 from ..client.admin import AdminClient
 from .config import MAX_NOTICES, MAX_WATCHES
 from .group_watch import GroupWatch
+from .oldest import Oldest
 from .rotation import Rotation
 from .samples import GroupSample, TopicSample, sample_group, sample_topic
 
@@ -24,6 +25,8 @@ class Console:
         self.read_only: Final = read_only
         self.groups = Rotation[GroupSample](self._group_names, partial(sample_group, admin))
         self.topics = Rotation[TopicSample](partial(admin.topics, system=True), partial(sample_topic, admin))
+        self.oldest = Oldest(admin)
+        self.examining = asyncio.Lock()  # one look at the whole cluster at a time
         self.closing = asyncio.Event()
         self.streams = 0
         self._watches: OrderedDict[str, GroupWatch] = OrderedDict()

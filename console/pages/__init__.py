@@ -1,5 +1,10 @@
 """The pages: one module for each section of the console.
 
-groups      groups, and one of them closely
-paging      a part of a long list
+groups         groups, and one of them closely
+group_changes  made, changed, deleted, offsets reset
+dead_letters   looked at, sent again
+topics         topics, and one of them; made, changed, deleted
+messages       found, followed, and one of them
+brokers        how they do; what is wrong in the cluster
+paging         a part of a long list
 """

@@ -1,0 +1,28 @@
+"""When the first message of a queue was stored: asked once for each, because it changes only when messages are deleted."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ..client.admin import AdminClient
+from ..protocol.bodies import Queue
+from .config import MAX_OLDEST
+
+
+class Oldest:
+    def __init__(self, admin: AdminClient) -> None:
+        self._admin = admin
+        self._known: OrderedDict[tuple[Queue, int], int] = OrderedDict()
+
+    async def of(self, queue: Queue, begin: int) -> int | None:
+        """The store time (ms) of the message at the queue's first offset; None if it is gone by now."""
+        found = self._known.get((queue, begin))
+        if found is not None:
+            return found
+        async for messages in self._admin.read(queue, begin, begin + 1):
+            for message in messages:
+                self._known[queue, begin] = message.store_ms
+                if len(self._known) > MAX_OLDEST:
+                    self._known.popitem(last=False)
+                return message.store_ms
+        return None

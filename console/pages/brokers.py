@@ -1,0 +1,117 @@
+"""Brokers: how they do, and what they are set to."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from ...client.diagnosis import Finding, diagnose
+from ...client.errors import ConfigError, RocketletError
+from ...protocol.bodies import BrokerData
+from ..console import Console
+from ..form import query_of
+from ..page import Page, console_of
+
+_SECRET = re.compile("secret|password|passwd|token|accesskey|credential", re.IGNORECASE)
+HIDDEN = "(not shown)"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`status` is empty for a broker that does not answer; `reason` says why then."""
+
+    broker: BrokerData
+    address: str
+    status: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def put_rate(self) -> float:
+        return self._rate("putTps")
+
+    @property
+    def get_rate(self) -> float:
+        return self._rate("getTransferedTps")  # Apache's spelling
+
+    def _rate(self, name: str) -> float:
+        """The first of three: over 10 s, a minute, ten minutes."""
+        return _float((self.status.get(name) or "0").split()[0])
+
+    @property
+    def disk_ratio(self) -> float:
+        return _float(self.status.get("commitLogDiskRatio") or "0")
+
+    @property
+    def log_bytes(self) -> int:
+        return self._int("commitLogMaxOffset") - self._int("commitLogMinOffset")
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._int("residentBytes")
+
+    @property
+    def leases(self) -> int | None:
+        return self._int("leases") if "leases" in self.status else None
+
+    @property
+    def started_ms(self) -> int:
+        return self._int("bootTimestamp")
+
+    def _int(self, name: str) -> int:
+        return int(_float(self.status.get(name) or "0"))
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+async def listed(request: Request) -> Page:
+    console = console_of(request)
+    brokers = await console.admin.brokers()
+    rows = await asyncio.gather(*(_row(console, broker) for broker in brokers))
+    return Page("brokers.html", {"rows": rows})
+
+
+async def _row(console: Console, broker: BrokerData) -> Row:
+    address = broker.addresses.get(0, "")
+    if not address:
+        return Row(broker, "", reason="it has no master")
+    try:
+        return Row(broker, address, await console.admin.broker_status(address))
+    except RocketletError as error:
+        return Row(broker, address, reason=str(error))
+
+
+async def shown(request: Request) -> Page:
+    console, name = console_of(request), request.path_params["broker"]
+    found = next((broker for broker in await console.admin.brokers() if broker.name == name), None)
+    if found is None:
+        raise ConfigError(f"no broker knows the name {name}: the name server has none that is called so")
+    row = await _row(console, found)
+    settings: Mapping[str, str] = {}
+    if row.status:
+        settings = await console.admin.broker_config(row.address)
+    return Page(
+        "broker.html",
+        {
+            "row": row,
+            "settings": {key: HIDDEN if _SECRET.search(key) else value for key, value in sorted(settings.items())},
+        },
+    )
+
+
+async def doctor(request: Request) -> Page:
+    """What is wrong in the whole cluster; looked for when it is asked for, because it asks about everything."""
+    console = console_of(request)
+    findings: list[Finding] | None = None
+    if query_of(request).text("look"):
+        async with console.examining:
+            findings = await diagnose(console.admin)
+    return Page("doctor.html", {"findings": findings})

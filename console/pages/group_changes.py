@@ -1,0 +1,158 @@
+"""What can be done with a group: created, changed, deleted, its offsets reset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from starlette.requests import Request
+
+from ...client.admin import OffsetChange, To
+from ...client.errors import ConfigError
+from ...protocol import names
+from ...protocol.bodies import GroupConfig, Queue
+from ..change import Change
+from ..config import MAX_RETRIES, MAX_RETRY_QUEUES, PAGE_ROWS
+from ..form import Form, query_of
+from ..page import Page, console_of
+from ..text import local_time, number, part
+
+
+async def new(request: Request) -> Page:
+    return Page("group_form.html", {"name": "", "config": GroupConfig(""), "members": 0})
+
+
+async def settings(request: Request) -> Page:
+    admin, name = console_of(request).admin, request.path_params["group"]
+    known = await admin.group_configs(name)
+    online = await admin.connections(name)
+    config = next(iter(known.values()), GroupConfig(name))
+    return Page("group_form.html", {"name": name, "config": config, "members": len(online)})
+
+
+async def put(request: Request, form: Form) -> Change:
+    """Creates a group, or changes its settings; those that the form does not have stay as they are."""
+    admin, name = console_of(request).admin, form.text("group")
+    fault = names.group_fault(name)
+    if fault:
+        return Change(f"The group cannot be made: {fault}", None, "/new/group", "")
+    known = await admin.group_configs(name)
+    before = next(iter(known.values()), GroupConfig(name))
+    config = replace(
+        before,
+        retry_max_times=form.number("retries", before.retry_max_times, most=MAX_RETRIES),
+        retry_queues=form.number("retry_queues", before.retry_queues, least=1, most=MAX_RETRY_QUEUES),
+        consume_enable=form.text("consume", "on") == "on",
+        strict=form.text("strict") == "on",
+    )
+
+    async def act() -> str:
+        await admin.create_group(config)
+        await console_of(request).groups.list(now=True)
+        return f"The group {name} {'was changed' if known else 'was created'}: {_words(config)}."
+
+    effects = [_words(config)[0].upper() + _words(config)[1:] + "."]
+    if known and before.consume_enable and not config.consume_enable:
+        effects.append("Its members get no more messages until you switch consumption on again.")
+    question = f"Change the group {name}?" if known else f"Create the group {name}?"
+    return Change(question, act, f"/groups/{part(name)}", "Change it" if known else "Create it", effects)
+
+
+def _words(config: GroupConfig) -> str:
+    consumes = "consumption on" if config.consume_enable else "consumption off"
+    strict = "refuses members with other subscriptions" if config.strict else "accepts members with other subscriptions"
+    return f"{config.retry_max_times} retries in {config.retry_queues} retry queues, {consumes}, {strict}"
+
+
+async def delete(request: Request, form: Form) -> Change:
+    console, name = console_of(request), request.path_params["group"]
+    group = await console.admin.group(name)
+
+    async def act() -> str:
+        await console.admin.delete_group(name)
+        console.forget_watch(name)
+        await console.groups.list(now=True)
+        return f"The group {name} and its offsets are deleted."
+
+    effects = [f"Its offsets of {number(len(group.progress))} queues are deleted: a new group of the name starts anew."]
+    if group.members:
+        effects.append(f"It has {len(group.members)} members now; they make it again. Stop them first.")
+    question, back = f"Delete the group {name}?", f"/groups/{part(name)}"
+    return Change(question, act, "/groups", "Delete it", effects, is_harmful=True, back=back)
+
+
+# Offsets
+
+
+async def reset_form(request: Request) -> Page:
+    name = request.path_params["group"]
+    group = await console_of(request).admin.group(name)
+    topics = {queue.topic for queue in group.progress}
+    topics |= {topic for known in group.connections.values() for topic in known.subscriptions}
+    mine = sorted(topic for topic in topics if not topic.startswith("%"))
+    values = {"group": name, "topics": mine, "topic": query_of(request).text("topic"), "members": len(group.members)}
+    return Page("reset.html", values)
+
+
+async def reset(request: Request, form: Form) -> Change:
+    admin, group = console_of(request).admin, request.path_params["group"]
+    topic = form.text("topic")
+    to = _place(form, topic)
+    changes = await admin.preview_reset(group, topic, to)
+    skipped, repeated = (sum(getattr(item, name) for item in changes.values()) for name in ("skipped", "repeated"))
+    effect = f"{number(skipped)} messages are skipped, {number(repeated)} are delivered again"
+
+    async def act() -> str:
+        done = await admin.reset(group, topic, to)
+        return f"The offsets of {group} in {topic} were set in {number(len(done))} queues: {effect}."
+
+    rows = [_row(*item) for item in list(changes.items())[:PAGE_ROWS]]
+    if len(changes) > PAGE_ROWS:
+        rows.append((f"and {number(len(changes) - PAGE_ROWS)} more", "", "", "", ""))
+    return Change(
+        f"Reset {group} in {topic} to {_named(to)}?",
+        act,
+        f"/groups/{part(group)}",
+        "Reset it",
+        [f"{effect}.", "Members that are connected go on from there at once."],
+        ("queue", "from", "to", "skips", "repeats"),
+        rows,
+        is_harmful=bool(skipped),
+    )
+
+
+def _row(queue: Queue, change: OffsetChange) -> tuple[object, ...]:
+    before = "none" if change.before is None else change.before
+    return f"{queue.broker_name}:{queue.queue_id}", before, change.after, change.skipped, change.repeated
+
+
+def _named(to: To) -> str:
+    if isinstance(to, int):
+        return local_time(to)
+    return {"first": "its first message", "last": "its end"}[to] if isinstance(to, str) else "the given offsets"
+
+
+def _place(form: Form, topic: str) -> To:
+    to = form.text("to", "last")
+    if to == "first":
+        return "first"
+    if to == "time":
+        time_ms = form.time_ms("time", -1)
+        if time_ms < 0:
+            raise ConfigError("time: say when, such as 2026-01-31T12:00")
+        return time_ms
+    return _offsets(form.text("offsets"), topic) if to == "offsets" else "last"
+
+
+def _offsets(text: str, topic: str) -> Mapping[Queue, int]:
+    """Lines of BROKER:QUEUE=OFFSET."""
+    found: dict[Queue, int] = {}
+    for line in filter(None, map(str.strip, text.replace(",", "\n").splitlines())):
+        place, _, offset = line.partition("=")
+        broker, _, queue_id = place.strip().rpartition(":")
+        if not broker or not queue_id.isdigit() or not offset.strip().isdigit():
+            raise ConfigError(f"offsets: {line[:80]!r} is not BROKER:QUEUE=OFFSET, such as broker-a:0=1234")
+        found[Queue(topic, broker, int(queue_id))] = int(offset)
+    if not found:
+        raise ConfigError("offsets: give a line BROKER:QUEUE=OFFSET for each queue")
+    return found

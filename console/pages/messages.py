@@ -1,0 +1,233 @@
+"""Messages: found by id, key, time or place; followed as they come; one of them, and where it was consumed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from ...client.admin import Topic
+from ...client.errors import ConfigError, TopicNotFound
+from ...client.message import Message
+from ...client.track import tracks
+from ...protocol import names
+from ...protocol.bodies import Queue
+from ..config import LISTED_TOPICS, MAX_FOUND, TAIL_BATCH, TAIL_MESSAGES
+from ..console import Console
+from ..form import Form, query_of
+from ..message_text import body_of, preview
+from ..page import Page, console_of, is_load
+from ..samples import now_ms
+from ..text import part
+
+WAYS = {"newest": "newest", "id": "message id", "key": "key", "time": "time", "offset": "queue and offset"}
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`href` is the message's own page, empty if its broker is not known."""
+
+    message: Message
+    href: str
+    preview: str
+
+
+async def found(request: Request) -> Page:
+    console, form = console_of(request), query_of(request)
+    topic, way = form.text("topic"), form.text("by", "newest")
+    rows = [row_of(message) for message in await _search(console, form)] if topic or form.text("value") else None
+    topics = [name for name in await console.topics.list(now=is_load(request)) if not names.is_made_by_brokers(name)]
+    return Page(
+        "messages.html",
+        {
+            "topic": topic,
+            "topics": topics[:LISTED_TOPICS],
+            "way": way if way in WAYS else "newest",
+            "ways": WAYS,
+            "limit": form.number("limit", 20, least=1, most=MAX_FOUND),
+            **{name: form.text(name) for name in ("value", "tags", "begin", "end", "broker", "queue", "offset")},
+            "rows": rows,
+            "most": MAX_FOUND,
+        },
+    )
+
+
+async def _search(console: Console, form: Form) -> list[Message]:
+    topic, way = form.text("topic"), form.text("by", "newest")
+    limit = form.number("limit", 20, least=1, most=MAX_FOUND)
+    tags = form.text("tags", "*")
+    if way == "id":
+        return await _by_id(console, form.text("value"), topic)
+    if not topic:
+        raise ConfigError("topic: name the topic to look in")
+    if way == "key":
+        key = form.text("value")
+        if not key:
+            raise ConfigError("value: give the key to look for")
+        begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
+        return (await console.admin.messages_with_key(topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit))[
+            -limit:
+        ]
+    if way == "time":
+        return await _by_time(console, topic, form, limit, tags)
+    if way == "offset":
+        queue = Queue(topic, form.text("broker"), form.number("queue", 0))
+        begin = form.number("offset", 0)
+        if queue not in (await console.admin.topic(topic)).ranges:
+            raise ConfigError(f"queue: the topic has no queue {queue}")
+        return await _read(console, queue, begin, begin + limit, tags)
+    return await newest(console, await console.admin.topic(topic), limit, tags)
+
+
+async def _by_id(console: Console, text: str, topic: str) -> list[Message]:
+    """A sender's id needs the topic; an offset id says itself where the message is."""
+    if not text:
+        raise ConfigError("value: give the message id to look for")
+    if topic:
+        copies = await console.admin.copies(text, topic)
+        if copies:
+            return copies
+    try:
+        message = await console.admin.message(text)
+    except ConfigError:
+        if topic:
+            return []
+        raise
+    return [] if message is None else [await _placed(console, message, text)]
+
+
+async def _placed(console: Console, message: Message, offset_id: str) -> Message:
+    """With the name of the broker that the id points to."""
+    masters = {broker.addresses.get(0, ""): broker.name for broker in await console.admin.brokers()}
+    host, port = message.record.store_host[:-4], message.record.store_host[-4:]
+    address = ".".join(map(str, host)) + f":{int.from_bytes(port, 'big')}" if len(host) == 4 else ""
+    name = masters.get(address) or (next(iter(masters.values())) if len(masters) == 1 else "")
+    return Message(message.record, message.queue._replace(broker_name=name), message.topic)
+
+
+async def _by_time(console: Console, name: str, form: Form, limit: int, tags: str) -> list[Message]:
+    """The first messages from a time on."""
+    topic = await console.admin.topic(name)
+    begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
+
+    async def one(queue: Queue) -> list[Message]:
+        span = topic.ranges[queue]
+        begin = max(await console.admin.offset_at(queue, begin_ms), span.begin)
+        messages = await _read(console, queue, begin, min(begin + limit, span.end), tags)
+        return [message for message in messages if begin_ms <= message.store_ms <= end_ms]
+
+    parts = await asyncio.gather(*(one(queue) for queue, span in topic.ranges.items() if span.begin < span.end))
+    return _in_time([message for some in parts for message in some])[:limit]
+
+
+async def newest(console: Console, topic: Topic, limit: int, tags: str) -> list[Message]:
+    """Up to `limit` messages, the newest of all queues, oldest first."""
+    parts = await asyncio.gather(
+        *(
+            _read(console, queue, max(span.begin, span.end - limit), span.end, tags)
+            for queue, span in topic.ranges.items()
+            if span.begin < span.end
+        )
+    )
+    return _in_time([message for some in parts for message in some])[-limit:]
+
+
+async def _read(console: Console, queue: Queue, begin: int, end: int, tags: str) -> list[Message]:
+    return [message async for some in console.admin.read(queue, begin, end, expression=tags) for message in some]
+
+
+def _in_time(messages: list[Message]) -> list[Message]:
+    return sorted(messages, key=lambda message: (message.store_ms, message.queue, message.queue_offset))
+
+
+def row_of(message: Message) -> Row:
+    return Row(message, href_of(message), preview(message))
+
+
+def href_of(message: Message) -> str:
+    queue = message.queue
+    if not queue.broker_name:
+        return ""
+    return f"/messages/{part(queue.topic)}/{part(queue.broker_name)}/{queue.queue_id}/{message.queue_offset}"
+
+
+async def at_place(console: Console, queue: Queue, offset: int) -> Message:
+    """Raises TopicNotFound for a place without a message."""
+    if queue in (await console.admin.topic(queue.topic)).ranges:
+        for message in await _read(console, queue, offset, offset + 1, "*"):
+            return message
+    raise TopicNotFound(
+        f"there is no message at {queue} {offset}; it may have been deleted, it is older than the topic keeps"
+    )
+
+
+async def shown(request: Request) -> Page:
+    console, given = console_of(request), request.path_params
+    queue = Queue(given["topic"], given["broker"], given["queue"])
+    message = await at_place(console, queue, given["offset"])
+    body = body_of(message)
+    wanted = query_of(request).text("as")
+    form = next((form for form in body.forms if form.name == wanted), body.forms[0])
+    host, port = message.born_host
+    return Page(
+        "message.html",
+        {
+            "message": message,
+            "queue": queue,
+            "body": body,
+            "form": form,
+            "born": f"{host}:{port}",
+            "tracks": await tracks(console.admin, message) if not queue.topic.startswith("%") else [],
+        },
+    )
+
+
+# The tail
+
+
+@dataclass(slots=True)
+class _Tail:
+    """Where an open page is in each queue, and what it shows."""
+
+    ends: dict[Queue, int]
+    messages: list[Message]
+    skipped: int = 0
+
+
+async def tailed(request: Request) -> Page:
+    """The newest messages, and each that comes, as long as the page is open."""
+    console, form = console_of(request), query_of(request)
+    name, tags, text = request.path_params["topic"], form.text("tags", "*"), form.text("text")
+    topic = await console.admin.topic(name)
+    tail: _Tail | None = getattr(request.state, "tail", None)
+    if tail is None:
+        ends = {queue: span.end for queue, span in topic.ranges.items()}
+        tail = request.state.tail = _Tail(ends, _holding(await newest(console, topic, TAIL_MESSAGES, tags), text))
+    else:
+        fresh = [message async for message in _fresh(console, topic, tail, tags)]
+        tail.messages = (tail.messages + _holding(_in_time(fresh), text))[-TAIL_MESSAGES:]
+    rows = [row_of(message) for message in reversed(tail.messages)]
+    shown = {"topic": name, "rows": rows, "tags": form.text("tags"), "text": text, "skipped": tail.skipped}
+    return Page("tail.html", shown)
+
+
+async def _fresh(console: Console, topic: Topic, tail: _Tail, tags: str) -> AsyncIterator[Message]:
+    """What came since the last look: of each queue the newest, if more came than a page can show."""
+    for queue, span in topic.ranges.items():
+        seen = tail.ends.get(queue, span.begin)
+        begin = max(seen, span.end - TAIL_BATCH)
+        tail.skipped += max(begin - seen, 0)
+        tail.ends[queue] = max(span.end, seen)
+        for message in await _read(console, queue, begin, span.end, tags) if begin < span.end else ():
+            yield message
+
+
+def _holding(messages: list[Message], text: str) -> list[Message]:
+    """Those whose body, keys or properties hold a text."""
+    if not text:
+        return messages
+    wanted = text.encode()
+    return [item for item in messages if wanted in item.record.body or text in item.record.properties]

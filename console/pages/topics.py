@@ -1,0 +1,198 @@
+"""Topics: all of them with their rates, and one with its queues, readers and producers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from ...client.admin import Topic
+from ...client.errors import RocketletError
+from ...protocol import names
+from ...protocol.admin_bodies import Range
+from ...protocol.bodies import Queue
+from .. import charts
+from ..change import Change
+from ..config import MAX_QUEUES
+from ..console import Console
+from ..form import Form, query_of
+from ..page import Page, console_of, is_load
+from ..samples import TopicSample
+from ..text import number, part
+from .paging import part_of
+
+SORTS = ("name", "rate", "messages", "last")
+PERMS = {6: "send and read", 4: "only read", 2: "only send", 0: "neither"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    sample: TopicSample | None
+    spark: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    queue: Queue
+    range: Range
+    oldest_ms: int | None
+
+    @property
+    def messages(self) -> int:
+        return self.range.end - self.range.begin
+
+
+async def listed(request: Request) -> Page:
+    console, form, now = console_of(request), query_of(request), is_load(request)
+    await console.topics.list(now=now)
+    sort, text = form.text("sort", "name"), form.text("q").lower()
+    known = [
+        name
+        for name in console.topics.names
+        if text in name.lower() and (form.text("system") or not names.is_made_by_brokers(name))
+    ]
+    if sort in SORTS[1:]:
+        known.sort(key=lambda name: -_figure(console, name, sort))
+    shown = part_of(known, form.number("page", 1))
+    await console.topics.show(shown.items, now=now)
+    samples = [item for name in known if (item := console.topics.found.get(name))]
+    return Page(
+        "topics.html",
+        {
+            "rows": [_row(console, name) for name in shown.items],
+            "part": shown,
+            "text": form.text("q"),
+            "system": form.text("system"),
+            "sort": sort if sort in SORTS else "name",
+            "rate": sum(item.rate or 0 for item in samples),
+            "messages": sum(item.messages for item in samples),
+        },
+    )
+
+
+def _figure(console: Console, name: str, sort: str) -> float:
+    sample = console.topics.found.get(name)
+    if sample is None:
+        return -1
+    return {"rate": sample.rate or 0, "messages": sample.messages, "last": sample.last_ms}[sort]
+
+
+def _row(console: Console, name: str) -> Row:
+    sample = console.topics.found.get(name)
+    return Row(name, sample, charts.spark(tuple(sample.rates)) if sample else "")
+
+
+async def shown(request: Request) -> Page:
+    console, form = console_of(request), query_of(request)
+    name = request.path_params["topic"]
+    await console.topics.show([name], now=is_load(request))
+    topic = await console.admin.topic(name)
+    readers = await console.admin.consumed_by(name)
+    await console.groups.show(readers[:50], now=is_load(request))
+    shown = part_of(list(topic.ranges), form.number("page", 1))
+    sample = console.topics.found.get(name)
+    return Page(
+        "topic.html",
+        {
+            "topic": topic,
+            "part": shown,
+            "rows": await asyncio.gather(*(_queue_row(console, topic, queue) for queue in shown.items)),
+            "sample": sample,
+            "chart": charts.lines(tuple(sample.rates), what="messages/s") if sample else None,
+            "readers": [(group, console.groups.found.get(group)) for group in readers],
+            "retention": await _retention(console, topic),
+            "producers": await _producers(console),
+            "perms": PERMS,
+        },
+    )
+
+
+async def _queue_row(console: Console, topic: Topic, queue: Queue) -> QueueRow:
+    span = topic.ranges[queue]
+    if span.begin == span.end:
+        return QueueRow(queue, span, None)
+    return QueueRow(queue, span, await console.oldest.of(queue, span.begin))
+
+
+async def _retention(console: Console, topic: Topic) -> dict[str, str]:
+    """For how many hours each broker of the topic keeps messages; without those that do not say."""
+    found: dict[str, str] = {}
+    for broker in await console.admin.brokers():
+        if broker.name in topic.config and 0 in broker.addresses:
+            try:
+                settings = await console.admin.broker_config(broker.addresses[0])
+            except RocketletError:  # its account may not ask
+                continue
+            if "fileReservedTime" in settings:
+                found[broker.name] = settings["fileReservedTime"]
+    return found
+
+
+async def _producers(console: Console) -> dict[str, int]:
+    """Connected producers by group. Brokers do not say what they send to."""
+    try:
+        return {group: len(members) for group, members in (await console.admin.producers()).items()}
+    except RocketletError:
+        return {}
+
+
+# Changes
+
+
+async def new(request: Request) -> Page:
+    brokers = [broker.name for broker in await console_of(request).admin.brokers()]
+    return Page("topic_form.html", {"name": "", "queues": 4, "perm": 6, "brokers": brokers, "perms": PERMS})
+
+
+async def settings(request: Request) -> Page:
+    topic = await console_of(request).admin.topic(request.path_params["topic"])
+    config = next(iter(topic.config.values()), None)
+    values = {"name": topic.name, "queues": config.read_queues if config else 4, "perm": config.perm if config else 6}
+    return Page("topic_form.html", {**values, "brokers": sorted(topic.config), "perms": PERMS})
+
+
+async def put(request: Request, form: Form) -> Change:
+    """Creates a topic, or changes it."""
+    admin, name = console_of(request).admin, form.text("topic")
+    fault = names.topic_fault(name)
+    if fault:
+        return Change(f"The topic cannot be made: {fault}", None, "/new/topic", "")
+    queues = form.number("queues", 4, least=1, most=MAX_QUEUES)
+    perm = form.number("perm", 6, most=7)
+    brokers = form.all("broker") or [broker.name for broker in await admin.brokers()]
+    known = name in await admin.topics(system=True)
+
+    async def act() -> str:
+        await admin.create_topic(name, queues=queues, perm=perm, brokers=brokers)
+        await console_of(request).topics.list(now=True)
+        done = "was changed to" if known else "was created with"
+        return f"The topic {name} {done} {queues} queues on {', '.join(brokers)}; clients may {PERMS.get(perm, perm)}."
+
+    effects = [f"{queues} queues on each of {', '.join(brokers)}. Clients may {PERMS.get(perm, perm)}."]
+    if known:
+        config = next(iter((await admin.topic(name)).config.values()), None)
+        if config and queues < config.read_queues:
+            effects.append(
+                f"It has {config.read_queues} queues now: messages in those beyond {queues} will not be read."
+            )
+    question = f"Change the topic {name}?" if known else f"Create the topic {name}?"
+    return Change(question, act, f"/topics/{part(name)}", "Change it" if known else "Create it", effects)
+
+
+async def delete(request: Request, form: Form) -> Change:
+    admin, name = console_of(request).admin, request.path_params["topic"]
+    topic = await admin.topic(name)
+    readers = await admin.consumed_by(name)
+
+    async def act() -> str:
+        await admin.delete_topic(name)
+        await console_of(request).topics.list(now=True)
+        return f"The topic {name} and its {number(topic.messages)} messages are deleted."
+
+    effects = [f"{number(topic.messages)} messages are deleted for good, on {', '.join(sorted(topic.config))}."]
+    if readers:
+        effects.append(f"These groups read it: {', '.join(readers)}.")
+    question, back = f"Delete the topic {name}?", f"/topics/{part(name)}"
+    return Change(question, act, "/topics", "Delete it", effects, is_harmful=True, back=back)
