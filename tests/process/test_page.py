@@ -8,8 +8,9 @@ from pathlib import Path
 
 import orjson
 import pytest
+from rocketlet.client.ownership import Ownership
 from rocketlet.demo.page import Panel, Span, write_page
-from rocketlet.demo.timeline import Mark, Ownership, Sample, Told, panel_of, read_told, strips_of
+from rocketlet.demo.timeline import Mark, Sample, Told, panel_of, read_told, strips_of
 
 from bench.churn import Handled, Run
 from bench.versus import panel_of as panel_of_run
