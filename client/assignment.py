@@ -89,6 +89,7 @@ class Assignment:
         except TimeoutError:
             log.warning("handlers_still_running", queue=str(queue), hint="their messages will be delivered again")
         self._tell_revoked(queue)
+        # A queue that was lost while its handlers ended is another's: what they did is not ours to commit.
         return None if process_queue.is_dropped else process_queue.commit_offset
 
     def lose_queue(self, queue: Queue) -> None:

@@ -99,6 +99,8 @@ class Workers:
         is_async = inspect.iscoroutinefunction(handler)
         if is_async or inspect.iscoroutinefunction(type(handler).__call__):
             return cast("Callable[[Any], Awaitable[Outcome]]", handler)
+        # As many threads as workers: a handler never waits for a thread, and the loop's own pool stays free for
+        # others.
         self._executor = ThreadPoolExecutor(self._concurrency, "rocketlet-handler")
         executor = self._executor
 
@@ -250,6 +252,8 @@ class Workers:
             outcome = _FAILED
             if not self._is_stopping:
                 _log_failure(run, error)
+        # The handler has ended, and cancelled its worker on the way: what it said counts, and another worker carries
+        # it out.
         if outcome is not None and _is_cancelled():
             run.outcome = outcome
             raise asyncio.CancelledError
@@ -259,6 +263,7 @@ class Workers:
         """Hands the run's messages back to the broker, those done before left out; False if it did not take all."""
         level = DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else outcome.delay_level
         process_queue = run.process_queue
+        # One by one: if the broker takes some and then fails, only the rest is handled again.
         for index in range(run.done, len(run.messages)):
             try:
                 await self._send_back(run.messages[index], level)

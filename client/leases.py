@@ -126,6 +126,7 @@ class Leases:
     async def acquire(self, wanted: Iterable[Queue]) -> None:
         """Locks and takes what can be had of these queues."""
         wanted = set(wanted)
+        # Perhaps locked, and not wanted any more: left alone, a lease would keep others out until it ends.
         await asyncio.gather(*map(self._unlock, self._doubtful - wanted))
         self._doubtful &= wanted
         free = wanted - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
@@ -139,6 +140,8 @@ class Leases:
             leases, offsets = await self._lock(connection, queues)
         except RocketletError as error:
             log.info("lock_failed", broker=broker_name, reason=str(error))
+            # Without an answer the broker may have locked them: in doubt, they are locked again or unlocked, but
+            # never owned.
             if not isinstance(error, RequestTimeout):
                 self._doubtful.difference_update(queues)
             return
@@ -283,6 +286,8 @@ class Leases:
     def suspend(self, address: str) -> None:
         """A broker's socket closed. Whether its queues are still ours is known when it has answered again."""
         for queue in self.owned:
+            # It may be the network or the broker. If the broker has seen the close, it has freed the queue (decision
+            # 6).
             if self._cluster.master(queue.broker_name) == address:
                 self._suspend(queue)
 

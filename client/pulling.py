@@ -109,6 +109,8 @@ class Puller:
         """What this pull commits. The broker takes it as the pull arrives, also one that it holds; if the pull fails it is
         said again. On Apache's broker the first commit of a queue goes alone (`GroupOffsets.store`)."""
         offset = process_queue.commit_offset
+        # Offsets of an Apache group that are the first of their topic can be lost if they arrive together (decision
+        # 16).
         is_known = process_queue.lease.epoch > 0 or process_queue.committed is not None
         is_news = offset != (process_queue.begin_offset if process_queue.committed is None else process_queue.committed)
         if not self._commits or not is_known or not is_news or process_queue.lease.is_over:

@@ -67,6 +67,8 @@ class Drain:
 
 def is_foreign(member: Member) -> bool:
     """Apache's push consumers in a group that shares queues: they do not say how they allocate."""
+    # Apache's pull consumers divide queues among themselves, and broadcasting ones share nothing: both are left
+    # alone.
     data = member.data
     return not data.strategy and data.message_model == "CLUSTERING" and data.consume_type == "CONSUME_PASSIVELY"
 
@@ -128,6 +130,7 @@ class Draining:
         if drain is not None and (drain.is_open or connection in drain.waiting):
             settled = self._settled.get(group.name, ())
             return lists.get(connection) or [client_id for client_id in client_ids if client_id in settled]
+        # To the end of the table: where two claim a queue, the list that was given last counts.
         lists.pop(connection, None)
         lists[connection] = client_ids
         return client_ids
@@ -144,6 +147,8 @@ class Draining:
         if drain is None or drain.moving.get(place) is not connection:
             return False
         if place in drain.waiting.get(connection, ()):
+            # A pull carries what its member has committed. Where that is what it asks for next, nothing of the queue
+            # is in its hands.
             if header.commit_offset >= header.queue_offset:
                 self._drained(header.consumer_group, drain, connection, place)
             elif header.commit_offset > drain.commits.get(place, -1):
@@ -173,6 +178,7 @@ class Draining:
             drain = self._drains.setdefault(group.name, Drain(self._clock.monotonic_s()))
             if drain.is_over:
                 drain.began_s = self._clock.monotonic_s()
+            # Until `_start` knows what moves, nobody may take anything: members allocate as soon as they are told.
             drain.is_open = True
             drain.waiting = {reader: places for reader, places in drain.waiting.items() if reader in group.members}
             self._progressed(group.name, drain)
@@ -232,6 +238,7 @@ class Draining:
         for connection, ids in self._given.get(group.name, {}).items():
             member = group.members.get(connection)
             if member is not None:
+                # Java's and Go's default strategy; a broker is not told of another (docs/rebalance.md).
                 readers |= dict.fromkeys(AVG.allocate(member.client_id, queues, names.sorted_ids(ids)), connection)
         return readers
 
@@ -249,12 +256,15 @@ class Draining:
     def _progressed(self, name: str, drain: Drain) -> None:
         if drain.timer is not None:
             drain.timer.cancel()
+        # A drain that progresses may go on, but not for ever: behind it the group's change waits.
         limit_s = max(min(DRAIN_LIMIT_S, drain.began_s + DRAIN_MAX_S - self._clock.monotonic_s()), 0.0)
         drain.timer = self._clock.call_later(limit_s, self._give_up, name, drain)
 
     def _give_up(self, name: str, drain: Drain) -> None:
         left = sorted(place for places in drain.waiting.values() for place in places)
         if left:
+            # Their messages are handled twice, as on Apache's broker. To wait longer would stop the whole group for
+            # one handler.
             log.warning("queues_moved_undrained", group=name, queues=left, hint="their handlers were still running")
         drain.waiting.clear()
         drain.is_open = False

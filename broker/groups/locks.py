@@ -80,6 +80,8 @@ class Locks:
     def save(self, sync: bool = False) -> None:
         """Keeps the leases. Raises StoreFull; they are then saved the next time."""
         if self._dirty:
+            # Apache's locks are not kept: its broker forgets them, too (RebalanceLockManager), and its clients lock
+            # again within 20 s.
             leases = [[*key, lock.client_id, lock.epoch] for key, lock in self._locks.items() if lock.handover]
             write_state(self._path, leases, sync=sync)
             self._dirty = False
@@ -97,7 +99,11 @@ class Locks:
         key = (request.group, queue.topic, queue.queue_id)
         lock = self._locks.get(key)
         if lock is not None and not lock.is_over(now_s):
+            # A renewal by an epoch that has ended must fail: its sender would go on reading what another had
+            # meanwhile (decision 6).
             asked_epoch = request.epochs.get(queue, lock.epoch)
+            # An id on a second open connection is a copied one, or a client whose old socket has not closed yet. It
+            # has to wait; Apache's locks know only the id.
             its_own = lock.connection is None or lock.connection is connection or not lock.handover
             if lock.client_id == request.client_id and its_own and asked_epoch == lock.epoch:
                 lock.renewed_s = now_s
@@ -105,6 +111,7 @@ class Locks:
                 self._note_key(connection, key)
                 return lock.epoch
             if request.handover and queue not in request.epochs:
+                # Told when the queue is free: a hand-over would otherwise last until its next try.
                 lock.waiters[connection] = None
                 self._note_key(connection, key)
             return None
@@ -117,6 +124,7 @@ class Locks:
         self._epoch += 1
         fresh = Lock(request.client_id, connection, self._epoch, request.handover, now_s)
         if lock is not None:
+            # Whoever waited for the former owner waits for this one now.
             fresh.waiters = {waiter: None for waiter in lock.waiters if waiter is not connection}
         self._locks[key] = fresh
         self._note_key(connection, key)
@@ -133,6 +141,7 @@ class Locks:
                 faults.append(f"{queue.topic}:{queue.queue_id} is not locked")
             elif lock.client_id != request.client_id or (lock.handover and lock.connection is not connection):
                 faults.append(f"{queue.topic}:{queue.queue_id} is locked by {lock.client_id} (epoch {lock.epoch})")
+            # An unlock that was long on its way must not free what its sender has locked again since.
             elif request.epochs.get(queue, lock.epoch) != lock.epoch:
                 faults.append(f"{queue.topic}:{queue.queue_id} has the epoch {lock.epoch} by now")
             else:
@@ -146,6 +155,8 @@ class Locks:
             if lock is None:
                 continue
             lock.waiters.pop(connection, None)
+            # Apache's locks outlive their connection, as on its broker, where only the member is dropped
+            # (ClientHousekeepingService).
             if lock.handover and lock.connection is connection:
                 self._free(key, "lock lost")
 
@@ -191,6 +202,7 @@ class Locks:
         """Why a commit may not be stored; None if it may. Only leases fence commits."""
         lock = self._locks.get((group, *queue))
         if lock is None or not lock.handover:
+            # Apache's clients send no epoch, and nothing fences them (ConsumerManageProcessor.updateConsumerOffset).
             return None if epoch is None else f"the queue {queue[0]}:{queue[1]} is not locked by this client"
         if lock.connection is not connection or (epoch is not None and epoch != lock.epoch):
             return f"the queue {queue[0]}:{queue[1]} is owned by {lock.client_id} (epoch {lock.epoch})"

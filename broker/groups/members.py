@@ -47,6 +47,8 @@ class Member:
         fresh = {item.topic: item for item in data.subscriptions}
         for topic, old in self.subscriptions.items():
             new = fresh.get(topic)
+            # The newer one stays, as in ConsumerGroupInfo.updateSubscription: versions are the times at which clients
+            # subscribed.
             if new is not None and new.version <= old.version:
                 fresh[topic] = old
         last = self.data
@@ -66,6 +68,7 @@ class ConsumerGroup:
         self.name = name
         self.members: dict[Connection, Member] = {}
         self.topics: set[str] = set()  # that a member subscribes to, or did so once
+        # what was reported, so that each disagreement is logged once
         self.reported: frozenset[str] = frozenset()
         self._places: dict[str | None, dict[str, int]] = {}
         self._seen_queues: dict[str, dict[str, int]] = {}
@@ -87,6 +90,7 @@ class ConsumerGroup:
     def client_ids(self, topic: str | None = None) -> list[str]:
         """The ids of the members that stay, each once; with a topic only those that subscribe to it."""
         staying = (member for member in self.members.values() if not member.data.leaving)
+        # Each id once: a client that reconnects has two connections until the old one is closed.
         ids = (member.client_id for member in staying if topic is None or topic in member.subscriptions)
         return list(dict.fromkeys(ids))
 
@@ -125,6 +129,7 @@ class ConsumerGroup:
             for member in self.members.values():
                 for broker_name, counts in member.data.queue_counts.items():
                     if topic in counts:
+                        # The largest number: a member with an old route must not hide queues from the others.
                         seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
         return seen
 
@@ -265,6 +270,8 @@ class ConsumerGroups:
             if member.update(data, now_s):
                 self._note_topics(group, member)
                 self._changed(group, "leaving" if data.leaving else "subscribed", member)
+            # Other queues of one member are no news to the rest: nobody is notified, or each rebalance would cause
+            # another.
             if member.has_news:
                 group.claimed(member)
                 queues = " ".join(map(str, data.assigned))
@@ -338,6 +345,7 @@ class ConsumerGroups:
 
     def expired(self) -> list[Connection]:
         """Connections that sent no heartbeat for 120 s, to be dropped and closed."""
+        # ConsumerManager.CHANNEL_EXPIRED_TIMEOUT
         limit = self._clock.monotonic_s() - HEARTBEAT_LIMIT_S
         silent = (
             connection

@@ -26,6 +26,7 @@ log = structlog.get_logger("rocketlet.delays")
 
 def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
     """What a record's index entry holds in its third field: its tag's hash; of a delayed one, when it is due."""
+    # As CommitLog.checkMessageAndReturnSize: the index alone says when something is due.
     if record.topic == SCHEDULE_TOPIC:
         return record.store_ms + levels_ms[min(record.queue_id, len(levels_ms) - 1)]
     return tag_code(record.properties)
@@ -75,6 +76,7 @@ class Delays:
 
     def level(self, wanted: int) -> int:
         """A level as asked, the highest at most."""
+        # CommitLog.putMessage: a level beyond the highest is the highest
         return min(wanted, len(self._levels_ms))
 
     def due_ms(self, level: int, now_ms: int) -> int:
@@ -121,6 +123,7 @@ class Delays:
     def _deliver_due(self, level: int) -> None:
         store, queue = self._store, self.queue(level)
         offset = max(self.progress.get(level, 0), queue.begin)
+        # Thousands may be due in the same ms; the other clients' requests come between.
         end = min(queue.next, offset + DELAY_DELIVERIES_AT_ONCE)
         with self._appender.batch() as now_ms:
             while offset < end and queue.entry(offset)[2] <= now_ms:
@@ -132,6 +135,7 @@ class Delays:
                     self.set_aside += 1
                     log.error("delayed_message_set_aside", level=level, offset=offset, reason=str(error))
                 offset += 1
+        # Only now: if the batch was rolled back, all of it is delivered again.
         self.progress[level] = offset
         self._dirty = True
 

@@ -38,11 +38,14 @@ class HeldPull:
         """Whether a message that may match has arrived since the last look."""
         queue = self.queue
         if queue.next <= self.seen:
+            # A queue that ends before what the client has seen was deleted and made anew: it must hear of that.
             return self.seen > queue.next
         if self.subscription is None or self.subscription.takes_all:
             return True
         while self.seen < queue.next:
             entries = queue.entries(max(self.seen, queue.begin), 1024)
+            # Hashes of tags; two tags may share one. The client compares the tags themselves, as with Apache's
+            # broker.
             if any(self.subscription.matches_code(code) for _, _, code in iter_unpack(">QIq", entries)):
                 return True
             self.seen += len(entries) // 20

@@ -145,6 +145,7 @@ class Topics:
         except Exception:
             self._restore(topic.name, before)
             raise
+        # Only after it is kept: name servers must not tell of a topic that a restart would forget.
         self._on_change(topic)
         return topic
 
@@ -184,6 +185,7 @@ class Topics:
         pattern = self._topics.get(template)
         if pattern is None or not pattern.perm & PERM_INHERIT:
             return None
+        # TopicConfigManager.createTopicInSendMessageMethod: as many as the client asks for, the template's at most.
         count = max(min(queues, pattern.write_queues), 1)
         return self.put(
             replace(pattern, name=name, read_queues=count, write_queues=count, perm=PERM_READ_WRITE), position

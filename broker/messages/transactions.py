@@ -29,6 +29,7 @@ from .appender import Appender
 
 log = structlog.get_logger("rocketlet.transactions")
 
+# MessageConst's names; producers set the second to be asked later, or sooner
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 CHECK_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
@@ -95,6 +96,7 @@ class Transactions:
         """Raises StoreFull; the state is then saved the next time."""
         if not self._dirty:
             return
+        # Everything before is decided, so the next start reads from here (decision 11).
         first = min(self._halves, default=self.half_queue.next)
         if not self._halves:
             self._op_begin = self._op_queue.next
@@ -115,6 +117,8 @@ class Transactions:
         offset = header.tran_state_table_offset
         half = self._halves.get(offset)
         record = self._store.record_at(header.commit_log_offset)
+        # EndTransactionProcessor.checkPrepareMessage: a producer ends only what its own group has prepared, and both
+        # positions must fit.
         if record is None or record.topic != names.HALF_TOPIC or record.queue_offset != offset:
             return f"no half message is at {header.commit_log_offset} with the queue offset {offset}"
         if half is not None and half.position != header.commit_log_offset:
@@ -128,6 +132,7 @@ class Transactions:
         return None
 
     def _resolve(self, offset: int, record: Record, *, commits: bool, target: tuple[str, int] | None = None) -> None:
+        # TransactionalMessageUtil.REMOVETAG: Apache's tools read these notes
         text = f"{props.TAGS}{props.NAME_END}d"
         with self._appender.batch():  # the message and the note of its outcome: both or none
             if commits:
@@ -181,6 +186,8 @@ class Transactions:
             log.warning(
                 "transaction_set_aside", topic=real_queue(record)[0], checks=half.checks, hint="it has no outcome"
             )
+            # As DefaultTransactionalMessageCheckListener.resolveDiscardMsg: kept for somebody to look at, not
+            # delivered.
             self._resolve(offset, record, commits=True, target=(names.CHECK_MAX_TIME_TOPIC, 0))
         else:
             self._ask(half, record)
@@ -198,6 +205,7 @@ class Transactions:
         )
         if connection is None:
             return
+        # Counted before the answer: a producer that dies of each question must not be asked for ever.
         half.checks += 1
         self._dirty = True
         key = props.find(record.properties, props.UNIQUE_KEY)

@@ -75,12 +75,15 @@ class Routes:
                 raise LimitExceeded(f"this name server knows {MAX_BROKERS} brokers; no more")
             broker = self._brokers[name] = _Broker(cluster)
             log.info("broker_registered", broker=name, cluster=cluster, address=address)
+        # RouteInfoManager.registerBroker: an address is one broker. A slave that became the master registers as
+        # another number.
         for former in [number for number, other in broker.addresses.items() if other == address]:
             del broker.addresses[former]
         if len(broker.addresses) >= MAX_BROKER_ADDRESSES and broker_id not in broker.addresses:
             raise LimitExceeded(f"the broker {name} has {MAX_BROKER_ADDRESSES} addresses; no more")
         broker.addresses[broker_id] = address
         known = self._addresses.get(address)
+        # Only a master speaks for the topics, and only when its version says that they have changed.
         if broker_id == 0 and (known is None or known.version != version):
             fresh = {
                 topic.name: QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
@@ -128,6 +131,7 @@ class Routes:
 
     def expire(self) -> list[Connection]:
         """Forgets brokers that were silent for 120 s and returns their connections, to be closed."""
+        # RouteInfoManager.BROKER_CHANNEL_EXPIRED_TIME
         limit = self.clock.monotonic_s() - HEARTBEAT_LIMIT_S
         silent = {
             address: entry.connection
@@ -196,6 +200,7 @@ class Routes:
         if broker is None:
             return 0
         for topic, queues in broker.topics.items():
+            # RouteInfoManager.operateWritePermOfBroker: until the broker registers other topics, as there.
             perm = PERM_READ_WRITE if allowed else queues.perm & ~PERM_WRITE
             broker.topics[topic] = replace(queues, perm=perm)
         return len(broker.topics)

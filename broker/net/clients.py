@@ -53,6 +53,7 @@ class Clients:
         for group in self._groups.pop(connection, ()):
             self.forget_producer(group, connection)
         for client_id in self._ids.pop(connection, ()):
+            # A client that has reconnected is known by its new connection already.
             if self._by_id.get(client_id) is connection:
                 del self._by_id[client_id]
         for opaque in list(self._asked.get(connection, ())):

@@ -209,6 +209,7 @@ class Connection(asyncio.Protocol):
             self._later.pop(0)()
         if self.is_paused:
             return
+        # In the order in which they came: a client may rely on it, as with one that is read at once.
         kept, self.kept = self.kept, []
         if kept:
             self._serve(kept)

@@ -85,6 +85,7 @@ class Dispatch:
         try:
             for index, frame in enumerate(frames):
                 if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
+                    # To ask the clock for each send would cost more than it saves.
                     if index & 15 == 15 and time.perf_counter() > end_s:
                         connection.put_off(frames[index:])
                         break
@@ -93,6 +94,7 @@ class Dispatch:
                 if index and time.perf_counter() > end_s:
                     connection.put_off(frames[index:])
                     break
+                # Another request of the same client must see what it sent before.
                 if sends is not None and sends.staged:
                     self._settle(sends, connection, out, began_s)
                     out = []

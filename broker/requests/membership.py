@@ -25,6 +25,7 @@ log = structlog.get_logger("rocketlet.groups")
 
 def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     beat = bodies.decode_heartbeat(frame.body)
+    # All names first: a heartbeat that is refused registers nothing.
     for consumer in beat.consumers:
         fault = names.group_fault(consumer.group)
         if fault:
@@ -84,6 +85,7 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
         else:
             client_ids = broker.draining.given(group, connection, group.companions(connection))
     if not client_ids:
+        # ConsumerManageProcessor.getConsumerListByGroup: Apache's clients keep their queues when they get this.
         remark = f"no consumer for this group, {header.consumer_group}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     detail = frame.ext.get(EXT_DETAIL)
@@ -117,6 +119,7 @@ def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, body=group_bodies.encode_locked({}), remark=fault)
     epochs = broker.locks.lock(request, connection)
+    # A queue taken anew: with its offset a member can begin without another request.
     if not request.handover or request.epochs:
         return answer(frame, body=group_bodies.encode_locked(epochs))
     found = {queue: broker.offsets.get(request.group, queue.topic, queue.queue_id) for queue in epochs}
@@ -132,6 +135,7 @@ def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     if request.offsets:
         return _commit_and_unlock(broker, connection, frame, request)
     faults = broker.locks.unlock(request, connection)
+    # Apache's clients expect success whatever was locked: their broker says nothing else.
     if faults and request.handover:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"not unlocked: {'; '.join(faults)}")
     return answer(frame)

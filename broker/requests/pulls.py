@@ -38,6 +38,7 @@ log = structlog.get_logger("rocketlet.pulls")
 def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: int = 1) -> Buffers | None:
     header = read(PullMessage, frame.ext)
     try:
+        # In the order of Apache's PullMessageProcessor: clients react to the code of the first fault.
         _check_group_and_topic(broker, header)
         subscription = _subscription(broker, connection, header)
     except Refused as refusal:
@@ -45,6 +46,7 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
             broker.clock.call_later(SUBSCRIPTION_LOOK_S, _look_again, broker, connection, frame, attempt + 1)
             return None
         raise
+    # Whatever the read will find, as in PullMessageProcessor.
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
     if header.sys_flag & codes.PULL_SUSPEND and broker.draining.holds_back(connection, header):
@@ -63,6 +65,7 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
     broker.watch.pulled(connection, header.consumer_group, header.topic, header.queue_id)
     queue = broker.store.queue(header.topic, header.queue_id)
     wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
+    # Only at the very end. An offset beyond it is wrong: the client is told at once, so that it corrects it.
     if wants_hold and queue.next == header.queue_offset:
         small = frame._replace(body=b"")  # nothing that a client adds is held with it
         pull = HeldPull(
@@ -233,6 +236,7 @@ def _read(
     if end == 0:
         if offset:
             _note_moved(broker, header, 0)
+        # PullMessageProcessor, NO_MESSAGE_IN_QUEUE: an empty queue is nothing to correct for who begins at 0.
         code = ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
         return _nothing(frame, code, "NO_MESSAGE_IN_QUEUE", 0, begin, end)
     if offset == end:

@@ -118,12 +118,14 @@ class Sends:
         if topic is None or name in names.UNSENDABLE_TOPICS:
             topic = self._topic(header)
         queue_id = header.queue_id
+        # AbstractSendMessageProcessor.msgCheck: a queue that may only be read is legal, too.
         if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"request queueId[{queue_id}] is illegal, {name} has {topic.write_queues} queues",
             )
         if queue_id < 0:
+            # As SendMessageProcessor: a client may leave the choice to the broker.
             queue_id = random.randrange(topic.write_queues or 1)
         if header.batch:
             return self._place_batch(connection, frame, header, name, queue_id)
@@ -137,9 +139,12 @@ class Sends:
             name, queue_id, text = self._retried(header, name, queue_id, text)
         is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
         if _WAIT_MARK in text and _DELAY_MARK not in text and not is_half:
+            # Apache's Java client sets WAIT=true in each message, and its broker does not store it either
+            # (SendMessageProcessor).
             text = props.without(text, props.WAIT)
         text = text + self._cluster_end if text and text[-1] != props.PAIR_END else text + self._cluster_text
         level = 0
+        # A half message is not delayed, as in Apache's CommitLog.putMessage: its producer ends it when it wants.
         if _DELAY_MARK in text and not is_half:
             level = _delay_level(text, self._broker.delays)
         code = tag_code(text) if _TAGS_MARK in text else 0
@@ -187,6 +192,7 @@ class Sends:
         settings = self._broker.group_configs.ensure(group)
         if settings is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
+        # SendMessageProcessor.handleRetryAndDLQ: the client's limit counts before the group's.
         limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
         if header.reconsume_times < limit:
             return name, queue_id, text
@@ -257,6 +263,7 @@ def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     if settings is None:
         remark = f"subscription group [{header.group}] does not exist"
         return answer(frame, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark=remark)
+    # A group without retries: Apache's broker says success, too, and the message is gone.
     if settings.retry_queues <= 0:
         return answer(frame)
     record = broker.store.record_at(header.offset)
@@ -265,6 +272,7 @@ def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
     given_up = record.reconsume_times >= limit or header.delay_level < 0
+    # Each try waits a level longer, from 3 (10 s) on: SendMessageProcessor.asyncConsumerSendMsgBack.
     level = 0 if given_up else broker.delays.level(header.delay_level or 3 + record.reconsume_times)
     with broker.appender.batch():
         _stage_again(broker, header, record, settings, level)
@@ -290,7 +298,9 @@ def _stage_again(broker: Broker, header: SendBack, record: Record, settings: Gro
 
 def _sent_back(record: Record, header: SendBack) -> str:
     """The properties of a message that was sent back: where it comes from, and no delay of its own."""
+    # A delay of its own has passed; left in, it would be delayed by it again.
     text = props.without(props.without(record.properties, props.DELAY), props.WAIT)
+    # The first topic and the first id stay through all retries: by them a message is known again.
     if props.find(text, props.RETRY_TOPIC) is None:
         text = props.appended(text, props.RETRY_TOPIC, record.topic)
     if props.find(text, props.ORIGIN_MESSAGE_ID) is None:

@@ -77,6 +77,7 @@ class Reader:
         if sum(sizes) > PULL_BYTES:
             kept = max(bisect_right(list(itertools.accumulate(sizes)), PULL_BYTES), 1)
             positions, sizes, count = positions[:kept], sizes[:kept], kept
+        # An index entry without a size stands for a message that was lost; below `checked_from` damage is possible.
         if positions[0] >= self.checked_from and 0 not in sizes:
             try:
                 return Fetched(self._read_records(positions, sizes), count, offset + count)
@@ -132,6 +133,7 @@ class Reader:
         total = sum(sizes)
         if end - begin == total:
             return [self._log.read(begin, total)]
+        # One read over small gaps is cheaper than one for each run of records.
         if end - begin <= 2 * total + READ_GAP_BYTES:
             data = memoryview(self._log.read(begin, end - begin))
             return [data[at - begin : at - begin + size] for at, size in zip(positions, sizes, strict=True)]

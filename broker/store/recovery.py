@@ -184,6 +184,7 @@ class Recovery:
         known_end = max(start, self._known_end if self._known_end < log.end + _FAR_BYTES else 0)
         if known_end > log.end:
             self._damage.append(Damage(log.end, known_end - log.end))
+        # A power cut took the end of the log, and the checkpoint is newer: indexes go back to where the log still is.
         if start > log.end:
             start = min([log.end, *(queue.cut_from(log.end) for queue in self._queues.values())])
         return log.begin if self._rebuilt else max(start, log.begin)
@@ -197,6 +198,7 @@ class Recovery:
                 return
             queue = self._queue(*key)
             queue.restart(0)  # whatever files it has, no checkpoint speaks for them
+        # Indexed already, or of an earlier topic with this name, which was deleted.
         if record.queue_offset < queue.next or record.physical_offset < self._since[record.topic]:
             return
         if record.queue_offset > queue.next:
