@@ -2,6 +2,7 @@
 
 frame       one frame: length, serialize type, header, body; the reader that cuts a byte stream into frames
 headers     the extension fields of a header, for each request code
+sent        the answer to a send
 extents     where queues begin and end: a request of our own
 bodies      JSON bodies; fastjson_text reads what fastjson writes although JSON forbids it
 message     the message record, the same on disk and on the wire; ids

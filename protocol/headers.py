@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 from .frame import Ext, ExtValue
 
+_new_tuple: Final = tuple.__new__  # a NamedTuple's own constructor costs twice as much
 H = TypeVar("H", bound=tuple[Any, ...])
 
 
@@ -380,7 +381,7 @@ def write(header: tuple[Any, ...]) -> dict[str, ExtValue]:
 def read_send_v2(ext: Ext) -> SendMessage:
     """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE, whose keys are single letters. Spelled out: it is read per message."""
     try:
-        return SendMessage(
+        fields = (
             str(ext["a"]),
             str(ext["b"]),
             str(ext["c"]),
@@ -397,6 +398,7 @@ def read_send_v2(ext: Ext) -> SendMessage:
         )
     except (KeyError, ValueError, TypeError) as error:
         raise HeaderError(f"the header field {error} is missing or is not a number") from None
+    return _new_tuple(SendMessage, fields)
 
 
 def _boolean(value: ExtValue) -> bool:

@@ -10,16 +10,17 @@ import structlog
 from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.bodies import GroupConfig, TopicConfig
-from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
-from ...protocol.frame import MSGPACK, Ext, ExtValue, Frame, encode_msgpack
+from ...protocol.codes import ONEWAY_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
+from ...protocol.frame import Ext, Frame
 from ...protocol.headers import SendBack, SendMessage, read, read_send_v2
 from ...protocol.message import MAX_BODY_BYTES, MessageError, Record
+from ...protocol.sent import encode_sent
 from ...protocol.subscription import tag_code
 from ..broker import Broker
 from ..config import REGION
 from ..messages.delays import Delays
 from ..messages.transactions import with_real_queue
-from ..net.answers import JAVA, Buffers, Refused, answer
+from ..net.answers import Buffers, Refused, answer, reply_type
 from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 from ..store.store import StoreFull
@@ -98,19 +99,13 @@ class Sends:
             if item.is_half:
                 broker.transactions.expect(item.queue_offset, item.position, broker.store.now_ms)
             if not item.frame.flag & ONEWAY_FLAG:
-                out += self._accepted(item)
+                out.append(self._accepted(item))
         return out
 
-    def _accepted(self, item: Staged) -> Buffers:
+    def _accepted(self, item: Staged) -> bytes:
         frame, position, queue_id, queue_offset, message_ids = item[:5]
-        ext: dict[str, ExtValue] = {
-            "msgId": message_ids or f"{self._host_hex}{position:016X}",
-            "queueId": queue_id,
-            "queueOffset": queue_offset,
-        }
-        if frame.serialize_type == MSGPACK:  # a Rocketlet client, which needs neither region nor trace switch
-            return [encode_msgpack(0, RESPONSE_FLAG, frame.opaque, JAVA, ext)]
-        return answer(frame, 0, {**ext, **REGION_EXT})
+        ids = message_ids or f"{self._host_hex}{position:016X}"
+        return encode_sent(reply_type(frame), frame.opaque, ids, queue_id, queue_offset, REGION)
 
     def _place(self, connection: Connection, frame: Frame, header: SendMessage) -> Staged:
         name = header.topic
