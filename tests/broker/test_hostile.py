@@ -60,15 +60,13 @@ async def test_what_a_failed_request_staged_is_not_stored(
 ) -> None:
     await create_topic(wire, "t")
     appender = node.broker.appender
-    stage, staged = appender.stage, []
+    stage_batch = appender.stage_batch
 
-    def failing(*args: Any, **fields: Any) -> Any:
-        staged.append(stage(*args, **fields))
-        if len(staged) == 2:
-            raise RuntimeError("planted")
-        return staged[-1]
+    def failing(*args: Any) -> Any:
+        stage_batch(*args)
+        raise RuntimeError("planted")
 
-    monkeypatch.setattr(appender, "stage", failing)
+    monkeypatch.setattr(appender, "stage_batch", failing)
     batch = b"".join(raw_batch_entry(body) for body in (b"one", b"two", b"three"))
     assert (await wire.call(RequestCode.SEND_BATCH_MESSAGE, send_v2(m=True), batch)).code == ResponseCode.SYSTEM_ERROR
     answer = await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"next")
