@@ -27,13 +27,13 @@ from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.testing.ports import free_port
 
 PATIENCE_S = 60.0
-PYRIGHT = "pyright@1.1.414"
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
+PYRIGHT = "pyright@1.1.414"
 
 os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "conf")  # children inherit it
 _LOGS = structlog.get_config()  # nothing has configured them yet
 
-WORKERS_PER_CORE = 3
+WORKERS_PER_CORE = 2
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -51,7 +51,8 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """More workers than cores: tests wait for other processes most of the time."""
+    """More workers than cores, because tests wait for other processes; not many more, because Spark gives up on a Python
+    process that has not answered after 10 s."""
     return WORKERS_PER_CORE * (os.cpu_count() or 1)
 
 
@@ -59,21 +60,22 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Side by side (`--dist loadgroup`), what shares a Spark session or a cluster of Apache's runs in one worker. What takes
     longest begins first, so that no worker is left alone with it at the end."""
+    order: dict[pytest.Item, int] = {}
     for item in items:
         shared = _shared(item)
         if shared:
             item.add_marker(pytest.mark.xdist_group(shared))
-    items.sort(
-        key=lambda item: (item.get_closest_marker("long") is None, item.get_closest_marker("xdist_group") is None)
-    )
+        is_long = item.get_closest_marker("long") is not None
+        order[item] = 0 if is_long else 1 if shared.startswith("spark") else 2 if shared else 3
+    items.sort(key=order.__getitem__)
 
 
 def _shared(item: pytest.Item) -> str:
-    """What takes long to start, and is shared by the tests that use it."""
+    """What is expensive to start, which several tests share. Spark has two sessions, for half of its tests each."""
     fixtures = getattr(item, "fixturenames", ())
     file = item.path.stem
     if "spark" in fixtures:
-        return f"spark {file}"
+        return "spark 1" if file in ("test_source", "test_faults") else "spark 2"
     if "system" in fixtures:
         return f"{file} {cast('pytest.Function', item).callspec.params['system']}"
     if item.get_closest_marker("pyright"):
