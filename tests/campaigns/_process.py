@@ -23,7 +23,10 @@ SUBSCRIBED = 4  # the pull brings its subscription
 class BrokerProcess:
     """`async with`: started, ready, and killed at the end if it still runs. `log` is what it wrote to stderr."""
 
-    def __init__(self, folder: Path, port: int, *options: str, open_files: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, port: int, *options: str, open_files: int | None = None, command: str = "start"
+    ) -> None:
+        self._command = command
         self._folder = folder
         self._port = port
         self._options = options
@@ -33,7 +36,16 @@ class BrokerProcess:
         self.log = b""
 
     async def __aenter__(self) -> BrokerProcess:
-        command = ["start", "--host", "127.0.0.1", "--port", str(self._port), "--no-vip", "--data", str(self._folder)]
+        command = [
+            self._command,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self._port),
+            "--no-vip",
+            "--data",
+            str(self._folder),
+        ]
         self._child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "rocketlet.command.cli", *command, *self._options,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=self._limit(),
@@ -58,6 +70,10 @@ class BrokerProcess:
         assert self._child is not None
         self._child.kill()
         self.log += (await self._child.communicate())[1]
+
+    def signal(self, number: int) -> None:
+        assert self._child is not None
+        self._child.send_signal(number)
 
     async def end(self) -> int:
         """SIGTERM; the exit code."""

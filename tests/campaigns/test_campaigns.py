@@ -8,7 +8,16 @@ import sys
 import orjson
 import pytest
 
-SHORT = {"frames": 3000, "files": 100, "power": 100, "disk": 60, "kill": 3, "descriptors": 2, "exhaustion": 8}
+SHORT = {
+    "frames": 3000,
+    "files": 100,
+    "power": 100,
+    "disk": 60,
+    "kill": 3,
+    "descriptors": 2,
+    "exhaustion": 8,
+    "chaos": 6,
+}
 
 
 @pytest.mark.parametrize("name", SHORT)
