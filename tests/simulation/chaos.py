@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .foreign import ForeignMember
     from .loop import Transport
     from .world import Member, Node, World
 
 
-def spare(world: World) -> Member | None:
+def spare(world: World) -> Member | ForeignMember | None:
     """A living member other than the first, which subscribes to everything."""
     others = [member for member in world.living()[1:] if member.is_awake]
     return world.rng.choice(others) if others else None
@@ -95,7 +96,7 @@ async def freeze(world: World) -> None:
         await freeze_member(world, member, stood_s)
 
 
-async def freeze_member(world: World, member: Member, stood_s: float) -> None:
+async def freeze_member(world: World, member: Member | ForeignMember, stood_s: float) -> None:
     world.note(f"{member.name} stands still")
     world.crashed()
     member.process.is_paused = True
@@ -115,7 +116,7 @@ async def silence(world: World) -> None:
         await silence_member(world, member, silent_s)
 
 
-async def silence_member(world: World, member: Member, silent_s: float) -> None:
+async def silence_member(world: World, member: Member | ForeignMember, silent_s: float) -> None:
     """What a member sends and is sent stays on the way; its sockets stay open."""
     world.note(f"{member.name} is not heard")
     world.crashed()
@@ -165,7 +166,7 @@ async def cut(world: World) -> None:
         await cut_member(world, member, world.rng.choice(member.process.transports))
 
 
-async def cut_member(world: World, member: Member, transport: Transport) -> None:
+async def cut_member(world: World, member: Member | ForeignMember, transport: Transport) -> None:
     world.note(f"{member.name} loses a connection")
     world.crashed()
     mine_s = world.rng.uniform(0, 2)

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from rocketlet.broker.config import HANDOVER_LEASE_S
+from rocketlet.broker.groups.draining import Draining
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.groups.members import ConsumerGroup, Member
+from rocketlet.broker.requests import offsets as requests_offsets
 from rocketlet.client import shares as shares_module
 from rocketlet.client.assignment import Assignment
 from rocketlet.client.cluster import Cluster
@@ -208,6 +210,9 @@ FAULTS: dict[str, list[Fault]] = {
     "commit-ahead": [(ProcessQueue, "commit_offset", property(lambda self: self.next_offset))],
     "commit-after-unlock": [(Leases, "_hand_over", _commit_after_unlock)],
     "commit-not-repeated": [(Assignment, "resume_queue", _resume_quietly)],
+    "foreign-commits-behind": [(requests_offsets, "stale_fault", lambda *about: None)],
+    "foreign-not-drained": [(Draining, "holds_back", lambda self, connection, header: False)],
+    "foreign-told-at-once": [(Draining, "is_kept_back", lambda self, group, connection: False)],
     "connection-loss-ignored": [(Membership, "_lost_connection", lambda self, address: None)],
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
     "epoch-kept": [(Locks, "expire", _expire_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
@@ -239,6 +244,9 @@ FAULTS: dict[str, list[Fault]] = {
 SCENARIO_OF = {
     "blind-newcomer": "broker-away",
     "epoch-kept": "member-away",
+    "foreign-commits-behind": "foreign-members",
+    "foreign-not-drained": "foreign-members",
+    "foreign-told-at-once": "foreign-members",
     "leave-stops-renewing": "long-hand-over",
     "lost-goes-on": "member-away",
     "no-deadline": "member-away",

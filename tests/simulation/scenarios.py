@@ -93,6 +93,18 @@ async def _lost_while_handled(world: World) -> None:
             await chaos.cut_member(world, member, world.rng.choice(member.process.transports))
 
 
+async def _foreign_members(world: World) -> None:
+    """Apache's members come and go beside ours, also several at once: whose handlers are quick, nothing is handled twice."""
+    for _ in range(3):
+        await asyncio.sleep(world.rng.uniform(1, 6))
+        for _ in range(world.rng.choice((1, 1, 2, 3))):
+            await asyncio.sleep(world.rng.choice((0, 0.002, 0.02)))
+            if world.rng.random() < 0.4:
+                world.spawn(chaos.someone_leaves(world))
+            else:
+                world.spawn(world.join(foreign=world.rng.random() < 0.7))
+
+
 async def _only_a_broker_stands(world: World) -> None:
     """Longer than a lease, and nobody comes or goes: nobody loses anything by it, so it is no excuse."""
     await asyncio.sleep(world.rng.uniform(2, 5))
@@ -106,6 +118,9 @@ SCENARIOS: dict[str, Scenario] = {
     "broker-away": Scenario({**_CALM, "brokers": 2}, _broker_away),
     "member-away": Scenario({"gentle": False, "members": 3, "handler_s": 0.2, "mixed": False}, _member_away),
     "lost-while-handled": Scenario({**_LONG, "gentle": False, "members": 3}, _lost_while_handled),
+    "foreign-members": Scenario(
+        {**_CALM, "brokers": 1, "orderly": False, "sticky": False, "mixed": False, "members": 2}, _foreign_members
+    ),
     "long-hand-over": Scenario({**_CALM, **_LONG, "members": 3}, _long_hand_over),
     "unheard-restart": Scenario({"gentle": False, "members": 3, "mixed": False}, _unheard_restart),
     "only-a-broker-stands": Scenario({**_CALM, "handler_s": 0.2}, _only_a_broker_stands),

@@ -36,6 +36,7 @@ from rocketlet.protocol.bodies import Queue, TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest
 
 from . import chaos
+from .foreign import ForeignMember
 from .loop import Process, SimLoop, virtual_time
 from .plan import LONGEST_HANDLER_S, Plan
 from .scenarios import SCENARIOS, scenario_of
@@ -107,6 +108,15 @@ class Member:
         """Whether it learns at once what happens to it: no second fault hides the first from it."""
         return not self.process.is_paused and not self.is_blind
 
+    def assignment(self) -> set[Queue]:
+        return self.consumer.assignment()
+
+    async def join(self) -> None:
+        await self.consumer.__aenter__()
+
+    async def leave(self) -> None:
+        await self.consumer.__aexit__()
+
     def believes_in(self, queue: Queue) -> bool:
         """Whether it takes the queue for its own, by its own clock."""
         process_queue = self.consumer.queues.get(queue)
@@ -133,15 +143,16 @@ class World:
         if played:
             self.plan = scenario_of(played, self.plan)
         self.loop = loop
-        self.members: list[Member] = []
+        self.members: list[Member | ForeignMember] = []
         self.trace: list[str] = []
-        self._handled: dict[tuple[str, str, int, int], list[tuple[float, Member]]] = defaultdict(list)
+        self._handled: dict[tuple[str, str, int, int], list[tuple[float, Member | ForeignMember]]] = defaultdict(list)
         self._long_handlers = 0
         self._granted: dict[Queue, int] = {}
         self._owners: dict[tuple[Queue, int], str] = {}
         self._bodies: Counter[bytes] = Counter()
         self._acknowledged: list[tuple[str, bytes]] = []
         self._crashes: list[float] = []
+        self._has_foreign = False
         self._numbers = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.nodes = [
@@ -161,18 +172,19 @@ class World:
     def taken(self, member: Member, queues: set[Queue]) -> None:
         for queue in queues:
             self.note(f"{member.name} takes {queue}")
-            others = [other for other in self.members if other is not member and other.believes_in(queue)]
+            ours = [other for other in self.members if isinstance(other, Member) and other is not member]
+            others = [other for other in ours if other.believes_in(queue)]
             guilty = [other.name for other in others if not other.is_blind and not other.process.is_dead]
             if guilty:
                 raise_later(Violation(f"{member.name} takes {queue}, which {guilty} has"))
 
-    def handled(self, member: Member, message: Message) -> None:
+    def handled(self, member: Member | ForeignMember, message: Message) -> None:
         queue = message.queue
         self.note(f"{member.name} handles {queue} {message.queue_offset}")
         if message.topic not in member.topics:
             raise_later(Violation(f"{member.name} gets a message of {message.topic}, to which it does not subscribe"))
         granted = self._granted.get(queue, 0)
-        if message.epoch < granted and not member.is_blind:
+        if isinstance(member, Member) and message.epoch < granted and not member.is_blind:
             fault = f"{member.name} begins {queue} {message.queue_offset} under the epoch {message.epoch}; it is at {granted}"
             raise_later(Violation(fault))
         times = self._handled[queue.topic, queue.broker_name, queue.queue_id, message.queue_offset]
@@ -185,11 +197,16 @@ class World:
 
     def _watch_offsets(self, broker: Broker) -> None:
         put = broker.offsets.put
+        owned: dict[tuple[str, int], int] = {}  # by leases' owners; foreign members may put each other back
 
         def checked(group: str, topic: str, queue_id: int, offset: int, **options: bool) -> None:
-            before = broker.offsets.get(group, topic, queue_id)
+            before = (
+                owned.get((topic, queue_id), 0) if self._has_foreign else broker.offsets.get(group, topic, queue_id)
+            )
             if before is not None and offset < before:
                 raise_later(Violation(f"the offset of {topic}:{queue_id} goes back from {before} to {offset}"))
+            if options.get("by_owner"):
+                owned[topic, queue_id] = offset
             put(group, topic, queue_id, offset, **options)
 
         broker.offsets.put = checked  # type: ignore[method-assign]
@@ -259,36 +276,42 @@ class World:
 
     # Members
 
-    async def join(self, topics: tuple[str, ...] | None = None) -> None:
+    async def join(self, topics: tuple[str, ...] | None = None, *, foreign: bool = False) -> None:
         if topics is None:
             topics = tuple(self.topics)
             if self.plan.mixed:
                 topics = tuple(self.rng.sample(self.topics, self.rng.randint(1, len(self.topics))))
-        member = Member(self, f"m{len(self.members)}", topics)
+        name = f"{'j' if foreign else 'm'}{len(self.members)}"
+        member: Member | ForeignMember
+        if foreign:
+            self._has_foreign = True
+            member = ForeignMember(self, name, topics, f"127.0.0.1:{NAME_SERVER_PORT}", GROUP)
+        else:
+            member = Member(self, name, topics)
         self.members.append(member)
         self.note(f"{member.name} joins {topics}")
         with member.process.running():
             task = asyncio.create_task(self._enter(member))
         await _done_or_dead(task, member.process)
 
-    async def _enter(self, member: Member) -> None:
+    async def _enter(self, member: Member | ForeignMember) -> None:
         while True:
             try:
-                await member.consumer.__aenter__()
+                await member.join()
                 return
             except RocketletError as error:
                 self.note(f"{member.name} cannot join: {error}")
                 member.has_left = True
                 return
 
-    async def leave(self, member: Member) -> None:
+    async def leave(self, member: Member | ForeignMember) -> None:
         self.note(f"{member.name} leaves")
         member.has_left = True
         with member.process.running():
-            task = asyncio.create_task(member.consumer.__aexit__())
+            task = asyncio.create_task(member.leave())
         await _done_or_dead(task, member.process)
 
-    def living(self) -> list[Member]:
+    def living(self) -> list[Member | ForeignMember]:
         return [member for member in self.members if not member.has_left and not member.process.is_dead]
 
     # Chaos
@@ -405,7 +428,7 @@ class World:
                         yield Queue(topic, node.name, number)
 
     def _queue_fault(self, broker: Broker, queue: Queue) -> str | None:
-        owners = [member.name for member in self.living() if queue in member.consumer.assignment()]
+        owners = [member.name for member in self.living() if queue in member.assignment()]
         if len(owners) != 1:
             return f"{queue} is owned by {owners}"
         stored = broker.store.queues.get((queue.topic, queue.queue_id))
@@ -416,7 +439,7 @@ class World:
     def _balance_fault(self) -> str | None:
         for topic in self.topics:
             shares = [
-                sum(queue.topic == topic for queue in member.consumer.assignment())
+                sum(queue.topic == topic for queue in member.assignment())
                 for member in self.living()
                 if topic in member.topics
             ]
