@@ -1,0 +1,19 @@
+"""Spans and metrics of OpenTelemetry for producers and consumers, with the W3C context in message properties.
+
+    from rocketlet.otel import TracedHandlers, TracedSends
+
+    Producer(name_server, middleware=[TracedSends()])
+    Consumer(name_server, "shop", "orders", handle, middleware=[TracedHandlers("shop")])
+
+Or nothing of this, and `opentelemetry-instrument python service.py`. The context travels in the properties `traceparent` and
+`tracestate`, where OpenTelemetry's agents for Java and Go look, too. Names follow OpenTelemetry's semantic conventions for
+messaging systems and RocketMQ.
+
+spans          what is recorded around sends and handlers
+instrumentor   adds it to every producer and consumer
+"""
+
+from .instrumentor import RocketletInstrumentor
+from .spans import TracedHandlers, TracedSends
+
+__all__ = ["RocketletInstrumentor", "TracedHandlers", "TracedSends"]

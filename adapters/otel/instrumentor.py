@@ -1,0 +1,42 @@
+"""`opentelemetry-instrument python service.py`, or `RocketletInstrumentor().instrument()`: every producer and
+consumer that is made from then on records spans and metrics, before their own middleware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
+from rocketlet.client import Consumer, Producer
+from wrapt import wrap_function_wrapper
+
+from .spans import TracedHandlers, TracedSends
+
+
+class RocketletInstrumentor(BaseInstrumentor):  # type: ignore[misc]
+    """`instrument(tracer_provider=..., meter_provider=...)` and `uninstrument()`."""
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        return ("rocketlet",)
+
+    def _instrument(self, **options: Any) -> None:
+        providers = {name: options.get(name) for name in ("tracer_provider", "meter_provider")}
+
+        def producing(
+            init: Callable[..., None], producer: Producer, given: tuple[Any, ...], named: dict[str, Any]
+        ) -> None:
+            init(*given, **named | {"middleware": [TracedSends(**providers), *named.get("middleware", ())]})
+
+        def consuming(
+            init: Callable[..., None], consumer: Consumer, given: tuple[Any, ...], named: dict[str, Any]
+        ) -> None:
+            group = given[1] if len(given) > 1 else named.get("group", "")
+            init(*given, **named | {"middleware": [TracedHandlers(group, **providers), *named.get("middleware", ())]})
+
+        self._inits = {kind: kind.__init__ for kind in (Producer, Consumer)}
+        wrap_function_wrapper("rocketlet.client.producer", "Producer.__init__", producing)
+        wrap_function_wrapper("rocketlet.client.consumer", "Consumer.__init__", consuming)
+
+    def _uninstrument(self, **options: Any) -> None:
+        for kind, init in self._inits.items():
+            kind.__init__ = init  # type: ignore[method-assign]
