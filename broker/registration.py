@@ -108,9 +108,12 @@ class Registration:
 
     async def _register_due(self) -> None:
         self._due_s = self._clock.monotonic_s() + REGISTER_INTERVAL_S
+        # A name server that has hung up may have restarted, with no routes: it hears all of them, the others what is
+        # new.
         changed, self._changed = self._changed, {}
         all_are_due = self._name_servers.any_is_fresh or not changed
         await self._register(list(self._topics) if all_are_due else list(changed.values()))
+        # After the name servers: a member that hears of it asks them, and must not get the former number of queues.
         for topic in changed.values():
             self._on_known(topic)
         if all_are_due:

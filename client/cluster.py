@@ -31,6 +31,7 @@ class Cluster:
 
     def __init__(self, name_server: str, access: Access | None = None) -> None:
         self._name_servers = parse_addresses(name_server)
+        # As NettyRemotingClient: clients that are configured alike do not all ask the first one.
         random.shuffle(self._name_servers)
         self._routes: dict[str, Route] = {}
         self._masters: dict[str, str] = {}
@@ -148,6 +149,8 @@ class Cluster:
         if route is not None:
             queues = publish_queues(topic, route)
         else:
+            # MQClientInstance.updateTopicRouteInfoFromNameServer: the queues that the broker will make, by the
+            # template's number or ours.
             template = await self.find_route(names.DEFAULT_TOPIC)
             queues = publish_queues(topic, template, default_queues) if template is not None else []
         if not queues:
@@ -166,6 +169,8 @@ class Cluster:
         """Address by broker name, of all brokers in the routes of the client's topics."""
         return {
             broker.name: broker.addresses[0]
+            # The template is on every broker of the cluster: its route would lead a member to brokers that it does
+            # not need.
             for topic, route in self._routes.items()
             if topic != names.DEFAULT_TOPIC
             for broker in route.brokers

@@ -143,13 +143,7 @@ class Consumer(Receiver):
             if broadcasting
             else Membership(cluster, group, self.subscriptions, assignment, start=start, strategy=strategy)
         )
-        self._commits = Commits(
-            group,
-            assignment.queues,
-            interval_s=commit_interval_s,
-            store=self._membership.commit,
-            spawn=assignment.spawn,
-        )
+        self._commits = self._make_commits(commit_interval_s)
         self._questions = Questions(cluster, self)
         self._workers: Workers | None = None
         self._began_ms = int(time.time() * 1000)
@@ -218,6 +212,11 @@ class Consumer(Receiver):
             on_messages=self._take,
             on_moved=self._correct_offset,
         )
+
+    def _make_commits(self, interval_s: float) -> Commits:
+        assignment = self._assignment
+        store, spawn = self._membership.commit, assignment.spawn
+        return Commits(self.group, assignment.queues, interval_s=interval_s, store=store, spawn=spawn)
 
     def _make_workers(self, handler: Handler) -> Workers:
         return Workers(

@@ -49,6 +49,7 @@ class Averagely:
 
     def allocate_at(self, index: int, members: int, queues: Sequence[Queue]) -> list[Queue]:
         total = len(queues)
+        # AllocateMessageQueueAveragely: what does not divide goes to the first members, one queue each.
         rest = total % members
         size = 1 if total <= members else total // members + (1 if index < rest else 0)
         start = index * size if index < rest else index * size + rest
@@ -94,6 +95,7 @@ class MachineRoom:
             return []
         near = [queue for queue in queues if self._room(queue) in self.rooms]
         index, (quotient, rest) = client_ids.index(client_id), divmod(len(near), len(client_ids))
+        # AllocateMessageQueueByMachineRoom: even shares first, then what is left, one queue each.
         mine = near[quotient * index : quotient * (index + 1)]
         if index < rest:
             mine.append(near[quotient * len(client_ids) + index])
@@ -160,6 +162,7 @@ class ConsistentHash:
     def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
         if client_id not in client_ids:
             return []
+        # ConsistentHashRouter: ten points for a member by default, at the first four bytes of an MD5.
         ring = {_ring_hash(f"{item}-{number}"): item for item in client_ids for number in range(self.virtual_nodes)}
         points = sorted(ring)
         return [queue for queue in queues if ring[_next(points, _ring_hash(_queue_text(queue)))] == client_id]
@@ -170,10 +173,12 @@ def _ring_hash(key: str) -> int:
 
 
 def _queue_text(queue: Queue) -> str:
+    # MessageQueue.toString: Java hashes this text, so ours must not differ by a space.
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 def _next(points: Sequence[int], point: int) -> int:
+    # TreeMap.tailMap includes the point itself.
     index = bisect_left(points, point)
     return points[index] if index < len(points) else points[0]
 

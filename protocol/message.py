@@ -94,6 +94,7 @@ def encode_record(
     head = pack(
         74 + born_size + store_size + len(body) + len(topic) + size,
         MAGIC,
+        # UtilAll.crc32 has no sign bit.
         crc32(body) & 0x7FFFFFFF,
         queue_id,
         flag,

@@ -49,6 +49,7 @@ UNSENDABLE_TOPICS: Final = frozenset(
     )
 )
 SYSTEM_TOPICS: Final = UNSENDABLE_TOPICS | {DEFAULT_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
+# Apache's clients send these if nobody has set a group; two such programs would share one.
 RESERVED_GROUPS: Final = frozenset(("DEFAULT_PRODUCER", "DEFAULT_CONSUMER"))
 
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+\Z").match

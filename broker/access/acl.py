@@ -102,6 +102,7 @@ class Acl:
             known = connection.known = known.renewed(policy)
             if was_identified and known.identified is None:
                 connection.close()  # its requests bear no signature; on another connection they do
+        # PlainPermissionManager.validate: a global white address needs neither key nor signature.
         if known.is_white:
             return
         if known.identified is not None and ACCESS_KEY not in frame.ext:
@@ -169,7 +170,7 @@ class Acl:
         return self._refusal(connection, frame, "unknown_key", f"No acl config for {str(shown)[:_REMARK_CHARS]}")
 
     def _refusal(self, connection: Connection, frame: Frame, reason: str, remark: str) -> Refused:
-        """Apache answers with SYSTEM_ERROR and its exception's text (contract 8.1)."""
+        """As Apache's brokers: SYSTEM_ERROR with the text of their AclException."""
         self.refused[reason] += 1
         if self._reports.is_due(connection.peer, reason):
             log.warning(
