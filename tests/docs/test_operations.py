@@ -1,0 +1,49 @@
+"""Docs, dashboard and alerts name no metric that the broker does not have, and every warning has its cure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NAME = re.compile(r"\brocketlet_[a-z_]+\b")
+SUFFIX = re.compile(r"(?<=_seconds)_(bucket|count|sum)\b")  # of a histogram's series
+
+
+def names_in(text: str) -> set[str]:
+    return {name.removesuffix("_total") for name in NAME.findall(text)}
+
+
+def test_every_metric_that_is_named_is_one_of_the_brokers() -> None:
+    pages = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("docker/observe/*")])
+    named = {name: page for page in pages for name in names_in(SUFFIX.sub("", page.read_text()))}
+    known = names_in((ROOT / "broker" / "metrics.py").read_text())
+    assert named, "the docs say what to watch"
+    fixtures = {"rocketlet_broker"}  # of pytest
+    assert {name: str(page) for name, page in named.items() if name not in known | fixtures} == {}
+
+
+def test_every_alert_is_explained() -> None:
+    alerts = re.findall(r"alert: (\w+)", (ROOT / "docker/observe/alerts.yml").read_text())
+    page = (ROOT / "docs/operations.md").read_text()
+    assert alerts
+    assert [alert for alert in alerts if f"| `{alert}` |" not in page] == []
+
+
+def test_every_warning_and_error_of_the_log_has_a_cure() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    logged = {
+        event
+        for room in ("broker", "command", "client", "console", "spark", "testing")
+        for path in (ROOT / room).rglob("*.py")
+        for event in re.findall(r"log\.(?:warning|error|critical|exception)\(\s*\"(\w+)\"", path.read_text())
+    }
+    assert logged
+    assert sorted(event for event in logged if f"`{event}`" not in page) == []
+    said = set(re.findall(r"`(\w+)`", page.partition("## Log events that ask")[2])) - {
+        "hint",
+        "peer",
+        "reason",
+        "seconds",
+    }
+    assert sorted(name for name in said - logged if "_" in name and name != "drain_s") == []
