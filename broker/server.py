@@ -72,6 +72,7 @@ class Server:
         self._routes = routes
         self._connection_type = connection_type
         self._connections: dict[Connection, None] = {}
+        self._last_is_gone: asyncio.Event | None = None  # while it closes
         self._server: asyncio.Server | None = None
         self.serve = Dispatch(broker, routes, acl, admin_is_local=admin_is_local).serve
         self.max_connections = shares().connections
@@ -139,10 +140,10 @@ class Server:
             await self._broker.stop()
         for connection in list(self._connections):
             connection.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                while self._connections:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+        if self._connections:
+            self._last_is_gone = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._last_is_gone.wait(), DRAIN_TIMEOUT_S)
         for connection in list(self._connections):
             connection.abort()
 
@@ -191,6 +192,8 @@ class Server:
 
     def closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        if self._last_is_gone is not None and not self._connections:
+            self._last_is_gone.set()
         self.memory.forget(connection)
         self._of_address[connection.address] -= 1
         if self._of_address[connection.address] <= 0:

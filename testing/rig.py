@@ -89,8 +89,12 @@ class Rig:
         if self._temporary is None and not self._empties:
             raise RuntimeError("a broker with a folder of its own keeps it; delete topics and groups instead")
         self.faults.clear()
+        if self._broker is not None:
+            self._broker.is_killed = True  # nothing of it is wanted any more
         await self._end()
         self.clock.reset()
+        if self._folder is not None:
+            _empty(self._folder)
         await self._begin(self._new_folder())
 
     async def restart(self) -> None:
@@ -123,8 +127,6 @@ class Rig:
     def _new_folder(self) -> Path:
         if self._temporary is None:
             assert self._given is not None
-            if self._folder is not None:
-                _empty(self._given)
             return self._given
         self._folders += 1
         return Path(self._temporary.name) / str(self._folders)
