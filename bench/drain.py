@@ -1,16 +1,18 @@
-"""A backlog of 1 KB messages consumed: by raw pulls, and by `Consumer` with a batch handler. Raw pulls on our broker and
-on Apache's by the same client; fetched and acknowledged on JetStream by nats-py."""
+"""A backlog of 1 KB messages consumed: by raw pulls, and by `Consumer` with a handler for batches and with one for single
+messages, on our broker and on Apache's; by Apache's Java push consumer on Apache's; fetched and acknowledged on JetStream by
+nats-py. Handlers only count. Starting and stopping a `Consumer` counts, the start of the Java process does not."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
 
 import nats
 import uvloop
 from nats.js.api import ConsumerConfig
-from rocketlet.client import Consumer, Producer
+from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.cluster import Cluster
 from rocketlet.client.config import PullLimits
 from rocketlet.protocol.allocation import subscribe_queues
@@ -19,12 +21,14 @@ from rocketlet.protocol.headers import PullMessage, PullMessageResult, read, wri
 
 from . import common
 from .common import BODY
-from .peers import Peer
+from .peers import Peer, compiled, java_options
 
 BACKLOG = 200_000
 BATCH = 100
 FETCH = 256
-Drain = Callable[[Peer, int, int], Awaitable[None]]
+LIMITS = PullLimits(batch_size=FETCH, messages=4000, span=8000)
+Drain = Callable[[Peer, int, int], Awaitable[float | None]]
+"""Drains a peer's backlog of so many messages in a numbered round; the seconds if they are not those of the call."""
 
 
 async def fill(peer: Peer, count: int) -> None:
@@ -72,13 +76,46 @@ async def raw_pulls(peer: Peer, count: int, run: int) -> None:
     assert done == count, f"{done} of {count} were pulled"
 
 
-async def consumer(peer: Peer, count: int, run: int) -> None:
-    """Decoded, handed to a batch handler, acknowledged, committed."""
+async def in_batches(peer: Peer, count: int, run: int) -> None:
+    """Handed to a batch handler that only counts, acknowledged, committed."""
     arrivals = common.Arrivals(count)
-    limits = PullLimits(batch_size=FETCH, messages=4000, span=8000)
-    async with Consumer(peer.address, f"drain{run}", "backlog", arrivals, batch_size=FETCH, start="first", pull=limits):
+    group = f"batches{run}"
+    async with Consumer(peer.address, group, "backlog", arrivals, batch_size=FETCH, start="first", pull=LIMITS):
         await arrivals.done.wait()
     assert arrivals.seen == count, f"{arrivals.seen} of {count} were handled"
+
+
+async def singly(peer: Peer, count: int, run: int) -> None:
+    """The same with a handler for one message."""
+    arrivals = common.Arrivals(count)
+
+    async def handle(message: Message) -> None:
+        arrivals.seen += 1
+        if arrivals.seen >= count:
+            arrivals.done.set()
+
+    async with Consumer(peer.address, f"singly{run}", "backlog", handle, start="first", pull=LIMITS):
+        await arrivals.done.wait()
+    assert arrivals.seen == count, f"{arrivals.seen} of {count} were handled"
+
+
+async def java_batches(peer: Peer, count: int, run: int) -> float:
+    return await _java(peer, count, run, FETCH)
+
+
+async def java_singly(peer: Peer, count: int, run: int) -> float:
+    return await _java(peer, count, run, 1)
+
+
+async def _java(peer: Peer, count: int, run: int, batch: int) -> float:
+    """Apache's push consumer: the seconds from the first message to the last."""
+    classpath = await compiled("Drain.java")
+    child = await asyncio.create_subprocess_exec(
+        "java", *java_options(), "-Xmx1g", "-cp", classpath, "Drain",
+        peer.address, f"java{run}-{batch}", str(count), str(batch), stdout=subprocess.PIPE,
+    )  # fmt: skip
+    output, _ = await child.communicate()
+    return count / float(output.decode().rpartition("RATE ")[2])
 
 
 async def fetch_and_acknowledge(peer: Peer, count: int, run: int) -> None:
@@ -96,11 +133,23 @@ async def fetch_and_acknowledge(peer: Peer, count: int, run: int) -> None:
     await connection.close()
 
 
+BATCHES, SINGLY = "Consumer, batch handler", "Consumer, handler per message"
+OURS: list[tuple[str, Drain]] = [("raw pulls", raw_pulls), (BATCHES, in_batches), (SINGLY, singly)]
+JAVA: list[tuple[str, Drain]] = [("Java, batch listener", java_batches), ("Java, listener per message", java_singly)]
 WAYS: dict[str, list[tuple[str, Drain]]] = {
-    "rocketlet": [("raw pulls", raw_pulls), ("Consumer", consumer)],
-    "apache": [("raw pulls", raw_pulls), ("Consumer", consumer)],
+    "rocketlet": OURS,
+    "apache": OURS + JAVA,
     "jetstream": [("fetched and acknowledged", fetch_and_acknowledge)],
 }
+AS_OURS = {JAVA[0][0]: BATCHES, JAVA[1][0]: SINGLY, "fetched and acknowledged": BATCHES}
+
+
+async def timed(drain: Drain, peer: Peer, count: int, run: int) -> tuple[float, float]:
+    """Messages per second, and the processor time of this process for a message, us."""
+    began_s, client_s = time.perf_counter(), time.process_time()
+    took_s = await drain(peer, count, run)
+    client_us = (time.process_time() - client_s) / count * 1e6
+    return count / (took_s or time.perf_counter() - began_s), client_us if took_s is None else float("nan")
 
 
 async def run() -> None:
@@ -108,30 +157,37 @@ async def run() -> None:
     parser.add_argument("--messages", type=int, default=BACKLOG)
     options = parser.parse_args()
     names = common.chosen(options.only, ("rocketlet", "apache", "jetstream"))
-    rates: dict[str, dict[str, list[float]]] = {name: {way: [] for way, _ in WAYS[name]} for name in names}
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {
+        name: {way: [] for way, _ in WAYS[name]} for name in names
+    }
     async with common.started(names) as peers:
         for peer in peers.values():
             await fill(peer, options.messages)
         for number in range(options.rounds):
             for name, peer in peers.items():
                 for way, drain in WAYS[name]:
-                    began_s = time.perf_counter()
-                    await drain(peer, options.messages, number)
-                    rates[name][way].append(options.messages / (time.perf_counter() - began_s))
-    medians = {name: {way: common.median(runs) for way, runs in ways.items()} for name, ways in rates.items()}
-    report(medians)
-    common.finish(options, "drain", {name: dict(ways) for name, ways in medians.items()})
+                    found[name][way].append(await timed(drain, peer, options.messages, number))
+    report(found)
+    result = {
+        name: {way: common.median([rate for rate, _ in runs]) for way, runs in ways.items()}
+        for name, ways in found.items()
+    }
+    common.finish(options, "drain", result)
 
 
-def report(medians: dict[str, dict[str, float]]) -> None:
-    ours = medians.get("rocketlet", {})
+def report(found: dict[str, dict[str, list[tuple[float, float]]]]) -> None:
+    ours = found.get("rocketlet", {})
     rows: list[list[object]] = []
-    for name, ways in medians.items():
-        for way, rate in ways.items():
-            base = ours.get("Consumer" if name == "jetstream" else way)
-            rows.append([f"{name}, {way}", rate, common.ratio(base or float("nan"), rate)])
-    common.show("A backlog consumed", ("", "messages/s", "rocketlet / this"), rows)
-    common.console.print("medians of alternating runs; JetStream is compared with our Consumer")
+    for name, ways in found.items():
+        for way, runs in ways.items():
+            rates = [rate for rate, _ in runs]
+            ratios = sorted(
+                mine[0] / rate for mine, rate in zip(ours.get(AS_OURS.get(way, way), []), rates, strict=False)
+            )
+            ratio = f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else "-"
+            rows.append([f"{name}, {way}", common.median(rates), common.median([us for _, us in runs]), ratio])
+    common.show("A backlog consumed", ("", "messages/s", "client us", "rocketlet / this"), rows)
+    common.console.print("medians of alternating runs; Java and JetStream are compared with our Consumer")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,178 @@
+"""Requests of foreign clients, with JSON headers and with RocketMQ's binary ones, on our broker and on Apache's: sends of
+1 KB and pulls of 32 messages, with 1, 16 and 128 in flight on one connection. The frames are made beforehand, so that
+nearly all of the time is the broker's."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, cast
+
+import uvloop
+from rocketlet.client import Producer
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.codes import PULL_SUBSCRIPTION, VERSION, Language, RequestCode
+from rocketlet.protocol.frame import JSON, ROCKETMQ, ExtValue, Frame, encode
+from rocketlet.protocol.headers import PullMessage, write
+
+from . import common
+from .common import BODY, console
+from .peers import Peer
+
+IN_FLIGHT = (1, 16, 128)
+SECONDS = 2.0
+TOPIC = "foreign"
+BACKLOG = 32_000
+ENCODINGS = {"JSON": JSON, "binary": ROCKETMQ}
+# as Apache's Java client writes them
+PROPERTIES = "KEYS\x01order-4711\x02UNIQ_KEY\x017F0000010000251A69D7000000000000\x02WAIT\x01true\x02TAGS\x01new"
+
+
+class Measured(NamedTuple):
+    requests_per_s: float
+    broker_us: float
+
+
+def sends(serialize_type: int) -> list[bytes]:
+    fields: dict[str, ExtValue] = {
+        "a": "foreign", "b": TOPIC, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": int(time.time() * 1000), "h": 0,
+        "i": PROPERTIES, "j": 0, "k": False, "m": False,
+    }  # fmt: skip
+    code = RequestCode.SEND_MESSAGE_V2
+    return [_frame(code, opaque, fields, BODY, serialize_type) for opaque in range(1, 1001)]
+
+
+def pulls(serialize_type: int) -> list[bytes]:
+    header = PullMessage("foreign", TOPIC, 0, 0, 32, PULL_SUBSCRIPTION, 0, 0, 0, "*", "TAG")
+    headers = [write(header._replace(queue_offset=offset)) for offset in range(0, BACKLOG, 32)]
+    code = RequestCode.PULL_MESSAGE
+    return [_frame(code, opaque, fields, b"", serialize_type) for opaque, fields in enumerate(headers, 1)]
+
+
+def _frame(code: int, opaque: int, ext: Mapping[str, ExtValue], body: bytes, serialize_type: int) -> bytes:
+    return encode(Frame(code, opaque, ext, body, 0, None, int(Language.JAVA), VERSION, serialize_type))
+
+
+class Load(asyncio.Protocol):
+    """Keeps requests in flight until the time is up. An answer that is no success ends the program."""
+
+    def __init__(self, frames: list[bytes], in_flight: int, seconds: float) -> None:
+        self._frames: Iterator[bytes] = itertools.cycle(frames)
+        self._in_flight = in_flight
+        self._end_s = time.perf_counter() + seconds
+        self._rest = b""
+        self._transport: asyncio.WriteTransport | None = None
+        self.answered = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)
+        self._ask(self._in_flight)
+
+    def _ask(self, count: int) -> None:
+        assert self._transport is not None
+        self._transport.write(b"".join(itertools.islice(self._frames, count)))
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        at = count = 0
+        while len(data) - at >= 4 and (after := at + 4 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
+            head = data[at + 8 : at + 100]
+            if not (b'"code":0,' in head if data[at + 4] == JSON else head.startswith(b"\0\0")):
+                self._end(RuntimeError(f"the broker refused a request: {data[at:after][:400]!r}"))
+                return
+            at = after
+            count += 1
+        self._rest = data[at:]
+        self.answered += count
+        if time.perf_counter() < self._end_s:
+            self._ask(count)
+        elif self.answered:
+            self._end(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(error or ConnectionError("the broker closed the connection"))
+
+    def _end(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error) if error else self.done.set_result(None)
+
+
+async def measure(peer: Peer, address: str, frames: list[bytes], in_flight: int, seconds: float) -> Measured:
+    host, _, port = address.rpartition(":")
+    began_s, broker_s = time.perf_counter(), peer.cpu_s()
+    loop = asyncio.get_running_loop()
+    transport, load = await loop.create_connection(lambda: Load(frames, in_flight, seconds), host, int(port))
+    await load.done
+    found = Measured(load.answered / (time.perf_counter() - began_s), (peer.cpu_s() - broker_s) / load.answered * 1e6)
+    transport.close()
+    return found
+
+
+async def prepared(peer: Peer) -> str:
+    """Fills the topic; the address of its broker."""
+    async with Producer(peer.address, "foreign", timeout_s=10, default_queues=1) as producer:
+        for _ in range(BACKLOG // 1000):
+            await producer.send_batch(TOPIC, [BODY] * 1000)
+    cluster = Cluster(peer.address)
+    route = await cluster.find_route(TOPIC)
+    assert route is not None
+    address = (await cluster.broker(route.queues[0].broker_name)).address
+    await cluster.close()
+    return address
+
+
+async def run() -> None:
+    parser = common.parser(__doc__ or "")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    options = parser.parse_args()
+    names = common.chosen(options.only, ("rocketlet", "apache"))
+    cases = {
+        (what, encoding, count): frames
+        for encoding, kind in ENCODINGS.items()
+        for what, frames in (("sends", sends(kind)), ("pulls of 32", pulls(kind)))
+        for count in IN_FLIGHT
+    }
+    found: dict[str, dict[tuple[str, str, int], list[Measured]]] = {
+        name: {case: [] for case in cases} for name in names
+    }
+    async with common.started(names) as peers:
+        addresses = {name: await prepared(peer) for name, peer in peers.items()}
+        for number in range(options.rounds + 1):
+            for case, frames in cases.items():
+                for name, peer in peers.items():
+                    measured = await measure(peer, addresses[name], frames, case[2], options.seconds)
+                    if number:  # the first round warms the JVM
+                        found[name][case].append(measured)
+    report(found)
+    result = {
+        name: {
+            " ".join(map(str, case)): Measured(*map(common.median, zip(*runs, strict=True)))._asdict()
+            for case, runs in of_cases.items()
+        }
+        for name, of_cases in found.items()
+    }
+    common.finish(options, "foreign", result)
+
+
+def report(found: Mapping[str, Mapping[tuple[str, str, int], list[Measured]]]) -> None:
+    rows: list[list[object]] = []
+    ours = found.get("rocketlet", {})
+    for name, cases in found.items():
+        for case, runs in cases.items():
+            ratios = sorted(
+                mine.requests_per_s / other.requests_per_s
+                for mine, other in zip(ours.get(case, []), runs, strict=False)
+            )
+            ratio = f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else "-"
+            rate, broker_us = map(common.median, zip(*runs, strict=True))
+            rows.append([name, case[0], case[1], str(case[2]), f"{rate:,.0f}", f"{broker_us:.1f}", ratio])
+    columns = ("", "", "headers", "in flight", "requests/s", "broker us", "rocketlet / this")
+    common.show("Requests of foreign clients", columns, rows)
+    console.print("medians of alternating runs; ratios of the runs of one round: median (least to most)")
+
+
+if __name__ == "__main__":
+    uvloop.run(run())
