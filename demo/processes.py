@@ -49,15 +49,17 @@ class Child:
             self._news.notify_all()
 
     async def wait_for(self, text: str, timeout_s: float = 60.0) -> str:
-        """The first line that holds the text. Raises RuntimeError with the end of its log if it ended without."""
-        async with asyncio.timeout(timeout_s), self._news:
-            while True:
-                for line in self._lines:
-                    if text in line:
-                        return line
-                if self._reader.done() or (self._process.returncode is not None):
-                    raise RuntimeError(f"{self.name} ended early: {self.last_words()}")
-                await self._news.wait()
+        """The first line that holds the text. Raises RuntimeError with the end of its log if none comes in time."""
+        try:
+            async with asyncio.timeout(timeout_s), self._news:
+                while (line := next((line for line in self._lines if text in line), None)) is None:
+                    if self._reader.done() or self._process.returncode is not None:
+                        raise RuntimeError(f"{self.name} ended early: {self.last_words()}")
+                    await self._news.wait()
+                return line
+        except TimeoutError:
+            late = f"{self.name} did not say {text!r} within {timeout_s:.0f} s; is the machine busy?"
+            raise RuntimeError(f"{late} {self.last_words()}") from None
 
     def last_words(self) -> str:
         return self._log.read_text(errors="replace")[-2000:] or "(nothing in its log)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -26,11 +27,12 @@ from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.testing.ports import free_port
 
+from . import spark_home
+
 PATIENCE_S = 60.0
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
 PYRIGHT = "pyright@1.1.414"
 
-os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "conf")  # children inherit it
 _LOGS = structlog.get_config()  # nothing has configured them yet
 
 WORKERS_PER_CORE = 2
@@ -41,6 +43,16 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compatibility", type=Path, help="write the table of what the passed interop tests prove")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets what Spark reads in all processes that tests start; workers of pytest-xdist inherit it."""
+    os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "conf")
+    if "SPARK_HOME" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="spark-home-")
+        config.add_cleanup(folder.cleanup)
+        if spark_home.fill(Path(folder.name)):
+            os.environ["SPARK_HOME"] = folder.name
 
 
 def pytest_asyncio_loop_factories(

@@ -44,7 +44,7 @@ def test_every_flight_is_accounted_for_and_sparks_table_is_the_files(tmp_path: P
     assert found.returncode == 0, found.stdout + found.stderr
     assert "Spark's table equals the file's" in found.stdout
     assert "queues with two owners: 0 ms" in found.stdout
-    assert "Spark joins" in page_of(tmp_path)["panels"][0]["marks"][2]["text"]
+    assert any("Spark joins" in mark["text"] for mark in page_of(tmp_path)["panels"][0]["marks"])
 
 
 @pytest.mark.timeout(300)
@@ -55,7 +55,8 @@ def test_without_java_it_says_how_to_get_it_and_runs_the_rest(tmp_path: Path) ->
     assert "no Java was found; install Java 17 or later" in found.stdout.replace("\n", " ")
     assert "departures" in found.stdout
     (panel,) = page_of(tmp_path)["panels"]
-    assert [mark["text"] for mark in panel["marks"]] == ["dot joins", "ben leaves", "cem is killed"]
+    marks = {mark["text"] for mark in panel["marks"]}  # in any order: a process that joins takes its time to start
+    assert marks == {"dot joins", "ben leaves", "cem is killed"}
     assert {span["owner"] for span in panel["spans"]} == {"ada", "ben", "cem", "dot"}
     assert any("handlers" in fact for gap in panel["gaps"] for fact in gap["facts"])
     assert all(line["points"] for strip in panel["strips"] for line in strip["lines"])
