@@ -18,7 +18,7 @@ ENV PYTHONUNBUFFERED=1 PYSPARK_PYTHON=python3
 
 FROM python:3.11-slim-bookworm AS files
 COPY . /src
-RUN python -m venv /opt/rocketlet && /opt/rocketlet/bin/python -m pip install --no-cache-dir '/src[broker,acl,control]'
+RUN python -m venv /opt/rocketlet && /opt/rocketlet/bin/python -m pip install --no-cache-dir '/src[broker,acl,console,control]'
 RUN /opt/rocketlet/bin/python /src/docker/minimal_root.py /minimal && mkdir /data
 
 FROM scratch
@@ -27,9 +27,9 @@ COPY --from=files --chown=10001:10001 /data /data
 USER 10001:10001
 WORKDIR /data
 VOLUME /data
-# --control-port is off unless ROCKETLET_CONTROL_PORT is set; then it is reached from outside as the broker is
-ENV PATH=/opt/rocketlet/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/data ROCKETLET_CONTROL_HOST=0.0.0.0
-EXPOSE 9876 19876 10911 9880
+# --control-port and --console-port are off unless ROCKETLET_CONTROL_PORT or ROCKETLET_CONSOLE_PORT is set; then they are reached from outside as the broker is
+ENV PATH=/opt/rocketlet/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/data ROCKETLET_CONTROL_HOST=0.0.0.0 ROCKETLET_CONSOLE_HOST=0.0.0.0
+EXPOSE 9876 19876 10911 9880 9890
 HEALTHCHECK --interval=2s --timeout=2s --start-period=10s --retries=5 CMD ["python3", "-c", \
     "import os, socket; socket.create_connection(('127.0.0.1', int(os.environ.get('ROCKETLET_PORT', 9876)))).close()"]
 # A container is reached from outside only if it listens on all interfaces. Neighbours are told its own address, clients that

@@ -16,13 +16,13 @@ import structlog
 
 from ..client.access import Access
 from ..client.errors import ConfigError, RocketletError
+from ..console.config import DEFAULT_PORT
 from . import logs
 from .access import access_of, add_client_options
 from .administration import NAME_SERVER, NAME_SERVER_VARIABLE, Commands
 
 log = structlog.get_logger("rocketlet")
 
-CONSOLE_PORT = 9880
 _NEEDED = ("jinja2", "starlette", "uvicorn")
 
 
@@ -37,7 +37,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     parser.add_argument(
-        "--port", type=int, default=CONSOLE_PORT, help=f"the port; 0 takes any free one (default: {CONSOLE_PORT})"
+        "--port", type=int, default=DEFAULT_PORT, help=f"the port; 0 takes any free one (default: {DEFAULT_PORT})"
     )
     parser.add_argument(
         "--allow-host",

@@ -60,7 +60,7 @@ class Timeline:
     x_ticks: tuple[Tick, ...]
 
 
-def lines(points: Points, *, width: int = 720, height: int = 160, what: str = "messages") -> Lines | None:
+def lines(points: Points, *, width: int = 1100, height: int = 150, what: str = "messages") -> Lines | None:
     """None for fewer than two points."""
     if len(points) < 2:
         return None
@@ -107,7 +107,7 @@ def timeline(
     *,
     begin_ms: int,
     end_ms: int,
-    width: int = 960,
+    width: int = 1160,
     left: int = 150,
     row_height: int = 18,
 ) -> Timeline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-DEFAULT_PORT: Final = 9880
+DEFAULT_PORT: Final = 9890
 LIVE_INTERVAL_S: Final = 1.0  # between two looks of an open page
 MAX_STREAMS: Final = 64  # pages that are open and live at once
 STOP_S: Final = 3.0  # for what is under way when the console stops
@@ -25,6 +25,7 @@ QUEUE_POINTS: Final = 300  # lag of one queue; five minutes while somebody looks
 MAX_EVENTS: Final = 10_000
 EVENT_HISTORY_S: Final = 900.0
 TIMELINE_S: Final = (60, 300, 900)
+TIMELINE_LEAST_MS: Final = 10_000  # of a group that has just begun
 SHOWN_EVENTS: Final = 100
 SHOWN_HAND_OVERS: Final = 50
 

@@ -55,7 +55,8 @@ def duration(ms: float | None) -> str:
         return f"{max(ms, 0):.0f} ms"
     for limit, unit_ms, unit in ((120, 1000, "s"), (120, 60_000, "min"), (48, 3_600_000, "h")):
         if ms / unit_ms < limit:
-            return f"{ms / unit_ms:.1f} {unit}" if ms / unit_ms < 10 else f"{ms / unit_ms:.0f} {unit}"
+            digits = 1 if ms / unit_ms < 10 else 0
+            return f"{ms / unit_ms:.{digits}f}".removesuffix(".0") + f" {unit}"
     return f"{ms / 86_400_000:.0f} days"
 
 

@@ -43,6 +43,7 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compatibility", type=Path, help="write the table of what the passed interop tests prove")
+    parser.addoption("--screenshots", type=Path, help="write the pictures of the console's pages into this folder")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,7 @@ from ...client.ownership import CAUSES, Event, HandOver, hand_overs, ownerships
 from ...protocol import names
 from ...protocol.bodies import Queue
 from .. import charts
-from ..config import SHOWN_EVENTS, SHOWN_HAND_OVERS, TIMELINE_S
+from ..config import SHOWN_EVENTS, SHOWN_HAND_OVERS, TIMELINE_LEAST_MS, TIMELINE_S
 from ..console import Console
 from ..form import Form, query_of
 from ..group_watch import GroupWatch
@@ -198,7 +198,8 @@ def _queue_row(watch: GroupWatch, queue: Queue) -> QueueRow:
 def _pictures(watch: GroupWatch, part: Part[QueueRow], window_s: int) -> list[tuple[str, charts.Timeline]]:
     """A timeline for each topic of the queues that are shown, ending now."""
     end_ms = max(now_ms(), int(watch.events[-1]["ms"]) if watch.events else 0)
-    begin_ms = end_ms - window_s * 1000
+    first_ms = int(watch.events[0]["ms"]) if watch.events else end_ms
+    begin_ms = max(end_ms - window_s * 1000, min(first_ms, end_ms - TIMELINE_LEAST_MS) - 1000)
     marks = [(int(event["ms"]), _told(event)[1]) for event in watch.events if event["event"] in CAUSES]
     found = []
     for topic in dict.fromkeys(row.queue.topic for row in part.items):

@@ -126,7 +126,7 @@ async def _retention(console: Console, topic: Topic) -> dict[str, str]:
             except RocketletError:  # its account may not ask
                 continue
             if "fileReservedTime" in settings:
-                found[broker.name] = settings["fileReservedTime"]
+                found[broker.name] = settings["fileReservedTime"].removesuffix(".0")
     return found
 
 
