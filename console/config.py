@@ -14,7 +14,7 @@ NAMES_INTERVAL_S: Final = 5.0  # between two lists of all groups and topics
 SHOWN_INTERVAL_S: Final = 2.0  # between two samples of what a page shows
 SAMPLE_INTERVAL_S: Final = 10.0  # of what no page shows
 ASKING_SHARE: Final = 0.1  # of the time in which samples are asked for; with many groups each is asked less often
-FIRST_SAMPLE_S: Final = 2.0  # how long a page waits for what was never seen
+FIRST_SAMPLE_S: Final = 0.5  # how long a page that is loaded waits for samples; the others come live
 LAG_POINTS: Final = 360  # of a group; an hour at one sample in 10 s
 
 MAX_OLDEST: Final = 10_000  # queues whose first message is known

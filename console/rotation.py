@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
 from ..client.errors import RocketletError
@@ -68,17 +68,17 @@ class Rotation(Generic[S]):
                         del table[name]
         return self.names
 
-    async def show(self, names: Iterable[str], *, now: bool) -> None:
+    async def show(self, names: Collection[str], *, now: bool) -> None:
         """A page shows these: they come first from now on. `now`: it is loaded, and waits a moment for what is not fresh."""
-        now_s = time.monotonic()
-        stale = []
+        began_s = time.monotonic()
         for name in names:
-            self._shown_s[name] = now_s
-            if now and now_s - self._asked_s.get(name, float("-inf")) >= SHOWN_INTERVAL_S:
-                stale.append(name)
-        if stale:
-            asking = [asyncio.ensure_future(self.look(name)) for name in stale]
-            await asyncio.wait(asking, timeout=FIRST_SAMPLE_S)
+            self._shown_s[name] = began_s
+        for name in names:
+            is_fresh = began_s - self._asked_s.get(name, float("-inf")) < SHOWN_INTERVAL_S
+            if not now or time.monotonic() - began_s > FIRST_SAMPLE_S:
+                return  # the rest comes live
+            if not is_fresh:
+                await self.look(name)
 
     async def look(self, name: str) -> S | None:
         """Asks for one; None for what is not there, or does not answer."""

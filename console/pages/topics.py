@@ -14,7 +14,7 @@ from ...protocol.admin_bodies import Range
 from ...protocol.bodies import Queue
 from .. import charts
 from ..change import Change
-from ..config import MAX_QUEUES
+from ..config import MAX_QUEUES, PAGE_ROWS
 from ..console import Console
 from ..form import Form, query_of
 from ..page import Page, console_of, is_load
@@ -90,7 +90,8 @@ async def shown(request: Request) -> Page:
     await console.topics.show([name], now=is_load(request))
     topic = await console.admin.topic(name)
     readers = await console.admin.consumed_by(name)
-    await console.groups.show(readers[:50], now=is_load(request))
+    shown_readers = readers[:PAGE_ROWS]
+    await console.groups.show(shown_readers, now=is_load(request))
     shown = part_of(list(topic.ranges), form.number("page", 1))
     sample = console.topics.found.get(name)
     return Page(
@@ -101,7 +102,8 @@ async def shown(request: Request) -> Page:
             "rows": await asyncio.gather(*(_queue_row(console, topic, queue) for queue in shown.items)),
             "sample": sample,
             "chart": charts.lines(tuple(sample.rates), what="messages/s") if sample else None,
-            "readers": [(group, console.groups.found.get(group)) for group in readers],
+            "readers": [(group, console.groups.found.get(group)) for group in shown_readers],
+            "readers_total": len(readers),
             "retention": await _retention(console, topic),
             "producers": await _producers(console),
             "perms": PERMS,

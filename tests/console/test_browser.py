@@ -96,7 +96,9 @@ class Windows:
         self._pictures = pictures
         self.opened: list[Window] = []
 
-    async def new(self, *, theme: Literal["light", "dark"] = "light", scripts: bool = True, height: int = 760) -> Window:
+    async def new(
+        self, *, theme: Literal["light", "dark"] = "light", scripts: bool = True, height: int = 760
+    ) -> Window:
         context = await self._browser.new_context(
             color_scheme=theme, java_script_enabled=scripts, viewport={"width": 1180, "height": height}
         )

@@ -1,0 +1,87 @@
+"""The console on Apache's brokers: what it shows there, and what it changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rocketlet.client import Consumer, Producer, Reject
+from rocketlet.console.server import ConsoleServer
+
+from bench.peers import Apache
+
+from ..conftest import eventually
+from ..console.conftest import Site
+from ..handlers import Inbox
+
+pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
+HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
+SETTINGS: dict[str, Any] = {"mappedFileSizeCommitLog": 64 * 1024 * 1024}
+
+
+@pytest.fixture(params=["4.9.7", "5.3.3"])
+async def apache(
+    request: pytest.FixtureRequest, tmp_path: Path, fetch_apache: Callable[[str], None]
+) -> AsyncIterator[Apache]:
+    await asyncio.to_thread(fetch_apache, request.param)
+    async with Apache(tmp_path, request.param, HEAP, **SETTINGS) as found:
+        yield found
+
+
+async def until(site: Site, path: str, words: str) -> str:
+    """The text of a page as soon as it has some words."""
+    async with asyncio.timeout(60):
+        while words not in (page := await site.text(path)):
+            await asyncio.sleep(0.1)
+    return page
+
+
+async def test_apaches_cluster_is_shown_and_changed(apache: Apache) -> None:
+    is_broken, mended, done = True, Inbox(), Inbox()
+
+    async def handle(message: Any) -> Reject | None:
+        if is_broken:
+            return Reject()
+        await mended(message)
+        return None
+
+    async with ConsoleServer(apache.address) as server, httpx.AsyncClient(timeout=60) as http:
+        site = Site(server.url, http)
+        await site.change("/new/topic", "/new/topic", topic="orders", queues="4", perm="6")
+        for group in ("shipping", "billing"):
+            await site.change("/new/group", "/new/group", group=group, retries="3", retry_queues="1", consume="on")
+        async with (
+            Producer(apache.address) as producer,
+            Consumer(apache.address, "shipping", "orders", done, start="first"),
+            Consumer(apache.address, "billing", "orders", handle, start="first"),
+        ):
+            sent = await producer.send("orders", b"<script>", keys="k1", tag="A")
+            await eventually(lambda: bool(done.messages))
+            place = f"/messages/orders/{sent.queue.broker_name}/{sent.queue.queue_id}/{sent.queue_offset}"
+            await until(site, place, "billing dead")
+            await until(site, place, "shipping consumed")
+            page = await until(site, "/groups/shipping", "orders [*]")
+            assert "These brokers do not say who owns a queue" in page
+            assert "Python 4.9.8" in page
+            assert "queues without an owner" in page
+            await until(site, "/groups?sort=dead", "billing up to date 1 orders 0")
+            async with Consumer(apache.address, "shipping", "orders", Inbox(), start="first"):
+                async for name, part in site.stream("/groups/shipping"):
+                    if name == "live_timeline" and "owner-1" in part and "<rect" in part:
+                        break
+            assert "<code>&lt;script&gt;</code>" in await site.get("/messages?topic=orders&by=key&value=k1")
+            is_broken = False
+            _, said = await site.change("/groups/billing/dead", "/groups/billing/replay", which="all", to="group")
+            assert "1 messages were sent again to the retry topic of billing" in said
+            await eventually(lambda: mended.bodies == [b"<script>"])
+            await until(site, "/topics/orders", "shipping")
+            assert "up" in await site.text("/brokers")
+            assert "fileReservedTime" in await site.text(f"/brokers/{sent.queue.broker_name}")
+        _, said = await site.change("/groups/shipping/reset", "/groups/shipping/reset", topic="orders", to="first")
+        assert "were set in 4 queues: 0 messages are skipped, 1 are delivered again" in said
+        _, said = await site.change("/topics/orders/settings", "/topics/orders/delete")
+        assert "its 1 messages are deleted" in said
