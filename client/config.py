@@ -79,7 +79,7 @@ class PullLimits:
     """How far a consumer reads ahead in each queue. It stops pulling while more than this is in memory.
 
     - `batch_size`: the most messages of one pull.
-    - `messages`, `size_bytes`: the most messages and bytes of one queue in memory.
+    - `messages`, `size_bytes`: the most messages of one queue in memory, and the most bytes of them as they are stored.
     - `span`: the most offsets between the first and the last message in memory.
     """
 
