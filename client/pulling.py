@@ -13,7 +13,7 @@ from ..protocol.bodies import Queue
 from ..protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode, code_name
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import HeaderError, PullMessage, PullMessageResult, read, write
-from ..protocol.message import MessageError, split_records
+from ..protocol.message import MessageError, properties_in, split_records
 from ..protocol.names import RETRY_PREFIX, TOOLS_GROUP
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
@@ -187,13 +187,12 @@ class Puller:
         queue = process_queue.queue
         topic = queue.topic
         subscription = self._subscriptions[topic]
-        messages = list(map(Message, split_records(body), repeat(queue), repeat(topic), repeat(process_queue.lease)))
+        records = split_records(body)
+        if subscription.tags and not subscription.takes_all and not topic.startswith(RETRY_PREFIX):
+            tags = subscription.tags
+            records = [record for record in records if props.find(properties_in(record), props.TAGS) in tags]
+        messages = list(map(Message, records, repeat(queue), repeat(topic), repeat(process_queue.lease)))
         if topic.startswith(RETRY_PREFIX):
             for message in messages:
                 message.topic = message.origin
-            return messages
-        if subscription.takes_all or not subscription.tags:
-            return messages
-        return [
-            message for message in messages if props.find(message.record.properties, props.TAGS) in subscription.tags
-        ]
+        return messages

@@ -204,6 +204,20 @@ def offset_in(data: bytes) -> int:
     return int.from_bytes(data[20:28], "big")
 
 
+def properties_in(data: bytes) -> str:
+    """The properties in a record's bytes. Raises MessageError if they are not there."""
+    try:
+        flags = data[39]
+        body_at = 88 + (12 if flags & SYS_BORNHOST_V6 else 0) + (12 if flags & SYS_STOREHOST_V6 else 0)
+        topic_at = body_at + int.from_bytes(data[body_at - 4 : body_at], "big")
+        text_at = topic_at + data[topic_at] + 3
+        if text_at + (data[text_at - 2] << 8 | data[text_at - 1]) != len(data):
+            raise MessageError("a message record has properties of another size than it says")
+        return data[text_at:].decode()
+    except (IndexError, UnicodeDecodeError):
+        raise MessageError("a message record is cut off or garbled") from None
+
+
 def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = False) -> bool:
     """Whether the record decoded from `data` at `position` is what was written. Records of earlier releases, and of
     other brokers, have a checksum over the body only; `is_summed`: this one has one over all of it."""

@@ -117,6 +117,13 @@ def test_records_are_cut_without_decoding_them(values: list[tuple[bytes, str, in
     ]
     assert m.split_records(b"".join(records)) == records
     assert [m.offset_in(record) for record in records] == [offset for _, _, offset in values]
+    assert [m.properties_in(record) for record in records] == [m.decode_record(record).properties for record in records]
+
+
+@given(st.integers(0, len(VECTOR) - 1))
+def test_properties_of_a_cut_off_record_are_refused(size: int) -> None:
+    with pytest.raises(m.MessageError):
+        m.properties_in(VECTOR[:size])
 
 
 @pytest.mark.parametrize("data", [VECTOR[:-1], VECTOR + VECTOR[:7], VECTOR + b"x" * 100, bytes(100), b"\xff" * 100])
