@@ -23,7 +23,8 @@ from .common import Limit, Outcome
 DEFAULT_COUNT = 20
 QUEUES = 8
 SENDERS = 32
-LOAD_S = (0.05, 1.0)  # how long there is load before the kill
+LOAD_S = (0.02, 0.5)  # how long there is load before the kill
+LIVES = 10  # kills in one flush mode, before the broker ends cleanly and the other mode has its turn
 LOSSES = (b"messages_lost", b"commit_log_damaged", b"Traceback")
 
 
@@ -32,40 +33,72 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 
 
 async def _run(limit: Limit, chance: random.Random, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"acknowledged": 0, "slowest_start_s": 0.0})
-    ends: dict[str, dict[int, int]] = {}
-    port = free_port()
-    for _ in limit:
-        flush = chance.choice(("os", "sync"))
-        seen = ends.setdefault(flush, dict.fromkeys(range(QUEUES), 0))
+    outcome = Outcome(figures={"acknowledged": 0, "slowest_start_s": 0.0, "kills_sync": 0})
+    modes = [_Lives(folder / flush, flush, chance, outcome) for flush in ("os", "sync")]
+    for number in limit:
+        lives, other = modes[number // LIVES % 2], modes[number // LIVES % 2 - 1]
         try:
-            await _cycle(folder / flush, port, flush, seen, chance, outcome)
+            await other.end()
+            await lives.cycle()
         except Exception as error:
-            outcome.fault(f"{flush}: {type(error).__name__}: {error}")
+            outcome.fault(f"{lives.flush}: {type(error).__name__}: {error}")
+            await lives.forget()
         outcome.tried += 1
+        outcome.figures["kills_sync"] += lives.flush == "sync"
+    for lives in modes:
+        await lives.end()
     return outcome
 
 
-async def _cycle(
-    folder: Path, port: int, flush: str, ends: dict[int, int], chance: random.Random, outcome: Outcome
-) -> None:
-    acknowledged: dict[Place, bytes] = {}
-    options = ("--flush", flush, "--queues", str(QUEUES), "--segment-bytes", "2M")
-    async with BrokerProcess(folder, port, *options) as broker:
-        await _load(broker, chance.uniform(*LOAD_S), acknowledged)
-    began_s = time.monotonic()
-    async with BrokerProcess(folder, port, *options) as broker:
-        taken_s = time.monotonic() - began_s
-        outcome.figures["slowest_start_s"] = max(outcome.figures["slowest_start_s"], round(taken_s, 2))
-        found = await pull_all(broker.address, "t", ends)
-        await broker.end()
-    if any(found.get(place) != body for place, body in acknowledged.items()):
-        outcome.fault(f"{flush}: an acknowledged message is gone or elsewhere")
-    if _out_of_order(found):
-        outcome.fault(f"{flush}: messages of a sender are out of their order")
-    if any(words in broker.log for words in LOSSES):
-        outcome.fault(f"{flush}: the broker says that it lost something")
-    outcome.figures["acknowledged"] += len(acknowledged)
+class _Lives:
+    """Brokers of one flush mode, one after the other over the same folder. What one is killed with, the next one must have;
+    it then takes load until it is killed itself."""
+
+    def __init__(self, folder: Path, flush: str, chance: random.Random, outcome: Outcome) -> None:
+        self.flush = flush
+        self._folder = folder
+        self._chance = chance
+        self._outcome = outcome
+        self._port = free_port()
+        self._ends = dict.fromkeys(range(QUEUES), 0)
+        self._broker: BrokerProcess | None = None
+
+    async def cycle(self) -> None:
+        """Load, a kill, a start, and a look at what is there."""
+        acknowledged: dict[Place, bytes] = {}
+        broker = self._broker or await self._start()
+        await _load(broker, self._chance.uniform(*LOAD_S), acknowledged)
+        self._note_log(broker)
+        began_s = time.monotonic()
+        self._broker = broker = await self._start()
+        figures, took_s = self._outcome.figures, round(time.monotonic() - began_s, 2)
+        figures["slowest_start_s"] = max(figures["slowest_start_s"], took_s)
+        found = await pull_all(broker.address, "t", self._ends)
+        if any(found.get(place) != body for place, body in acknowledged.items()):
+            self._outcome.fault(f"{self.flush}: an acknowledged message is gone or elsewhere")
+        if _out_of_order(found):
+            self._outcome.fault(f"{self.flush}: messages of a sender are out of their order")
+        figures["acknowledged"] += len(acknowledged)
+
+    async def _start(self) -> BrokerProcess:
+        options = ("--flush", self.flush, "--queues", str(QUEUES), "--segment-bytes", "2M", "--retain-bytes", "64M")
+        return await BrokerProcess(self._folder, self._port, *options).__aenter__()
+
+    def _note_log(self, broker: BrokerProcess) -> None:
+        if any(words in broker.log for words in LOSSES):
+            self._outcome.fault(f"{self.flush}: the broker says that it lost something")
+
+    async def end(self) -> None:
+        """A clean end, if a broker runs."""
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            await broker.end()
+            self._note_log(broker)
+
+    async def forget(self) -> None:
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            await broker.__aexit__()
 
 
 async def _load(broker: BrokerProcess, seconds: float, acknowledged: dict[Place, bytes]) -> None:
