@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
@@ -40,9 +42,14 @@ from .net.connection import Connection
 from .net.tls import Tls
 from .open_files import shares
 from .registration import Registration
+from .store.files import Save
 from .store.flusher import Flusher
+from .store.jobs import Call, Job, run
 from .store.store import Store, StoreFull
 from .tasks import Tasks
+from .turns import Turns
+
+T = TypeVar("T")
 
 log = structlog.get_logger("rocketlet.broker")
 
@@ -76,11 +83,13 @@ class Broker:
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
 
         self.store = _store(config, clock)
-        self.flusher = Flusher(self.store) if config.flush == "sync" else None
+        self.turns = Turns()
+        self._device = ThreadPoolExecutor(1, "device")
+        self._jobs = asyncio.Lock()
         self.topics = Topics(config, clock, on_change=self._topic_changed)
         self.recovered = self.store.recover(self.topics.since(), knows_topics=self.topics.is_current)
         self.topics.adopt(self.recovered.unknown_topics)
-        self.held_pulls = HeldPulls(clock)
+        self.held_pulls = HeldPulls(clock, self.turns)
         self.appender = Appender(self.store, self.held_pulls)
         self.delays = Delays(folder / "delays.json", config.delay_levels_ms, self.topics, self.appender, clock)
         self.transactions = Transactions(
@@ -90,17 +99,17 @@ class Broker:
 
         self.offsets = Offsets(folder / "offsets.json")
         self.offsets.clamp(self.store.queues)
-        self.group_configs = GroupConfigs(
-            folder / "groups.json", auto_create=config.auto_create_groups, syncs=config.flush == "sync"
-        )
+        self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
+        journals = (self.topics.journal, self.group_configs.journal)
+        self.flusher = Flusher(self.store, journals, self._apart) if config.flush == "sync" else None
         self.groups = ConsumerGroups(
-            self.history, config.name, self.topics.queues_of, clock, on_change=self._group_changed
+            self.history, config.name, self.topics.queues_of, clock, self.turns, on_change=self._group_changed
         )
         self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock)
         self.draining = self._make_draining()
         self.notifications = Notifications(
-            self.groups, self.group_configs, self.history, self.clients, self.draining, clock
+            self.groups, self.group_configs, self.history, self.clients, self.draining, clock, self.turns
         )
         self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
         self.registration = Registration(
@@ -113,6 +122,7 @@ class Broker:
         )
 
         self._saving_locks: Timer | None = None
+        self._saving: asyncio.Task[None] | None = None
         self._is_stopping = False
 
     def _make_locks(self, path: Path) -> Locks:
@@ -161,9 +171,9 @@ class Broker:
 
     def start(self) -> None:
         every = self.tasks.every
-        every(limits.PERSIST_INTERVAL_S, "persist", self._persist_in_turns)
+        every(limits.PERSIST_INTERVAL_S, "persist", self._save)
         every(limits.LEASE_SWEEP_S, "leases", self.locks.expire)
-        every(limits.RETENTION_SWEEP_S, "retention", self.expire_segments)
+        every(limits.RETENTION_SWEEP_S, "retention", lambda: self.tasks.spawn(self.expire_segments()))
         every(limits.SWEEP_INTERVAL_S, "members", self._expire_members)
         every(limits.LEASE_SWEEP_S, "watch", self.watch.look)
         every(limits.LEASE_SWEEP_S, "rebalances", self.history.rebalances.look)
@@ -180,8 +190,10 @@ class Broker:
         await self.tasks.stop()
         self.delays.stop()
         self.held_pulls.answer_all()
+        await self.turns.done()
         if self.flusher is not None:
             await self.flusher.drain()
+        await asyncio.to_thread(self._device.shutdown)
         self.persist(closes=True)
         self.store.close()
 
@@ -221,44 +233,58 @@ class Broker:
 
     # Timers
 
-    def _persist_in_turns(self) -> None:
-        """Thousands of new indexes, whose files have to be made, would stop everybody for seconds at once."""
-        if self._is_stopping:
-            return
-        try:
-            is_done = self.store.flush_ahead(time.perf_counter() + limits.TURN_S)
-        except StoreFull as error:
-            log.error("save_failed", reason=str(error))
-            is_done = True
-        if is_done:
-            self.persist()
-        else:
-            self.clock.call_later(limits.FLUSH_PAUSE_S, self._persist_in_turns)
+    def _save(self) -> None:
+        if self._saving is None or self._saving.done():  # a slow device may need longer than the interval
+            self._saving = self.tasks.spawn(self.do(self.saving()))
 
     def persist(self, closes: bool = False) -> None:
+        """As `saving`, at once."""
+        run(self.saving(closes))
+
+    def saving(self, closes: bool = False) -> Job[None]:
         """Offsets, delay progress and the indexes; what a full disk refuses is tried again the next time.
 
         closes: all of it is on the device, so that the next start needs to read nothing again."""
         is_synced = closes or self.flusher is not None
+        saves: list[Save] = []
+        for state in (self.offsets, self.delays, self.transactions, self.locks):
+            save = yield from state.saving()
+            if save is not None:
+                saves.append(save)
         # The log first: progress that is kept while the message that was delivered is not would lose it.
-        for save in (
-            self.store.sync_log,
-            self.offsets.save,
-            self.delays.save,
-            self.transactions.save,
-            self.locks.save,
-            partial(self.store.checkpoint, closes=closes),
-        ):
+        steps = [self.store.syncing(is_synced), *(_saved(save, is_synced) for save in saves)]
+        steps += [self.topics.saving(), self.group_configs.saving(), self.store.checkpointing(is_synced, closes=closes)]
+        for step in steps:
             try:
-                save(is_synced)
+                yield from step
             except StoreFull as error:
                 log.error("save_failed", reason=str(error))
 
-    def expire_segments(self) -> None:
+    async def do(self, job: Job[T]) -> T:
+        """Does a job in turns, what waits for the device in a thread; one job after the other. Raises what it raises."""
+        async with self._jobs:
+            fault: Exception | None = None
+            while True:
+                try:
+                    call = next(job) if fault is None else job.throw(fault)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                fault = None
+                try:
+                    await (asyncio.sleep(0) if call is None else self._apart([call]))
+                except Exception as error:
+                    fault = error
+
+    async def _apart(self, calls: list[Call]) -> None:
+        """Makes calls in the one thread that waits for the device."""
+        if calls:
+            await asyncio.get_running_loop().run_in_executor(self._device, _call_all, calls)
+
+    async def expire_segments(self) -> None:
         config = self.config
-        dropped = self.store.expire(
-            older_than_s=self.clock.time_s() - config.retain_hours * 3600, total_bytes=config.retain_bytes
-        )
+        older_than_s = self.clock.time_s() - config.retain_hours * 3600
+        dropped = await self.do(self.store.expiring(older_than_s=older_than_s, total_bytes=config.retain_bytes))
         if dropped:
             log.info("segments_expired", segments=dropped, begin=self.store.begin)
 
@@ -274,8 +300,13 @@ class Broker:
 
     def _save_locks(self) -> None:
         self._saving_locks = None
+        self.tasks.spawn(self.do(self._locks_saving()))
+
+    def _locks_saving(self) -> Job[None]:
+        save = yield from self.locks.saving()
         try:
-            self.locks.save()
+            if save is not None:
+                yield from _saved(save, sync=False)
         except StoreFull as error:
             log.error("save_failed", reason=str(error))
 
@@ -287,9 +318,23 @@ def _store(config: BrokerConfig, clock: Clock) -> Store:
         store_host=_store_host(config.address),
         tag_code_of=partial(tag_code_of, levels_ms=config.delay_levels_ms),
         open_files=shares().segments,
-        syncs=config.flush == "sync",
+        is_synced=config.flush == "sync",
         time_ms=clock.time_ms,
     )
+
+
+def _call_all(calls: list[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _saved(save: Save, sync: bool) -> Job[None]:
+    """Raises StoreFull; it is saved the next time then."""
+    try:
+        yield partial(save.write, sync)
+    except StoreFull:
+        save.failed()
+        raise
 
 
 def _store_host(address: str) -> bytes:

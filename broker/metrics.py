@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sized
 from importlib.metadata import version
 from socketserver import ThreadingMixIn
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
@@ -25,12 +25,15 @@ from prometheus_client.core import (
 
 from ..protocol import names
 from ..protocol.codes import RequestCode
+from ..protocol.work import Work
 from .broker import Broker
 from .config import METRICS_ANSWER_S
 from .histogram import Histogram
 from .net.memory import Memory
 
 _MINUTE_S = 60.0
+
+T = TypeVar("T")
 
 
 class Collector:
@@ -200,14 +203,13 @@ class Collector:
             letters = broker.store.queues.get((names.dlq_topic(name), 0))
             dead.add_metric([*place, name], letters.next - letters.begin if letters else 0)
             for topic in broker.progress.topics_of(name):
-                items = broker.progress.of(name, topic).values()
-                since_ms = broker.progress.oldest_ms(name, topic)
+                messages, since_ms = await _done(broker.progress.lag(name, topic))
                 age_ms = 0 if since_ms is None else max(now_ms - since_ms, 0)
                 labels = [*place, topic, name]
                 for family, value in (
-                    (lag, sum(item.lag for item in items)),
-                    (piled, sum(item.lag for item in items)),
-                    (offset, sum(item.consumer_offset for item in items)),
+                    (lag, messages),
+                    (piled, messages),
+                    (offset, sum(broker.offsets.of(name, topic).values())),
                     (oldest, age_ms / 1000),
                     (latency, age_ms),
                 ):
@@ -234,6 +236,17 @@ class Collector:
 
 def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
     family.add_metric(labels, histogram.buckets(), histogram.sum_s)
+
+
+async def _done(work: Work[T]) -> T:
+    """The result of work that others need not wait for."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)
 
 
 class _Threads(ThreadingMixIn, WSGIServer):

@@ -30,6 +30,7 @@ from .net.tls import Entrance, Tls
 from .open_files import shares
 from .requests.dispatch import Dispatch
 from .tasks import Tasks
+from .turns import Turns
 
 if TYPE_CHECKING:
     from .metrics import Metrics
@@ -74,7 +75,8 @@ class Server:
         self._connections: dict[Connection, None] = {}
         self._last_is_gone: asyncio.Event | None = None  # while it closes
         self._server: asyncio.Server | None = None
-        self.serve = Dispatch(broker, routes, acl, admin_is_local=admin_is_local).serve
+        self._turns = broker.turns if broker is not None else Turns()
+        self.serve = Dispatch(broker, routes, self._turns, acl, admin_is_local=admin_is_local).serve
         self.max_connections = shares().connections
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
         self.memory = Memory(budget, self._connections)
@@ -199,7 +201,7 @@ class Server:
         if self._of_address[connection.address] <= 0:
             del self._of_address[connection.address]
         if self._broker is not None:
-            self._broker.dropped(connection)
+            self._turns.call(self._broker.dropped, connection)
 
     def _reload(self) -> None:
         self._tls.look()

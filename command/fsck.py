@@ -16,6 +16,7 @@ from ..broker.messages.delays import tag_code_of
 from ..broker.messages.topics import Topics
 from ..broker.store.files import StoreError
 from ..broker.store.inspection import Finding, inspect
+from ..broker.store.jobs import run
 from ..broker.store.recovery import Recovered
 from ..broker.store.store import Store
 from . import logs
@@ -78,7 +79,9 @@ def _repair(folder: Path) -> Recovered:
             topics.adopt(found.unknown_topics)
         offsets = Offsets(folder / "offsets.json")
         offsets.clamp(store.queues)
-        offsets.save()
+        save = run(offsets.saving())
+        if save is not None:
+            save.write(sync=True)
         store.checkpoint(closes=True)
     finally:
         store.close()

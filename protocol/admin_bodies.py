@@ -6,7 +6,7 @@ text keys, Go does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from .bodies import DataVersion, Queue, queue_json, queue_of, version_json
 from .codes import Language
 from .limits import MAX_STATUS_BYTES
 from .schema import BodyError, Long, QueueShape, Shape, answers, reads
+from .work import Work, listed, refuse_beyond
 
 _LANGUAGES = {int(language): language.name for language in Language}
 
@@ -98,31 +99,49 @@ class Progress:
         return self.broker_offset - self.consumer_offset
 
 
-def _progress(items: Mapping[Queue, Progress], tps: float) -> bytes:
-    table = fastjson_text.object_keys(
-        (
-            queue_json(queue),
-            {
-                "brokerOffset": item.broker_offset,
-                "consumerOffset": item.consumer_offset,
-                "lastTimestamp": item.last_ms,
-            },
-        )
-        for queue, item in items.items()
-    )
-    return b'{"consumeTps":%b,"offsetTable":%b}' % (orjson.dumps(float(tps)), table)
-
-
-def encode_consume_stats(items: Mapping[Queue, Progress], tps: float) -> bytes:
+def encode_consume_stats(items: Iterable[tuple[Queue, Progress]], tps: float) -> Work[bytes]:
     """GET_CONSUME_STATS's answer; `tps`: messages per second over the last minute."""
-    return _progress(items, tps)
+    table = yield from listed(
+        (
+            fastjson_text.object_key(
+                queue_json(queue),
+                {
+                    "brokerOffset": item.broker_offset,
+                    "consumerOffset": item.consumer_offset,
+                    "lastTimestamp": item.last_ms,
+                },
+            )
+            for queue, item in items
+        ),
+    )
+    return b'{"consumeTps":%b,"offsetTable":{%b}}' % (orjson.dumps(float(tps)), table)
 
 
-def encode_all_consume_stats(address: str, groups: Mapping[str, Mapping[Queue, Progress]]) -> bytes:
-    """GET_BROKER_CONSUME_STATS's answer."""
-    stats = b",".join(b"{%b:[%b]}" % (orjson.dumps(group), _progress(items, 0.0)) for group, items in groups.items())
-    total = sum(item.lag for items in groups.values() for item in items.values())
-    return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}' % (orjson.dumps(address), stats, total)
+def encode_all_consume_stats(
+    address: str, groups: Iterable[tuple[str, Iterable[tuple[Queue, Progress]]]]
+) -> Work[bytes]:
+    """GET_BROKER_CONSUME_STATS's answer. Groups without a queue are left out."""
+    stats: list[bytes] = []
+    behind = size = 0
+
+    def counted(items: Iterable[tuple[Queue, Progress]]) -> Iterator[tuple[Queue, Progress]]:
+        nonlocal behind
+        for queue, item in items:
+            behind += item.lag
+            yield queue, item
+
+    for group, items in groups:
+        found = yield from encode_consume_stats(counted(items), 0.0)
+        if not found.endswith(b":{}}"):
+            stats.append(b"{%b:[%b]}" % (orjson.dumps(group), found))
+            size += len(stats[-1])
+        refuse_beyond(size)
+        yield
+    return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}' % (
+        orjson.dumps(address),
+        b",".join(stats),
+        behind,
+    )
 
 
 class ProgressShape(Shape):
@@ -159,13 +178,18 @@ class Range(NamedTuple):
     last_ms: int
 
 
-def encode_topic_stats(ranges: Mapping[Queue, Range]) -> bytes:
+def encode_topic_stats(ranges: Iterable[tuple[Queue, Range]]) -> Work[bytes]:
     """GET_TOPIC_STATS_INFO's answer."""
-    table = fastjson_text.object_keys(
-        (queue_json(queue), {"lastUpdateTimestamp": item.last_ms, "maxOffset": item.end, "minOffset": item.begin})
-        for queue, item in ranges.items()
+    table = yield from listed(
+        (
+            fastjson_text.object_key(
+                queue_json(queue),
+                {"lastUpdateTimestamp": item.last_ms, "maxOffset": item.end, "minOffset": item.begin},
+            )
+            for queue, item in ranges
+        ),
     )
-    return b'{"offsetTable":%b}' % table
+    return b'{"offsetTable":{%b}}' % table
 
 
 class RangeShape(Shape):
@@ -305,9 +329,16 @@ def encode_table(table: Mapping[str, str]) -> bytes:
     return orjson.dumps({"table": table})
 
 
-def encode_versioned(version: DataVersion, name: str, table: Mapping[str, Any]) -> bytes:
+def encode_versioned(version: DataVersion, name: str, table: Iterable[tuple[str, Any]]) -> Work[bytes]:
     """GET_ALL_TOPIC_CONFIG's and GET_ALL_SUBSCRIPTIONGROUP_CONFIG's answers."""
-    return orjson.dumps({"dataVersion": version_json(version), name: table})
+    entries = yield from listed((b"%b:%b" % (orjson.dumps(key), orjson.dumps(value)) for key, value in table))
+    return b'{"dataVersion":%b,"%b":{%b}}' % (orjson.dumps(version_json(version)), name.encode(), entries)
+
+
+def encode_times(spans: Iterable[dict[str, Any]]) -> Work[bytes]:
+    """QUERY_CONSUME_TIME_SPAN's answer."""
+    found = yield from listed(map(orjson.dumps, spans))
+    return b'{"consumeTimeSpanSet":[%b]}' % found
 
 
 def encode_properties(settings: Mapping[str, Any]) -> bytes:

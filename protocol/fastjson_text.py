@@ -38,7 +38,12 @@ def loads(data: bytes) -> Any:
 
 def object_keys(pairs: Iterable[tuple[Any, Any]]) -> bytes:
     """A map whose keys are objects, as fastjson writes it and Go's client expects it: `{{"a":1}:2}`."""
-    return b"{%b}" % b",".join(b"%b:%b" % (orjson.dumps(key), orjson.dumps(value)) for key, value in pairs)
+    return b"{%b}" % b",".join(object_key(key, value) for key, value in pairs)
+
+
+def object_key(key: Any, value: Any) -> bytes:
+    """One entry of such a map."""
+    return b"%b:%b" % (orjson.dumps(key), orjson.dumps(value))
 
 
 class _Reader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 MAX_JSON_BYTES: Final = 1_048_576  # of a request; read within 10 ms
+MAX_TABLE_BYTES: Final = 16_000_000  # of an answer that lists very much; a frame takes little more
 MAX_DIALECT_BYTES: Final = 65_536  # of one in fastjson's dialect, which is read in Python
 MAX_REGISTRATION_BYTES: Final = (
     16_777_216  # of a broker's topics, inflated: what one frame may have without compression

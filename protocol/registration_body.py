@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable
+from typing import Final
 
+import msgspec
 import orjson
 
 from .bodies import (
@@ -18,8 +21,15 @@ from .bodies import (
     version_json,
     version_of,
 )
-from .limits import MAX_REGISTRATION_BYTES
+from .limits import MAX_DIALECT_BYTES, MAX_REGISTRATION_BYTES
 from .schema import BodyError, Shape, reads
+from .work import SLICE, Work
+
+_WHOLE_BYTES: Final = MAX_DIALECT_BYTES  # a registration up to this is read at once, and in fastjson's dialect, too
+_PIECE_BYTES: Final = 16_384
+_TRIES: Final = 16  # to find where a topic ends that has objects inside
+_INFLATED_BYTES: Final = 262_144  # in one piece of work
+_BETWEEN: Final = re.compile(rb'\}\s*,\s*("[^"\\]*"\s*:\s*\{)')  # where one topic may end and the next begin
 
 
 def encode_registration(version: DataVersion, topics: Iterable[TopicConfig]) -> bytes:
@@ -50,20 +60,80 @@ def _decode_version(data: VersionShape) -> DataVersion:
 
 
 @reads("broker registration", RegistrationShape, max_bytes=MAX_REGISTRATION_BYTES)
-def decode_registration(data: RegistrationShape) -> tuple[DataVersion, list[TopicConfig]]:
+def _decode_whole(data: RegistrationShape) -> tuple[DataVersion, list[TopicConfig]]:
     wrapper = data.topic_config_serialize_wrapper
     return version_of(wrapper.data_version), list(map(topic_of, (wrapper.topic_config_table or {}).values()))
 
 
-def decode_compressed_registration(body: bytes) -> tuple[DataVersion, list[TopicConfig]]:
+class _RawTableShape(Shape):
+    data_version: VersionShape | None = None
+    topic_config_table: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _RawShape(Shape):
+    topic_config_serialize_wrapper: _RawTableShape
+
+
+_raw = msgspec.json.Decoder(_RawShape, strict=False)
+
+
+@reads("broker registration's topics", dict[str, TopicShape])
+def _decode_topics(data: dict[str, TopicShape]) -> list[TopicConfig]:
+    return list(map(topic_of, data.values()))
+
+
+def decode_registration(body: bytes) -> Work[tuple[DataVersion, list[TopicConfig]]]:
+    """Raises BodyError."""
+    if len(body) <= _WHOLE_BYTES:
+        return _decode_whole(body)
+    if len(body) > MAX_REGISTRATION_BYTES:
+        raise BodyError(f"the broker registration has {len(body)} bytes; {MAX_REGISTRATION_BYTES} are allowed")
+    try:
+        wrapper = _raw.decode(body).topic_config_serialize_wrapper
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BodyError(f"the broker registration body cannot be read: {error}") from None
+    yield
+    table = bytes(wrapper.topic_config_table).strip()
+    topics = (yield from _topics_in(table)) if table != b"null" else []
+    return version_of(wrapper.data_version), topics
+
+
+def _topics_in(table: bytes) -> Work[list[TopicConfig]]:
+    """The topics of a JSON object, a few KB at a time. Where one topic ends is guessed, and tried: what can be read from one
+    place to another, as the whole of an object, begins and ends between two entries."""
+    topics: list[TopicConfig] = []
+    at = table.find(b"{") + 1
+    end = table.rfind(b"}")
+    while at < end:
+        stop = at + _PIECE_BYTES
+        for tried in range(_TRIES + 1):
+            between = _BETWEEN.search(table, min(stop, end), end)
+            stop, following = (between.start() + 1, between.start(1)) if between else (end, end)
+            try:
+                topics += _decode_topics(b"{%b}" % table[at:stop])
+                break
+            except BodyError:
+                if between is None or tried == _TRIES:
+                    raise
+        at = following
+        yield
+    return topics
+
+
+def decode_compressed_registration(body: bytes) -> Work[tuple[DataVersion, list[TopicConfig]]]:
     """A zlib stream: the version's JSON, then each topic as a line `name read write perm filterType`, lengths in front."""
-    parts = _Parts(_inflated(body))
+    plain = yield from _inflated(body)
+    parts = _Parts(plain)
+    topics: list[TopicConfig] = []
     try:
         version = _decode_version(parts.part())
-        lines = [parts.part().decode().split(" ") for _ in range(parts.count())]
-        return version, [_topic_of_line(line) for line in lines]
+        for number in range(parts.count()):
+            topics.append(_topic_of_line(parts.part().decode().split(" ")))
+            if number % SLICE == 0:
+                yield
     except ValueError as error:
         raise BodyError(f"the compressed broker registration cannot be read: {error}") from None
+    return version, topics
 
 
 def _topic_of_line(line: list[str]) -> TopicConfig:
@@ -71,15 +141,23 @@ def _topic_of_line(line: list[str]) -> TopicConfig:
     return read_topic({"topicName": name, "readQueueNums": read, "writeQueueNums": write, "perm": perm})
 
 
-def _inflated(body: bytes) -> bytes:
+def _inflated(body: bytes) -> Work[bytes]:
     stream = zlib.decompressobj()
+    found: list[bytes] = []
+    size = 0
     try:
-        plain = stream.decompress(body, MAX_REGISTRATION_BYTES)
+        while not stream.eof and size <= MAX_REGISTRATION_BYTES:
+            piece = stream.decompress(stream.unconsumed_tail or (body if not found else b""), _INFLATED_BYTES)
+            if not piece and not stream.unconsumed_tail:
+                break
+            found.append(piece)
+            size += len(piece)
+            yield
     except zlib.error as error:
         raise BodyError(f"the compressed broker registration cannot be read: {error}") from None
-    if not stream.eof:
+    if not stream.eof or size > MAX_REGISTRATION_BYTES:
         raise BodyError(f"the broker registration is cut off, or inflates to more than {MAX_REGISTRATION_BYTES} bytes")
-    return plain
+    return b"".join(found)
 
 
 class _Parts:

@@ -36,21 +36,23 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.tasks": "broker.clock broker.config",
         "broker.settings_files": "",
         "broker.histogram": "",
+        "broker.turns": "broker.config",
         "broker.store": "broker.clock broker.config",
         "broker.open_files": "broker.config broker.store",
         "broker.net": "broker.clock broker.config broker.settings_files",
         "broker.access": "broker.config broker.net broker.settings_files",
         "broker.nameserver": "broker.clock broker.config broker.net",
-        "broker.messages": "broker.clock broker.config broker.net broker.store",
-        "broker.groups": "broker.clock broker.config broker.histogram broker.net broker.store broker.tasks broker.messages",
+        "broker.messages": "broker.clock broker.config broker.net broker.store broker.turns",
+        "broker.groups": "broker.clock broker.config broker.histogram broker.net broker.store broker.tasks broker.turns "
+        "broker.messages",
         "broker.registration": "broker.clock broker.config broker.messages broker.nameserver broker.tasks",
         "broker.broker": "broker.access broker.clock broker.config broker.groups broker.histogram broker.messages "
-        "broker.nameserver broker.net broker.open_files broker.registration broker.store broker.tasks",
+        "broker.nameserver broker.net broker.open_files broker.registration broker.store broker.tasks broker.turns",
         "broker.requests": "broker.access broker.broker broker.config broker.groups broker.histogram broker.messages "
-        "broker.nameserver broker.net broker.store",
+        "broker.nameserver broker.net broker.store broker.turns",
         "broker.metrics": "broker.broker broker.config broker.histogram broker.net",
         "broker.server": "broker.access broker.broker broker.clock broker.config broker.metrics broker.nameserver broker.net "
-        "broker.open_files broker.requests broker.tasks",
+        "broker.open_files broker.requests broker.tasks broker.turns",
     }.items()
 }
 IMPURE = frozenset(

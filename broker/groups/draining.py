@@ -198,6 +198,8 @@ class Draining:
             _let_on(drain, list(drain.gated))
 
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
+        if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
+            return
         queues: dict[str, list[Queue]] = {}
         for topic in sorted({topic for member in group.members.values() for topic in member.subscriptions}):
             route = await self._find_route(topic)

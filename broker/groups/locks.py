@@ -15,14 +15,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import orjson
 import structlog
 
 from ...protocol.bodies import Queue
 from ...protocol.group_bodies import LockRequest
+from ...protocol.work import joined
 from ..clock import Clock
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LOCK_LEASE_S, STANDSTILL_S
 from ..net.connection import Connection
-from ..store.files import read_state, write_state
+from ..store.files import Save, read_state
+from ..store.jobs import Job
 from .history import History
 
 log = structlog.get_logger("rocketlet.groups")
@@ -64,6 +67,7 @@ class Locks:
         self._path = path
         self._clock = clock
         self._locks: dict[_Key, Lock] = {}
+        self._of_group: dict[str, dict[_Key, None]] = {}
         self._keys: dict[Connection, dict[_Key, None]] = {}  # that a connection owned or waited for
         self._on_free = on_free
         self._on_change = on_change
@@ -76,15 +80,21 @@ class Locks:
         )  # the latest renewal is not known, and its owner may not know of the restart yet
         for group, topic, queue_id, client_id, epoch in read_state(path, is_derivable=True) or ():
             self._locks[group, topic, queue_id] = Lock(client_id, None, epoch, True, since_s)
+            self._of_group.setdefault(group, {})[group, topic, queue_id] = None
 
-    def save(self, sync: bool = False) -> None:
-        """Keeps the leases. Raises StoreFull; they are then saved the next time."""
-        if self._dirty:
-            # Apache's locks are not kept: its broker forgets them, too (RebalanceLockManager), and its clients lock
-            # again within 20 s.
-            leases = [[*key, lock.client_id, lock.epoch] for key, lock in self._locks.items() if lock.handover]
-            write_state(self._path, leases, sync=sync)
-            self._dirty = False
+    def saving(self) -> Job[Save | None]:
+        """How to save what has changed; None if nothing has."""
+        if not self._dirty:
+            return None
+        self._dirty = False
+        # Apache's locks are not kept: its broker forgets them, too (RebalanceLockManager), and its clients lock
+        # again within 20 s.
+        leases = [(key, lock) for key, lock in self._locks.items() if lock.handover]
+        content = yield from joined(orjson.dumps([*key, lock.client_id, lock.epoch]) for key, lock in leases)
+        return Save(self._path, b"[%b]" % content, self._again)
+
+    def _again(self) -> None:
+        self._dirty = True
 
     def lock(self, request: LockRequest, connection: Connection) -> dict[Queue, int]:
         """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
@@ -127,6 +137,7 @@ class Locks:
             # Whoever waited for the former owner waits for this one now.
             fresh.waiters = {waiter: None for waiter in lock.waiters if waiter is not connection}
         self._locks[key] = fresh
+        self._of_group.setdefault(key[0], {})[key] = None
         self._note_key(connection, key)
         self._note("locked", key, fresh)
         return fresh.epoch
@@ -245,13 +256,17 @@ class Locks:
 
     def owners(self, group: str) -> dict[tuple[str, int], str]:
         """Client id by topic and queue id."""
-        return {key[1:]: lock.client_id for key, lock in self._locks.items() if key[0] == group}
+        return {key[1:]: self._locks[key].client_id for key in self._of_group.get(group, ())}
 
     def _note_key(self, connection: Connection, key: _Key) -> None:
         self._keys.setdefault(connection, {})[key] = None
 
     def _free(self, key: _Key, event: str) -> None:
         lock = self._locks.pop(key)
+        of_group = self._of_group[key[0]]
+        del of_group[key]
+        if not of_group:
+            del self._of_group[key[0]]
         self._note(event, key, lock)
         for waiter in lock.waiters:
             self._on_free(waiter, key[0])

@@ -18,9 +18,19 @@ from ...protocol.bodies import ConsumerData
 from ...protocol.group_bodies import BrokerShare
 from ...protocol.names import RETRY_PREFIX, sorted_ids
 from ...protocol.subscription import Subscription
+from ...protocol.work import SLICE, Work, finish
 from ..clock import Clock
-from ..config import HEARTBEAT_LIMIT_S, MAX_MEMBERS, MAX_MEMBERSHIPS, LimitExceeded
+from ..config import (
+    CHECKED_AT_ONCE,
+    HEARTBEAT_LIMIT_S,
+    MAX_COMPARED,
+    MAX_MEMBERS,
+    MAX_MEMBERSHIPS,
+    MAX_NAMED_MEMBERS,
+    LimitExceeded,
+)
 from ..net.connection import Connection
+from ..turns import Turns
 from .history import History
 from .sticky import StickyShares
 
@@ -74,6 +84,7 @@ class ConsumerGroup:
         self._seen_queues: dict[str, dict[str, int]] = {}
         self._strategies: frozenset[str] | None = None
         self._sticky: dict[str, StickyShares] = {}
+        self._retries: str | None = None  # who reads the retry topic, empty for all; None if that is to be found out
 
     @property
     def message_model(self) -> str:
@@ -107,10 +118,12 @@ class ConsumerGroup:
 
     def reader_of_retries(self) -> str | None:
         """Who reads the retry topic where members know only of some others; None where all know all."""
-        topics = [_own_topics(member) for member in self.members.values()]
-        if all(one & other for one in topics for other in topics):
-            return None
-        return sorted_ids(self.client_ids())[0]
+        if self._retries is None:
+            topics = {frozenset(_own_topics(member)) for member in self.members.values()}
+            # so many kinds of members that to compare each with each would take long: one reads for all
+            all_know_all = len(topics) <= MAX_COMPARED and all(one & other for one in topics for other in topics)
+            self._retries = "" if all_know_all else sorted_ids(self.client_ids())[0]
+        return self._retries or None
 
     def place(self, client_id: str, topic: str | None) -> tuple[int, int]:
         """Which of the members that subscribe to a topic a client is, and how many they are; -1 if it is none of them.
@@ -170,6 +183,7 @@ class ConsumerGroup:
         self._seen_queues.clear()
         for shares in self._sticky.values():
             shares.forget()
+        self._retries = None
 
     def strategies(self) -> frozenset[str]:
         """How the members allocate; a foreign one does not say."""
@@ -179,12 +193,39 @@ class ConsumerGroup:
 
     def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:
         """Where members disagree with each other or with the broker, as texts that name them."""
+        return finish(self.finding_faults(broker_name, queues_of))
+
+    def finding_faults(self, broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:
         members = list(self.members.values())
-        stale = (
-            f"{member.client_id} sees {count} queues of {topic} at {broker_name}, there are {queues_of(topic)}"
-            for member, topic, count in _stale_counts(members, broker_name, queues_of)
+        topics, expressions = Counter[str](), dict[str, dict[str, list[str]]]()
+        settings: dict[str, dict[str, list[str]]] = {"message models": {}, "allocation strategies": {}}
+        ids = Counter[str]()
+        stale: list[str] = []
+        for number, member in enumerate(members, 1):
+            for topic, subscription in member.subscriptions.items():
+                topics[topic] += 1
+                expressions.setdefault(topic, {}).setdefault(subscription.expression, []).append(member.client_id)
+            settings["message models"].setdefault(member.data.message_model, []).append(member.client_id)
+            if member.data.strategy:
+                settings["allocation strategies"].setdefault(member.data.strategy, []).append(member.client_id)
+            ids[member.client_id] += 1
+            if len(stale) < MAX_NAMED_MEMBERS:
+                stale += (
+                    f"{member.client_id} sees {count} queues of {topic} at {broker_name}, there are {queues_of(topic)}"
+                    for _, topic, count in _stale_counts([member], broker_name, queues_of)
+                )
+            if number % SLICE == 0:
+                yield
+        doubled = [item for item in ids.most_common(MAX_NAMED_MEMBERS) if item[1] > 1]
+        return frozenset(
+            (
+                *_differing_topics(members, topics, expressions),
+                *_differing("message models", settings["message models"]),
+                *_differing("allocation strategies", settings["allocation strategies"]),
+                *(f"{count} live connections with the client id {name}" for name, count in doubled),
+                *stale,
+            )
         )
-        return frozenset((*_differing_topics(members), *_differing_settings(members), *_doubled_ids(members), *stale))
 
 
 def _own_topics(member: Member) -> set[str]:
@@ -192,30 +233,26 @@ def _own_topics(member: Member) -> set[str]:
     return {topic for topic in member.subscriptions if not topic.startswith(RETRY_PREFIX)}
 
 
-def _differing_topics(members: list[Member]) -> Iterator[str]:
-    topics = sorted({topic for member in members for topic in member.subscriptions})
-    for topic in topics:
-        with_it = {
-            member.client_id: member.subscriptions[topic].expression
-            for member in members
-            if topic in member.subscriptions
-        }
-        without = [member.client_id for member in members if topic not in member.subscriptions]
-        if without:
-            yield f"{', '.join(without)} not subscribed to {topic}, while {', '.join(with_it)} are"
-        if len(set(with_it.values())) > 1:
-            named = "; ".join(f"{client}: {expression}" for client, expression in with_it.items())
-            yield f"different tag expressions for {topic}: {named}"
+def _differing_topics(
+    members: list[Member], topics: Counter[str], expressions: dict[str, dict[str, list[str]]]
+) -> Iterator[str]:
+    differing = [topic for topic, count in topics.items() if count < len(members) or len(expressions[topic]) > 1]
+    for topic in sorted(differing)[:MAX_NAMED_MEMBERS]:
+        count = topics[topic]
+        if count < len(members):
+            without = [member.client_id for member in members if topic not in member.subscriptions]
+            subscribed = [name for names in expressions[topic].values() for name in names]
+            yield f"{_named(without)} not subscribed to {topic}, while {_named(subscribed)} are"
+        if len(expressions[topic]) > 1:
+            kinds = [f"{name}: {text}" for text, names in expressions[topic].items() for name in names]
+            yield f"different tag expressions for {topic}: {_named(kinds, '; ')}"
 
 
-def _differing_settings(members: list[Member]) -> Iterator[str]:
-    models = {member.client_id: member.data.message_model for member in members}
-    if len(set(models.values())) > 1:
-        yield "different message models: " + "; ".join(f"{client}: {model}" for client, model in models.items())
-    strategies = {member.client_id: member.data.strategy for member in members if member.data.strategy}
-    if len(set(strategies.values())) > 1:
-        named = "; ".join(f"{client}: {strategy}" for client, strategy in strategies.items())
-        yield f"different allocation strategies: {named}"
+def _differing(what: str, values: dict[str, list[str]]) -> Iterator[str]:
+    if len(values) > 1:
+        yield f"different {what}: " + _named(
+            [f"{name}: {value}" for value, ids in values.items() for name in ids], "; "
+        )
 
 
 def _stale_counts(
@@ -228,10 +265,10 @@ def _stale_counts(
                 yield member, topic, count
 
 
-def _doubled_ids(members: list[Member]) -> Iterator[str]:
-    for client_id, count in Counter(member.client_id for member in members).items():
-        if count > 1:
-            yield f"{count} live connections with the client id {client_id}"
+def _named(names: list[str], between: str = ", ") -> str:
+    """The first of very many."""
+    more = len(names) - MAX_NAMED_MEMBERS
+    return between.join(names[:MAX_NAMED_MEMBERS]) + (f" and {more} more" if more > 0 else "")
 
 
 class ConsumerGroups:
@@ -244,11 +281,14 @@ class ConsumerGroups:
         broker_name: str,
         queues_of: Callable[[str], int],
         clock: Clock,
+        turns: Turns,
         on_change: Callable[[ConsumerGroup], None],
     ) -> None:
         self._broker_name = broker_name
         self._queues_of = queues_of
         self._clock = clock
+        self._turns = turns
+        self._to_check: set[str] = set()
         self._groups: dict[str, ConsumerGroup] = {}
         self._names: dict[Connection, set[str]] = {}
         self._of_topic: dict[str, dict[str, None]] = {}  # the groups that subscribe to a topic, or did so once
@@ -278,7 +318,7 @@ class ConsumerGroups:
                 self._history.add(group.name, "assigned", client_id, queues=queues, count=len(data.assigned))
             if member.sees_others:
                 group.sees_others()
-                self.check(group, client_id)
+                self.check_soon(group, client_id)
             return
         if len(self._names.get(connection, ())) >= MAX_MEMBERSHIPS:
             raise LimitExceeded(f"a connection is a member of {MAX_MEMBERSHIPS} groups at most")
@@ -359,12 +399,28 @@ class ConsumerGroups:
         self._history.add(group.name, event, member.client_id, members=len(group.members))
         log.info("member_changed", change=event, group=group.name, client=member.client_id, members=len(group.members))
         group.changed()
-        self.check(group, member.client_id)
+        self.check_soon(group, member.client_id)
         self._on_change(group)
+
+    def check_soon(self, group: ConsumerGroup, client_id: str = "") -> None:
+        """At once; of a large group, whose members all join or leave, in turns and once for many changes."""
+        if len(group.members) <= CHECKED_AT_ONCE:
+            self.check(group, client_id)
+        elif group.name not in self._to_check:
+            self._to_check.add(group.name)
+            self._turns.do(self._checking(group, client_id))
+
+    def _checking(self, group: ConsumerGroup, client_id: str) -> Work[None]:
+        yield
+        self._to_check.discard(group.name)
+        found = yield from group.finding_faults(self._broker_name, self._queues_of)
+        self._report(group, client_id, found)
 
     def check(self, group: ConsumerGroup, client_id: str = "") -> None:
         """Reports where members disagree, each disagreement once."""
-        faults = group.faults(self._broker_name, self._queues_of)
+        self._report(group, client_id, group.faults(self._broker_name, self._queues_of))
+
+    def _report(self, group: ConsumerGroup, client_id: str, faults: frozenset[str]) -> None:
         for fault in sorted(faults - group.reported):
             log.warning("members_disagree", group=group.name, fault=fault)
             self._history.add(group.name, "disagreement", client_id, fault=fault)

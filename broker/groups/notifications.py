@@ -6,8 +6,6 @@ Changes within 5 ms make one notification. Foreign members are told when the que
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterable
 
 import structlog
@@ -17,10 +15,12 @@ from ...protocol.allocation import STICKY
 from ...protocol.bodies import TopicConfig
 from ...protocol.codes import EXT_PLACES, EXT_SHARES
 from ...protocol.frame import Ext
+from ...protocol.work import SLICE, Work
 from ..clock import Clock
-from ..config import NOTIFY_DELAY_S, TURN_S
+from ..config import NOTIFY_DELAY_S
 from ..net.clients import Clients
 from ..net.connection import Connection
+from ..turns import Turns
 from .draining import Draining, is_foreign
 from .history import History
 from .members import ConsumerGroup, ConsumerGroups
@@ -38,6 +38,7 @@ class Notifications:
         clients: Clients,
         draining: Draining,
         clock: Clock,
+        turns: Turns,
     ) -> None:
         self._groups = groups
         self._settings = settings
@@ -45,55 +46,71 @@ class Notifications:
         self._clients = clients
         self._draining = draining
         self._clock = clock
+        self._turns = turns
+        self._is_telling = False
         self._waiting: dict[str, None] = {}
 
     def changed(self, group: ConsumerGroup) -> None:
         """Members or their topics have changed: the members will be told."""
         self._draining.changed(group)
-        if not self._waiting:
+        if not self._waiting and not self._is_telling:
             self._clock.call_later(NOTIFY_DELAY_S, self._tell_waiting)
         self._waiting[group.name] = None
 
     def _tell_waiting(self) -> None:
-        """As many as a turn of the event loop allows; the others come right after what else is to do."""
-        end_s = time.perf_counter() + TURN_S
+        self._turns.do(self._telling())
+
+    def _telling(self) -> Work[None]:
+        """Members of large groups are told in turns; what changes meanwhile is told afterwards."""
+        self._is_telling = True
         while self._waiting:
             name = next(iter(self._waiting))
             del self._waiting[name]
             group = self._groups.get(name)
             try:
                 if group is not None:
-                    self._tell(group)
+                    yield from self._telling_members(group)
             except Exception:
                 log.exception("timer_failed", action="notify", group=name)
-            if self._waiting and time.perf_counter() > end_s:
-                asyncio.get_running_loop().call_soon(self._tell_waiting)
-                return
+            yield
+        self._is_telling = False
 
-    def _tell(self, group: ConsumerGroup) -> None:
+    def _telling_members(self, group: ConsumerGroup) -> Work[None]:
         settings = self._settings.ensure(group.name)
         if settings is None or not settings.notify_enable:
             return
         keeps = self._draining.is_kept_back
-        self.tell(
-            group,
-            [peer for peer, member in group.members.items() if not (is_foreign(member) and keeps(group.name, peer))],
-        )
+        told = 0
+        for at, member in list(group.members.items()):
+            if at in group.members and not (is_foreign(member) and keeps(group.name, at)):
+                self._clients.group_changed(at, group.name, detail=_places(group, at))
+                told += 1
+                if told % SLICE == 0:
+                    yield
+        self._note_told(group, told)
 
     def tell(self, group: ConsumerGroup, connections: Iterable[Connection]) -> None:
         """Tells these members that the group is another than before."""
         told = 0
         for told, connection in enumerate(connections, 1):  # noqa: B007
             self._clients.group_changed(connection, group.name, detail=_places(group, connection))
+        self._note_told(group, told)
+
+    def _note_told(self, group: ConsumerGroup, told: int) -> None:
         if told:
             self._history.add(group.name, "notified", "", members=told)
 
     def topic_changed(self, topic: TopicConfig) -> None:
         """Tells the groups that read a topic that it has other queues; name servers know it by now."""
-        for group in self._groups.subscribing(topic.name):
-            for connection in group.members:
-                self._clients.group_changed(connection, group.name, topic.name)
-            self._groups.check(group)
+        self._turns.do(self._telling_of_topic(topic.name))
+
+    def _telling_of_topic(self, topic: str) -> Work[None]:
+        for group in self._groups.subscribing(topic):
+            for number, connection in enumerate(list(group.members), 1):
+                self._clients.group_changed(connection, group.name, topic)
+                if number % SLICE == 0:
+                    yield
+            self._groups.check_soon(group)
 
     def topics_known(self) -> None:
         """Name servers know all topics. Members that see another number of queues look again: when they were told, no name

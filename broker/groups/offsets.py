@@ -6,14 +6,17 @@ or because the query was killed before it could commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import orjson
 import structlog
 
+from ...protocol.work import joined
 from ..config import MAX_OFFSETS, LimitExceeded
 from ..store.consume_queue import ConsumeQueue
-from ..store.files import read_state, write_state
+from ..store.files import Save, read_state
+from ..store.jobs import Job
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -32,6 +35,15 @@ class Offsets:
             topic, _, group = key.partition("@")
             self._offsets[topic, group] = {int(number): int(offset) for number, offset in queues.items()}
         self._count = sum(map(len, self._offsets.values()))
+        self._encoded: dict[tuple[str, str], bytes] = {}  # entries of the state file, until their offsets change
+        self._topics_of: dict[str, dict[str, None]] = {}
+        self._groups_of: dict[str, dict[str, None]] = {}
+        for topic, group in self._offsets:
+            self._note(topic, group)
+
+    def _note(self, topic: str, group: str) -> None:
+        self._topics_of.setdefault(group, {})[topic] = None
+        self._groups_of.setdefault(topic, {})[group] = None
 
     def clamp(self, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
         """Sets back offsets beyond the end of their queue: the end was lost, and what will take its place is not read yet."""
@@ -58,11 +70,14 @@ class Offsets:
         """by_owner: under a lease. Until somebody else has put an offset, nobody but an owner may go back behind it.
 
         Raises LimitExceeded."""
-        queues = self._offsets.setdefault((topic, group), {})
-        if queue_id not in queues:
+        queues = self._offsets.get((topic, group))
+        if queues is None or queue_id not in queues:
             if self._count >= MAX_OFFSETS:
                 raise LimitExceeded(f"this broker keeps {MAX_OFFSETS} offsets; delete groups that nobody needs")
             self._count += 1
+        if queues is None:
+            queues = self._offsets[topic, group] = {}
+            self._note(topic, group)
         if by_owner:
             self._of_owners[group, topic, queue_id] = offset
         elif self._of_owners.get((group, topic, queue_id)) != offset:
@@ -70,6 +85,7 @@ class Offsets:
         if offset < queues.get(queue_id, 0):
             self._rewinds[f"{topic}@{group}"] = self.rewinds(group, topic) + 1
         queues[queue_id] = offset
+        self._encoded.pop((topic, group), None)
         self._dirty = True
 
     def rewinds(self, group: str, topic: str) -> int:
@@ -95,36 +111,55 @@ class Offsets:
         return dict(self._offsets.get((topic, group), {}))
 
     def topics_of(self, group: str) -> list[str]:
-        return [topic for topic, name in self._offsets if name == group]
+        return list(self._topics_of.get(group, ()))
 
     def groups(self) -> set[str]:
         """Every group that has an offset."""
-        return {group for _, group in self._offsets}
+        return set(self._topics_of)
 
     def groups_of(self, topic: str) -> list[str]:
-        return [group for name, group in self._offsets if name == topic]
+        return list(self._groups_of.get(topic, ()))
 
-    def table(self) -> dict[str, dict[str, int]]:
-        """Everything, as it is saved: `topic@group` to queue id to offset."""
-        return {
-            f"{topic}@{group}": {str(number): offset for number, offset in queues.items()}
-            for (topic, group), queues in self._offsets.items()
-        }
+    def encoded(self) -> Iterator[bytes]:
+        """Everything, as it is saved: entries `"topic@group":{"queue id":offset}`."""
+        for key in list(self._offsets):
+            entry = self._encoded.get(key)
+            queues = self._offsets.get(key)
+            if queues is None:
+                continue
+            if entry is None:
+                value = orjson.dumps(queues, option=orjson.OPT_NON_STR_KEYS)
+                entry = self._encoded[key] = b"%b:%b" % (orjson.dumps("@".join(key)), value)
+            yield entry
 
     def forget_group(self, group: str) -> None:
-        for key in [key for key in self._offsets if key[1] == group]:
-            self._count -= len(self._offsets.pop(key))
-            self._rewinds.pop("@".join(key), None)
-            self._dirty = True
+        for topic in self.topics_of(group):
+            self._forget(topic, group)
 
     def forget_topic(self, topic: str) -> None:
-        for key in [key for key in self._offsets if key[0] == topic]:
-            self._count -= len(self._offsets.pop(key))
-            self._rewinds.pop("@".join(key), None)
-            self._dirty = True
+        for group in self.groups_of(topic):
+            self._forget(topic, group)
 
-    def save(self, sync: bool = True) -> None:
-        """Raises StoreFull; the offsets are then saved the next time."""
-        if self._dirty:
-            write_state(self._path, {**self.table(), _REWINDS: self._rewinds}, sync=sync)
-            self._dirty = False
+    def _forget(self, topic: str, group: str) -> None:
+        self._count -= len(self._offsets.pop((topic, group)))
+        self._encoded.pop((topic, group), None)
+        for table, name, other in ((self._topics_of, group, topic), (self._groups_of, topic, group)):
+            del table[name][other]
+            if not table[name]:
+                del table[name]
+        self._rewinds.pop(f"{topic}@{group}", None)
+        self._dirty = True
+
+    def saving(self) -> Job[Save | None]:
+        """How to save what has changed; None if nothing has."""
+        if not self._dirty:
+            return None
+        self._dirty = False
+        entries = yield from joined(self.encoded())
+        content = b"{%b%b%b:%b}" % (
+            entries, b"," if entries else b"", orjson.dumps(_REWINDS), orjson.dumps(self._rewinds)
+        )  # fmt: skip
+        return Save(self._path, content, self._again)
+
+    def _again(self) -> None:
+        self._dirty = True

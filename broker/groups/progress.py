@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ...protocol.admin_bodies import Progress
 from ...protocol.bodies import Queue
+from ...protocol.work import SLICE, Work
 from ..messages.topics import Topics
 from ..store.store import Store
 from .members import ConsumerGroups
@@ -20,9 +23,8 @@ class GroupProgress:
         self._offsets = offsets
         self._groups = groups
 
-    def of(self, group: str, topic: str) -> dict[Queue, Progress]:
-        """How far a group is in the queues of a topic that the broker has."""
-        found: dict[Queue, Progress] = {}
+    def of(self, group: str, topic: str) -> Iterator[tuple[Queue, Progress]]:
+        """How far a group is in the queues of a topic that the broker has. Each costs a read of the disk."""
         for queue_id in range(self._topics.queues_of(topic)):
             queue = self._store.queues.get((topic, queue_id))
             end = queue.next if queue else 0
@@ -30,17 +32,21 @@ class GroupProgress:
             last_ms = 0
             if queue is not None and queue.begin < offset <= queue.next:
                 last_ms = self._store.store_time_ms(queue, offset - 1)
-            found[Queue(topic, self._broker_name, queue_id)] = Progress(end, offset, last_ms)
-        return found
+            yield Queue(topic, self._broker_name, queue_id), Progress(end, offset, last_ms)
 
-    def oldest_ms(self, group: str, topic: str) -> int | None:
-        """When the oldest message was stored that the group has not committed; None if it has committed all."""
-        found: list[int] = []
-        for place, item in self.of(group, topic).items():
-            queue = self._store.queues.get((topic, place.queue_id))
-            if queue is not None and item.lag > 0:
-                found.append(self._store.store_time_ms(queue, max(item.consumer_offset, queue.begin)))
-        return min(found, default=None)
+    def lag(self, group: str, topic: str) -> Work[tuple[int, int | None]]:
+        """How many messages the group has not committed, and when the oldest of them was stored; None without one."""
+        messages, oldest_ms = 0, None
+        for number, queue_id in enumerate(range(self._topics.queues_of(topic)), 1):
+            queue = self._store.queues.get((topic, queue_id))
+            offset = max(self._offsets.get(group, topic, queue_id) or 0, 0)
+            if queue is not None and offset < queue.next:
+                messages += queue.next - offset
+                stored_ms = self._store.store_time_ms(queue, max(offset, queue.begin))
+                oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
+            if number % SLICE == 0:
+                yield
+        return messages, oldest_ms
 
     def groups(self) -> list[str]:
         """Those with members and those with offsets."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import structlog
 
 from ...protocol.bodies import GroupConfig, group_json, read_group
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ...protocol.schema import BodyError
+from ...protocol.work import joined
 from ..config import JOURNAL_LINES, MAX_GROUPS, MAX_RETRY_QUEUES, MAX_RETRY_TIMES, LimitExceeded, within
-from ..store.files import StoreFull, read_state, write_state
+from ..store.files import StoreFull, read_state, replace_state, write_state
+from ..store.jobs import Job
 from ..store.journal import Journal
 
 MAX_LONG = 2**63 - 1
@@ -33,13 +37,13 @@ def _checked(group: GroupConfig) -> GroupConfig:
 
 
 class GroupConfigs:
-    def __init__(self, path: Path, *, auto_create: bool, syncs: bool = False) -> None:
+    def __init__(self, path: Path, *, auto_create: bool) -> None:
         self._path = path
-        self._journal = Journal(path, syncs=syncs)
+        self.journal = Journal(path)
         self._is_behind = False  # whether neither file nor journal has all groups
         self.auto_create = auto_create
         self._groups: dict[str, GroupConfig] = {}
-        for item in (*(read_state(path) or ()), *self._journal.read()):
+        for item in (*(read_state(path) or ()), *self.journal.read()):
             if "deleted" in item:
                 self._groups.pop(item["deleted"], None)
                 continue
@@ -82,9 +86,19 @@ class GroupConfigs:
         self._groups[group.name] = group
 
     def _keep(self, change: dict[str, Any]) -> None:
-        """A change costs a line, and now and then the whole file, which has the change only in the journal's next line."""
-        if self._is_behind or self._journal.lines > JOURNAL_LINES + len(self._groups):
+        """A change costs a line."""
+        if self._is_behind:
             write_state(self._path, [group_json(item) for item in self._groups.values()])
-            self._journal.clear()
+            self.journal.clear()
             self._is_behind = False
-        self._journal.append(change)
+        self.journal.append(change)
+
+    def saving(self) -> Job[None]:
+        """Writes the whole file when the journal has become long. Raises StoreFull; it is tried again the next time."""
+        if self.journal.lines > JOURNAL_LINES + len(self._groups):
+            yield from self.journal.shortening(self._saving())
+
+    def _saving(self) -> Job[None]:
+        groups = list(self._groups.values())
+        content = yield from joined(orjson.dumps(group_json(group)) for group in groups)
+        yield partial(replace_state, self._path, b"[%b]" % content)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 import structlog
 
 from ...protocol import properties as props
@@ -17,7 +18,8 @@ from ...protocol.subscription import tag_code
 from ..clock import Clock, Timer
 from ..config import DELAY_DELIVERIES_AT_ONCE, DELAY_RETRY_S
 from ..store.consume_queue import ConsumeQueue
-from ..store.files import StoreFull, Unreadable, read_state, write_state
+from ..store.files import Save, StoreFull, Unreadable, read_state
+from ..store.jobs import Job
 from .appender import Appender
 from .topics import Topics
 
@@ -147,8 +149,14 @@ class Delays:
         queue = self._store.queue(topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0))
         self._appender.stage_again(record, queue, record.properties.encode(), tag_code(record.properties))
 
-    def save(self, sync: bool = True) -> None:
-        """Raises StoreFull; progress is then saved the next time."""
-        if self._dirty:
-            write_state(self._path, {str(level): offset for level, offset in self.progress.items()}, sync=sync)
-            self._dirty = False
+    def saving(self) -> Job[Save | None]:
+        """How to save what has changed; None if nothing has."""
+        yield from ()
+        if not self._dirty:
+            return None
+        self._dirty = False
+        progress = {str(level): offset for level, offset in self.progress.items()}
+        return Save(self._path, orjson.dumps(progress), self._again)
+
+    def _again(self) -> None:
+        self._dirty = True

@@ -13,10 +13,12 @@ from typing import TypeVar
 import structlog
 
 from ...protocol.subscription import Subscription
+from ...protocol.work import Work
 from ..clock import Clock, Timer
-from ..config import MAX_HELD_PULLS
+from ..config import MAX_HELD_PULLS, WOKEN_AT_ONCE
 from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
+from ..turns import Turns
 
 log = structlog.get_logger("rocketlet.pulls")
 
@@ -61,8 +63,9 @@ def _is_wanted(pull: HeldPull) -> bool:
 
 
 class HeldPulls:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, turns: Turns) -> None:
         self._clock = clock
+        self._turns = turns
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
         self._of: dict[Connection, dict[HeldPull, None]] = {}
         self._count = 0
@@ -75,7 +78,7 @@ class HeldPulls:
         self._of.setdefault(pull.connection, {})[pull] = None
         pull.connection.held_pulls += 1
         self._count += 1
-        pull.timer = self._clock.call_later(wait_s, self.let_go, pull)
+        pull.timer = self._clock.call_later(wait_s, self._turns.call, self.let_go, pull)
         return True
 
     def wake(self, queues: list[ConsumeQueue]) -> None:
@@ -85,12 +88,24 @@ class HeldPulls:
             return
         for queue in dict.fromkeys(queues):
             waiting = held.get(queue)
-            if waiting is not None:
+            if waiting is None:
+                continue
+            if len(waiting) <= WOKEN_AT_ONCE:
                 for pull in [pull for pull in waiting if _is_wanted(pull)]:
                     self.let_go(pull)
+            else:
+                self._turns.do(self._wake_many(list(waiting)))
+
+    def _wake_many(self, waiting: list[HeldPull]) -> Work[None]:
+        for pull in waiting:
+            if _is_wanted(pull):
+                self.let_go(pull)
+            yield
 
     def let_go(self, pull: HeldPull) -> None:
-        """Answers a pull with what there is, as soon as its client reads."""
+        """Answers a pull with what there is, as soon as its client reads. One that is not held any more was answered."""
+        if pull not in self._of.get(pull.connection, ()):
+            return
         self._release(pull)
         pull.connection.when_read(lambda: _answer(pull))
 

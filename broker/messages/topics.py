@@ -5,18 +5,22 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import structlog
 
 from ...protocol import names
 from ...protocol.bodies import DataVersion, TopicConfig, read_topic, topic_json
 from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE
 from ...protocol.schema import BodyError
+from ...protocol.work import joined
 from ..clock import Clock
 from ..config import JOURNAL_LINES, MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
-from ..store.files import StoreError, StoreFull, find_state, write_state
+from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
+from ..store.jobs import Job
 from ..store.journal import Journal
 
 PERM_TEMPLATE = PERM_READ_WRITE | PERM_INHERIT  # a send to a new topic may make it like this one
@@ -45,7 +49,7 @@ class Topics:
         self._topics: dict[str, TopicConfig] = {}
         self._since: dict[str, int] = {}
         self._identities: dict[str, str] = {}
-        self._journal = Journal(self._path, syncs=config.flush == "sync")
+        self.journal = Journal(self._path)
         self._is_behind = False  # whether neither file nor journal has all topics
         self.is_current = False  # whether there can be no other topics than those in the file
         self.version = DataVersion(clock.time_ms())
@@ -79,8 +83,8 @@ class Topics:
 
     def _load(self) -> None:
         state = find_state(self._path, is_derivable=True)
-        changes = self._journal.read()
-        self.is_current = self._journal.is_whole and (state.is_current or (state.value is None and bool(changes)))
+        changes = self.journal.read()
+        self.is_current = self.journal.is_whole and (state.is_current or (state.value is None and bool(changes)))
         for item in (*(state.value or {"topics": []})["topics"], *changes):
             if "deleted" in item:
                 self._forget(item["deleted"])
@@ -196,18 +200,28 @@ class Topics:
         self.version = DataVersion(self._clock.time_ms(), self.version.counter + 1)
 
     def _keep(self, change: dict[str, Any]) -> None:
-        """A change costs a line, and now and then the whole file."""
-        if self._is_behind or self._journal.lines > JOURNAL_LINES + len(self._topics):
+        """A change costs a line."""
+        if self._is_behind:
             self._save()
         self._touch()
-        self._journal.append(change)
+        self.journal.append(change)
 
     def _save(self) -> None:
         self._touch()
         kept = [self._json(topic) for topic in self._topics.values() if topic.name in self._since]
         write_state(self._path, {"topics": kept})
-        self._journal.clear()
+        self.journal.clear()
         self._is_behind = False
+
+    def saving(self) -> Job[None]:
+        """Writes the whole file when the journal has become long. Raises StoreFull; it is tried again the next time."""
+        if self.journal.lines > JOURNAL_LINES + len(self._topics):
+            yield from self.journal.shortening(self._saving())
+
+    def _saving(self) -> Job[None]:
+        kept = [topic for topic in self._topics.values() if topic.name in self._since]
+        content = yield from joined(orjson.dumps(self._json(topic)) for topic in kept)
+        yield partial(replace_state, self._path, b'{"topics":[%b]}' % content)
 
     def _json(self, topic: TopicConfig) -> dict[str, Any]:
         return topic_json(topic) | {"since": self._since.get(topic.name, 0), "identity": self.identity(topic.name)}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
 import structlog
 
 from ...protocol import names
@@ -24,7 +25,8 @@ from ..clock import Clock
 from ..config import LiveConfig
 from ..net.clients import Clients
 from ..store.consume_queue import ConsumeQueue
-from ..store.files import Damaged, StoreFull, read_state, write_state
+from ..store.files import Damaged, Save, StoreFull, read_state
+from ..store.jobs import Job
 from .appender import Appender
 
 log = structlog.get_logger("rocketlet.transactions")
@@ -92,17 +94,22 @@ class Transactions:
             except (Damaged, ValueError) as error:
                 log.error("transaction_outcome_unreadable", offset=offset, reason=str(error))
 
-    def save(self, sync: bool = True) -> None:
-        """Raises StoreFull; the state is then saved the next time."""
+    def saving(self) -> Job[Save | None]:
+        """How to save what has changed; None if nothing has."""
         if not self._dirty:
-            return
+            return None
+        self._dirty = False
+        yield None
         # Everything before is decided, so the next start reads from here (decision 11).
         first = min(self._halves, default=self.half_queue.next)
         if not self._halves:
             self._op_begin = self._op_queue.next
         checks = {str(offset): half.checks for offset, half in self._halves.items() if half.checks}
-        write_state(self._path, {"half": first, "op": self._op_begin, "checks": checks}, sync=sync)
-        self._dirty = False
+        content = orjson.dumps({"half": first, "op": self._op_begin, "checks": checks})
+        return Save(self._path, content, self._again)
+
+    def _again(self) -> None:
+        self._dirty = True
 
     def expect(self, offset: int, position: int, stored_ms: int) -> None:
         """A half message was stored."""

@@ -21,6 +21,7 @@ from ...protocol.headers import (
     TopicName,
     read,
 )
+from ...protocol.work import Work
 from ..net.answers import Buffers, Refused, answer
 from ..net.connection import Connection
 from .routes import Routes
@@ -30,16 +31,18 @@ log = structlog.get_logger("rocketlet.nameserver")
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
 
-def register_broker(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def register_broker(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
     header = read(RegisterBroker, frame.ext)
     if header.body_crc32 and header.body_crc32 != zlib.crc32(frame.body) & 0x7FFFFFFF:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
+    yield
     _refuse_if_ours(routes, connection, header.broker_name, header.broker_addr)
     decode = (
         registration_body.decode_compressed_registration if header.compressed else registration_body.decode_registration
     )
-    version, topics = decode(frame.body)
-    master = routes.register(
+    version, topics = yield from decode(frame.body)
+    _refuse_if_ours(routes, connection, header.broker_name, header.broker_addr)
+    master = yield from routes.registering(
         header.cluster_name,
         header.broker_name,
         header.broker_id,
@@ -138,15 +141,17 @@ def kv_list(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
 # Administration
 
 
-def wipe_write(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def wipe_write(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
     """WIPE_WRITE_PERM_OF_BROKER: nobody is routed to the broker to write, until it registers a changed topic."""
     name = read(BrokerNameOnly, frame.ext).broker_name
-    return answer(frame, ext={"wipeTopicCount": routes.set_write(name, allowed=False)})
+    count = yield from routes.set_write(name, allowed=False)
+    return answer(frame, ext={"wipeTopicCount": count})
 
 
-def add_write(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def add_write(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
     name = read(BrokerNameOnly, frame.ext).broker_name
-    return answer(frame, ext={"addTopicCount": routes.set_write(name, allowed=True)})
+    count = yield from routes.set_write(name, allowed=True)
+    return answer(frame, ext={"addTopicCount": count})
 
 
 def topics_of_cluster(routes: Routes, connection: Connection, frame: Frame) -> Buffers:

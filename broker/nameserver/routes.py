@@ -9,6 +9,7 @@ import structlog
 
 from ...protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
 from ...protocol.codes import PERM_READ_WRITE, PERM_WRITE
+from ...protocol.work import SLICE, Work, finish
 from ..clock import MACHINE, Clock
 from ..config import (
     HEARTBEAT_LIMIT_S,
@@ -16,6 +17,7 @@ from ..config import (
     MAX_BROKERS,
     MAX_KV_KEYS,
     MAX_KV_NAMESPACES,
+    MAX_ROUTES,
     MAX_TOPICS,
     LimitExceeded,
 )
@@ -52,6 +54,9 @@ class Routes:
         self._tells_reached = networks is not None
         self._brokers: dict[str, _Broker] = {}
         self._addresses: dict[str, _Address] = {}
+        self._names: dict[str, str] = {}  # of the broker that an address was last registered for
+        self._of_connection: dict[Connection | None, dict[str, None]] = {}
+        self._entries = 0  # topics of all brokers together
         self.kv: dict[str, dict[str, str]] = {}
 
     def register(
@@ -65,7 +70,28 @@ class Routes:
         connection: Connection | None,
         external: str | None = None,
     ) -> str | None:
-        """Stores what a broker says about itself. Returns the master's address, for a slave. Raises LimitExceeded."""
+        """As `registering`, at once."""
+        work = self.registering(cluster, name, broker_id, address, version, topics, connection, external)
+        return finish(work)
+
+    def registering(
+        self,
+        cluster: str,
+        name: str,
+        broker_id: int,
+        address: str,
+        version: DataVersion,
+        topics: Iterable[TopicConfig],
+        connection: Connection | None,
+        external: str | None = None,
+    ) -> Work[str | None]:
+        """Stores what a broker says about itself, all at the end. Returns the master's address, for a slave.
+        Raises LimitExceeded."""
+        fresh: dict[str, QueueData] = {}
+        for number, topic in enumerate(topics, 1):
+            fresh[topic.name] = QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
+            if number % SLICE == 0:
+                yield
         broker = self._brokers.get(name)
         if broker is not None and connection is None and not self._is_local(name):
             self._forget(name)  # somebody took the name before the broker of this process was there
@@ -85,14 +111,18 @@ class Routes:
         known = self._addresses.get(address)
         # Only a master speaks for the topics, and only when its version says that they have changed.
         if broker_id == 0 and (known is None or known.version != version):
-            fresh = {
-                topic.name: QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
-                for topic in topics
-            }
-            if len(broker.topics) + sum(topic not in broker.topics for topic in fresh) > MAX_TOPICS:
+            before = len(broker.topics)
+            after = before + len(fresh) - len(fresh.keys() & broker.topics.keys())
+            if after > MAX_TOPICS:
                 raise LimitExceeded(f"the broker {name} has more than {MAX_TOPICS} topics")
+            if self._entries + after - before > MAX_ROUTES:
+                raise LimitExceeded(f"this name server keeps {MAX_ROUTES} topics of all brokers together; no more")
+            self._entries += after - before
             broker.topics |= fresh
+        self._forget_address(address)
         self._addresses[address] = _Address(connection, self.clock.monotonic_s(), version, external or address)
+        self._of_connection.setdefault(connection, {})[address] = None
+        self._names[address] = name
         return broker.addresses.get(0)
 
     def ownership_fault(self, name: str, address: str) -> str | None:
@@ -114,20 +144,28 @@ class Routes:
             self.unregister(name, address)
 
     def unregister(self, name: str, address: str) -> None:
-        self._addresses.pop(address, None)
+        self._forget_address(address)
         broker = self._brokers.get(name)
         if broker is None:
             return
         broker.addresses = {number: other for number, other in broker.addresses.items() if other != address}
         if not broker.addresses:
             del self._brokers[name]
+            self._entries -= len(broker.topics)
             log.info("broker_gone", broker=name, address=address)
+
+    def _forget_address(self, address: str) -> None:
+        entry = self._addresses.pop(address, None)
+        self._names.pop(address, None)
+        if entry is not None:
+            others = self._of_connection[entry.connection]
+            del others[address]
+            if not others:
+                del self._of_connection[entry.connection]
 
     def drop(self, connection: Connection | None) -> None:
         """A broker's connection is closed."""
-        self._unregister_addresses(
-            [address for address, entry in self._addresses.items() if entry.connection is connection]
-        )
+        self._unregister_addresses(list(self._of_connection.get(connection, ())))
 
     def expire(self) -> list[Connection]:
         """Forgets brokers that were silent for 120 s and returns their connections, to be closed."""
@@ -143,9 +181,7 @@ class Routes:
 
     def _unregister_addresses(self, addresses: list[str]) -> None:
         for address in addresses:
-            for name in [name for name, broker in self._brokers.items() if address in broker.addresses.values()]:
-                self.unregister(name, address)
-            self._addresses.pop(address, None)
+            self.unregister(self._names.get(address, ""), address)
 
     def version(self, address: str) -> DataVersion | None:
         entry = self._addresses.get(address)
@@ -194,15 +230,19 @@ class Routes:
         brokers = [broker for broker in self._brokers.values() if cluster in (None, broker.cluster)]
         return list(dict.fromkeys(topic for broker in brokers for topic in broker.topics))
 
-    def set_write(self, name: str, *, allowed: bool) -> int:
+    def set_write(self, name: str, *, allowed: bool) -> Work[int]:
         """Lets a broker's topics be written to, or not; how many they are."""
         broker = self._brokers.get(name)
         if broker is None:
             return 0
-        for topic, queues in broker.topics.items():
-            # RouteInfoManager.operateWritePermOfBroker: until the broker registers other topics, as there.
-            perm = PERM_READ_WRITE if allowed else queues.perm & ~PERM_WRITE
-            broker.topics[topic] = replace(queues, perm=perm)
+        for number, topic in enumerate(list(broker.topics), 1):
+            queues = broker.topics.get(topic)
+            if queues is not None:
+                # RouteInfoManager.operateWritePermOfBroker: until the broker registers other topics, as there.
+                perm = PERM_READ_WRITE if allowed else queues.perm & ~PERM_WRITE
+                broker.topics[topic] = replace(queues, perm=perm)
+            if number % SLICE == 0:
+                yield
         return len(broker.topics)
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
@@ -214,4 +254,4 @@ class Routes:
 
     def delete_topic(self, topic: str) -> None:
         for broker in self._brokers.values():
-            broker.topics.pop(topic, None)
+            self._entries -= broker.topics.pop(topic, None) is not None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from ...protocol.codes import EXT_ACCEPT_ENCODING, RESPONSE_FLAG, VERSION, Language
 from ...protocol.frame import MSGPACK, Ext, Frame, encode, encode_head
+from ...protocol.work import Work
 
 Buffer = bytes | memoryview
 Buffers = list[Buffer]
+Reply = Buffers | Work[Buffers] | None
+"""Of a handler: what to write, work that makes it, or None if it answers later or never."""
 
 JAVA = int(Language.JAVA)  # what a Java broker says; Go reads other names as unknown
 _NONE: Ext = {}

@@ -56,6 +56,7 @@ class Connection(asyncio.Protocol):
         "held_pulls",
         "is_encrypted",
         "is_external",
+        "is_held",
         "is_paused",
         "is_vip",
         "kept",
@@ -69,6 +70,7 @@ class Connection(asyncio.Protocol):
         self.is_external = is_external
         self.is_encrypted = False
         self.is_paused = False
+        self.is_held = False
         self.kept: list[Frame] = []
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -126,7 +128,7 @@ class Connection(asyncio.Protocol):
             log.warning("connection_closed_not_a_frame", peer=self.peer, reason=str(error))
             self.close()
             return
-        if frames and (self.is_paused or self.kept):
+        if frames and (self.is_paused or self.is_held or self.kept):
             self.keep(frames)
         elif frames:
             self._serve(frames)
@@ -190,6 +192,17 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         asyncio.get_running_loop().call_soon(self._go_on)
 
+    def hold(self, frames: list[Frame]) -> None:
+        """Requests that wait, with all that come, until `go_on`: an answer before them takes some turns."""
+        self.is_held = True
+        self.kept = [*frames, *self.kept]
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        self.is_held = False
+        self._go_on()
+
     def pause_writing(self) -> None:
         """The client reads slower than it asks: its requests wait, and no more are read."""
         self.is_paused = True
@@ -203,7 +216,7 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Serves what waits, unless the client does not read again, or is gone."""
-        if self.is_paused or self._transport is None or self._transport.is_closing():
+        if self.is_paused or self.is_held or self._transport is None or self._transport.is_closing():
             return
         while self._later and not self.is_paused:
             self._later.pop(0)()
@@ -213,7 +226,7 @@ class Connection(asyncio.Protocol):
         kept, self.kept = self.kept, []
         if kept:
             self._serve(kept)
-        if not self.is_paused and not self.kept and not self._transport.is_closing():
+        if not self.is_paused and not self.is_held and not self.kept and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def on_lost(self, action: Callable[[Connection], None]) -> None:

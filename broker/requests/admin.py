@@ -141,7 +141,7 @@ def view_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 
 def clean(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: drops now what is expired."""
-    broker.expire_segments()
+    broker.tasks.spawn(broker.expire_segments())
     return answer(frame)
 
 

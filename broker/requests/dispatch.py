@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 
 import structlog
@@ -19,22 +19,27 @@ from ...protocol.frame import Frame
 from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
 from ...protocol.schema import BodyError
+from ...protocol.work import Work
 from ..access.acl import Acl
 from ..access.rules import Rule
 from ..broker import Broker
-from ..config import LARGE_REPLY_BYTES, TURN_S, LimitExceeded
+from ..config import LARGE_REPLY_BYTES, MAX_ANSWERING, TURN_S, LimitExceeded
 from ..histogram import Histogram
 from ..nameserver.routes import Routes
-from ..net.answers import Buffers, Refused, answer
+from ..net.answers import Buffers, Refused, Reply, answer
 from ..net.connection import Connection, is_loopback
 from ..store.files import StoreError, StoreFull
 from ..store.flusher import Flusher
+from ..turns import Turns
 from .sends import FULL_REMARK, REGION_EXT, Sends
 from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, REGISTRATIONS, SENDS
 
 log = structlog.get_logger("rocketlet.dispatch")
 
-Handler = Callable[[Connection, Frame], Buffers | None]
+Handler = Callable[[Connection, Frame], Reply]
+
+# These may make a group or its retry topic. If that cannot be kept, who only reads can do so all the same.
+READS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET))
 
 # what a client's request may cause; struct.error is a number too large for its field
 _CLIENT_FAULTS = (
@@ -57,6 +62,7 @@ class Dispatch:
         self,
         broker: Broker | None,
         routes: Routes | None,
+        turns: Turns,
         acl: Acl | None = None,
         admin_is_local: bool = False,
     ) -> None:
@@ -70,6 +76,7 @@ class Dispatch:
         self._broker = broker
         self._flusher = broker.flusher if broker is not None else None
         self._acl = acl
+        self._turns = turns
         self._admin_is_local = admin_is_local
         self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
@@ -106,6 +113,12 @@ class Dispatch:
                 reply = self._handle(connection, frame)
                 if frame.code in self._times:
                     self._times[frame.code].observe(time.perf_counter() - began_s)
+                if isinstance(reply, Generator):
+                    connection.write(out)
+                    out = []
+                    connection.hold(frames[index + 1 :])
+                    self._turns.do(self._work(connection, frame, reply))
+                    break
                 if reply is not None and not frame.flag & ONEWAY_FLAG:
                     out += reply
                     if (
@@ -156,7 +169,19 @@ class Dispatch:
             if not frame.flag & ONEWAY_FLAG:
                 connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark))
 
-    def _handle(self, connection: Connection, frame: Frame) -> Buffers | None:
+    def _work(self, connection: Connection, frame: Frame, work: Work[Buffers]) -> Work[None]:
+        """Makes an answer in turns. What the client asked behind it waits until then."""
+        try:
+            reply = yield from work
+        except Refused as refusal:
+            reply = refusal.answer(frame)
+        except Exception as error:
+            reply = self._fault(connection, frame, error)
+        if not frame.flag & ONEWAY_FLAG:
+            connection.write(reply)
+        connection.go_on()
+
+    def _handle(self, connection: Connection, frame: Frame) -> Reply:
         found = self._handlers.get(frame.code)
         if found is None or (
             connection.is_vip and frame.code == RequestCode.PULL_MESSAGE
@@ -171,7 +196,10 @@ class Dispatch:
                 self._acl.authorize(connection, frame, rule, self._records)
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
-            return handler(connection, frame)
+            reply = handler(connection, frame)
+            if isinstance(reply, Generator) and self._turns.waiting >= MAX_ANSWERING:
+                raise LimitExceeded(f"{MAX_ANSWERING} long requests are being answered; try again later")
+            return reply
         except Refused as refusal:
             self._forget_staged()
             return refusal.answer(frame)
@@ -179,17 +207,15 @@ class Dispatch:
             self._forget_staged()
             return self._fault(connection, frame, error)
 
-    def _handle_synced(
-        self, flusher: Flusher, connection: Connection, frame: Frame, handler: Handler
-    ) -> Buffers | None:
+    def _handle_synced(self, flusher: Flusher, connection: Connection, frame: Frame, handler: Handler) -> Reply:
         """With `--flush sync`: the answer to a request that stored something waits until that is on the device."""
-        assert self._broker is not None
-        end = self._broker.store.end
+        written = flusher.written
         reply = handler(connection, frame)
-        if reply is None or self._broker.store.end == end:
+        if not isinstance(reply, list) or flusher.written == written:
             return reply
         write = partial(connection.write, [] if frame.flag & ONEWAY_FLAG else reply)
-        flusher.after_sync(write, partial(self._refuse, connection, [frame]))
+        refuse = partial(self._refuse, connection, [frame])
+        flusher.after_sync(write, write if frame.code in READS else refuse)
         return None
 
     def _forget_staged(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import orjson
 import structlog
 
 from ...protocol import admin_bodies, bodies, names
-from ...protocol.admin_bodies import ConnectionInfo
+from ...protocol.admin_bodies import ConnectionInfo, Progress
 from ...protocol.bodies import Queue, group_json
 from ...protocol.codes import Language, RequestCode, ResponseCode
 from ...protocol.frame import Ext, Frame
@@ -29,6 +31,7 @@ from ...protocol.headers import (
 from ...protocol.message import decode_host
 from ...protocol.schema import BodyError
 from ...protocol.signature import CREDENTIALS
+from ...protocol.work import SLICE, Work, listed
 from ..broker import Broker
 from ..groups.draining import is_foreign
 from ..groups.members import ConsumerGroup as Group
@@ -41,7 +44,7 @@ log = structlog.get_logger("rocketlet.admin")
 CONSUMED = "GROUP_GET_NUMS"
 
 
-def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     name = read(ConsumerGroup, frame.ext).consumer_group
     group = broker.groups.get(name)
     if group is None:
@@ -53,8 +56,12 @@ def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -
         for peer, member in group.members.items()
     ]
     topics = {topic for member in group.members.values() for topic in member.subscriptions}
-    subscriptions = {topic: group.subscription(None, topic) for topic in sorted(topics)}
-    table = {topic: bodies.encode_subscription(item) for topic, item in subscriptions.items() if item is not None}
+    table: dict[str, Any] = {}
+    for topic in sorted(topics):
+        found = group.subscription(None, topic)
+        if found is not None:
+            table[topic] = bodies.encode_subscription(found)
+        yield
     body = admin_bodies.encode_consumer_connections(
         infos, data.consume_type, data.message_model, data.consume_from, table
     )
@@ -73,27 +80,25 @@ def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 # Progress
 
 
-def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     header = read(GroupTopic, frame.ext)
     group = header.consumer_group
     topics = [header.topic] if header.topic else broker.progress.topics_of(group)
-    table = {queue: item for topic in topics for queue, item in broker.progress.of(group, topic).items()}
     tps = sum(broker.statistics.rate(CONSUMED, f"{topic}@{group}", 60).per_second for topic in topics)
-    return answer(frame, body=admin_bodies.encode_consume_stats(table, tps))
+    body = yield from admin_bodies.encode_consume_stats(_progress(broker, group, topics), tps)
+    return answer(frame, body=body)
 
 
-def all_consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def _progress(broker: Broker, group: str, topics: list[str]) -> Iterator[tuple[Queue, Progress]]:
+    return chain.from_iterable(broker.progress.of(group, topic) for topic in topics)
+
+
+def all_consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     read(IsOrder, frame.ext)
-    groups = {
-        group.name: {
-            queue: item
-            for topic in broker.progress.topics_of(group.name)
-            for queue, item in broker.progress.of(group.name, topic).items()
-        }
-        for group in broker.group_configs
-    }
-    found = {name: table for name, table in groups.items() if table}
-    return answer(frame, body=admin_bodies.encode_all_consume_stats(broker.config.address, found))
+    names = [group.name for group in broker.group_configs]
+    groups = ((name, _progress(broker, name, broker.progress.topics_of(name))) for name in names)
+    body = yield from admin_bodies.encode_all_consume_stats(broker.config.address, groups)
+    return answer(frame, body=body)
 
 
 def consumed_by(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
@@ -106,29 +111,30 @@ def consumed_by(broker: Broker, connection: Connection, frame: Frame) -> Buffers
     return answer(frame, body=orjson.dumps({"groupList": found}))
 
 
-def time_span(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def time_span(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """QUERY_CONSUME_TIME_SPAN: of each queue the times of its first, last, and last consumed message."""
     header = read(TopicGroup, frame.ext)
     if broker.topics.get(header.topic) is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
+    body = yield from admin_bodies.encode_times(_times(broker, header.group, header.topic))
+    return answer(frame, body=body)
+
+
+def _times(broker: Broker, group: str, topic: str) -> Iterator[dict[str, Any]]:
     now_ms = broker.clock.time_ms()
-    spans: list[dict[str, Any]] = []
-    for place, progress in broker.progress.of(header.group, header.topic).items():
-        queue = broker.store.queues.get((place.topic, place.queue_id))
+    for at, item in broker.progress.of(group, topic):
+        queue = broker.store.queues.get((at.topic, at.queue_id))
         stored = queue is not None and queue.begin < queue.next
-        spans.append(
-            {
-                "messageQueue": bodies.queue_json(place),
-                "minTimeStamp": broker.store.store_time_ms(queue, queue.begin) if queue and stored else -1,
-                "maxTimeStamp": broker.store.store_time_ms(queue, queue.next - 1) if queue and stored else -1,
-                "consumeTimeStamp": progress.last_ms or -1,
-                "delayTime": now_ms - progress.last_ms if progress.lag and progress.last_ms else 0,
-            }
-        )
-    return answer(frame, body=orjson.dumps({"consumeTimeSpanSet": spans}))
+        yield {
+            "messageQueue": bodies.queue_json(at),
+            "minTimeStamp": broker.store.store_time_ms(queue, queue.begin) if queue and stored else -1,
+            "maxTimeStamp": broker.store.store_time_ms(queue, queue.next - 1) if queue and stored else -1,
+            "consumeTimeStamp": item.last_ms or -1,
+            "delayTime": now_ms - item.last_ms if item.lag and item.last_ms else 0,
+        }
 
 
-def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """QUERY_CORRECTION_OFFSET: the least offset per queue among some groups, and the compared group where it is behind."""
     header = read(CorrectionOffset, frame.ext)
     topic = header.topic
@@ -139,6 +145,7 @@ def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> B
             queue = broker.store.queues.get((topic, queue_id))
             if queue is not None and offset >= queue.begin:
                 least[str(queue_id)] = min(least.get(str(queue_id), offset), offset)
+        yield
     compared = broker.offsets.of(header.compare_group, topic)
     corrections = {
         queue_id: offset if compared.get(int(queue_id), -1) < offset else -1 for queue_id, offset in least.items()
@@ -149,17 +156,18 @@ def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> B
 # Offsets set from outside
 
 
-def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """CLONE_GROUP_OFFSET: a group begins where another one is."""
     header = read(CloneOffset, frame.ext)
     topics = [header.topic] if header.topic else broker.progress.topics_of(header.src_group)
     for topic in topics:
         for queue_id, offset in broker.offsets.of(header.src_group, topic).items():
             broker.offsets.put(header.dest_group, topic, queue_id, offset)
+        yield
     return answer(frame)
 
 
-def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """INVOKE_BROKER_TO_RESET_OFFSET: members are told the offsets. Without members, the tool commits them.
 
     `isForce` false only goes back, as Apache's.
@@ -180,6 +188,8 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffer
             offsets[Queue(header.topic, broker.config.name, queue_id)] = wanted
         else:
             offsets[Queue(header.topic, broker.config.name, queue_id)] = current
+        if queue_id % SLICE == SLICE - 1:
+            yield
     group = broker.groups.get(header.group)
     if group is None:
         remark = f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic}"
@@ -194,8 +204,9 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     }
     for queue in offsets:
         broker.offsets.let_go_back(header.group, header.topic, queue.queue_id)
-    for member in group.members:
+    for member in list(group.members):
         broker.clients.tell(member, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+        yield
     log.info("offsets_reset", group=header.group, topic=header.topic, members=len(group.members))
     return answer(frame, body=admin_bodies.encode_offsets(offsets))
 
@@ -314,7 +325,7 @@ def _owners(broker: Broker, name: str, group: Group | None) -> dict[tuple[str, i
     return owners
 
 
-def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def group_history(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
     name, since_ms = read(GroupHistory, frame.ext)
     group = broker.groups.get(name)
@@ -333,14 +344,10 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffe
         {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
         for (topic, queue_id), client_id in _owners(broker, name, group).items()
     ]
-    progress = [
-        {
-            "topic": topic,
-            "messages": sum(item.lag for item in broker.progress.of(name, topic).values()),
-            "oldestMs": broker.progress.oldest_ms(name, topic),
-        }
-        for topic in broker.progress.topics_of(name)
-    ]
+    progress: list[dict[str, Any]] = []
+    for topic in broker.progress.topics_of(name):
+        messages, oldest_ms = yield from broker.progress.lag(name, topic)
+        progress.append({"topic": topic, "messages": messages, "oldestMs": oldest_ms})
     value = {
         "broker": broker.config.name,
         "members": members,
@@ -354,11 +361,12 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Buffe
     return answer(frame, body=orjson.dumps(value))
 
 
-def all_groups(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    table = {group.name: group_json(group) for group in broker.group_configs}
-    body = admin_bodies.encode_versioned(broker.topics.version, "subscriptionGroupTable", table)
+def all_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    table = ((group.name, group_json(group)) for group in broker.group_configs)
+    body = yield from admin_bodies.encode_versioned(broker.topics.version, "subscriptionGroupTable", table)
     return answer(frame, body=body)
 
 
-def all_consumer_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    return answer(frame, body=orjson.dumps({"offsetTable": broker.offsets.table()}))
+def all_consumer_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    table = yield from listed(broker.offsets.encoded())
+    return answer(frame, body=b'{"offsetTable":{%b}}' % table)

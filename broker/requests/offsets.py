@@ -19,6 +19,7 @@ from ...protocol.headers import (
     read,
     write,
 )
+from ...protocol.work import Work
 from ..broker import Broker
 from ..groups.draining import is_foreign
 from ..net.answers import Buffers, Refused, answer
@@ -132,10 +133,14 @@ def min_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, ext=write(Offset(queue.begin if queue else 0)))
 
 
-def queue_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def queue_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """GET_QUEUE_OFFSETS, our own. Topics that are not here are skipped."""
     group = read(OptionalGroup, frame.ext).consumer_group or ""
-    found = {name: _extent(broker, group, name) for name in decode_topics(frame.body) if broker.topics.get(name)}
+    found: dict[str, TopicExtent] = {}
+    for name in decode_topics(frame.body):
+        if broker.topics.get(name):
+            found[name] = _extent(broker, group, name)
+            yield
     return answer(frame, body=encode_extents(found))
 
 

@@ -15,7 +15,7 @@ from ..access.rules import ADMIN, KNOWN, Rule
 from ..broker import Broker
 from ..nameserver import requests as nameserver
 from ..nameserver.routes import Routes
-from ..net.answers import Buffers
+from ..net.answers import Reply
 from ..net.connection import Connection
 from . import (
     accounts,
@@ -32,9 +32,9 @@ from . import (
     transactions,
 )
 
-BrokerHandler = Callable[[Broker, Connection, Frame], Buffers | None]
-NameServerHandler = Callable[[Routes, Connection, Frame], Buffers | None]
-"""Returns the buffers to write; None if it answers later or never. Raises `Refused` and what a client's request may cause."""
+BrokerHandler = Callable[[Broker, Connection, Frame], Reply]
+NameServerHandler = Callable[[Routes, Connection, Frame], Reply]
+"""Raises `Refused` and what a client's request may cause."""
 
 # These have no handler: they are staged one by one and committed together (`sends.Sends`).
 SENDS: Mapping[int, Rule] = {

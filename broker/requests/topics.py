@@ -13,10 +13,12 @@ from ...protocol.bodies import Queue, TopicConfig, topic_json
 from ...protocol.codes import ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.headers import ConsumeQueueQuery, CreateTopic, TopicName, read
+from ...protocol.work import Work
 from ..broker import Broker
 from ..config import MAX_QUERY_ENTRIES
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
+from ..store.files import StoreFull
 
 log = structlog.get_logger("rocketlet.topics")
 
@@ -45,7 +47,8 @@ def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     return answer(frame)
 
 
-def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """Answers when its files are gone."""
     name = read(TopicName, frame.ext).topic
     fault = names.topic_fault(name)
     if fault is None and broker.topics.is_built_in(name):
@@ -53,15 +56,24 @@ def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     broker.topics.delete(name)
-    broker.store.delete_topic(name)
     broker.offsets.forget_topic(name)
     log.info("topic_deleted", topic=name)
-    return answer(frame)
+    broker.tasks.answer(_delete(broker, connection, frame, name))
+    return None
 
 
-def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    table = {topic.name: topic_json(topic) for topic in broker.topics}
-    body = admin_bodies.encode_versioned(broker.topics.version, "topicConfigTable", table)
+async def _delete(broker: Broker, connection: Connection, frame: Frame, topic: str) -> None:
+    try:
+        await broker.do(broker.store.deleting(topic))
+    except StoreFull as error:
+        connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"not all of it is gone: {error}"))
+    else:
+        connection.write(answer(frame))
+
+
+def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    table = ((topic.name, topic_json(topic)) for topic in broker.topics)
+    body = yield from admin_bodies.encode_versioned(broker.topics.version, "topicConfigTable", table)
     return answer(frame, ext={}, body=body)
 
 
@@ -70,21 +82,25 @@ def system_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffe
     return answer(frame, body=bodies.encode_topic_list(found))
 
 
-def topic_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def topic_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """GET_TOPIC_STATS_INFO: the range of each queue."""
     name = read(TopicName, frame.ext).topic
     topic = broker.topics.get(name)
     if topic is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{name}] not exist")
-    ranges: dict[Queue, Range] = {}
-    for queue_id in range(max(topic.write_queues, topic.read_queues)):
-        queue = broker.store.queues.get((name, queue_id))
-        place = Queue(name, broker.config.name, queue_id)
-        if queue is None or queue.begin == queue.next:
-            ranges[place] = Range(queue.begin, queue.next, 0) if queue else Range(0, 0, 0)
-        else:
-            ranges[place] = Range(queue.begin, queue.next, broker.store.store_time_ms(queue, queue.next - 1))
-    return answer(frame, body=admin_bodies.encode_topic_stats(ranges))
+    count = max(topic.write_queues, topic.read_queues)
+    ranges = ((Queue(name, broker.config.name, number), _range(broker, name, number)) for number in range(count))
+    body = yield from admin_bodies.encode_topic_stats(ranges)
+    return answer(frame, body=body)
+
+
+def _range(broker: Broker, topic: str, queue_id: int) -> Range:
+    queue = broker.store.queues.get((topic, queue_id))
+    if queue is None:
+        return Range(0, 0, 0)
+    if queue.begin == queue.next:
+        return Range(queue.begin, queue.next, 0)
+    return Range(queue.begin, queue.next, broker.store.store_time_ms(queue, queue.next - 1))
 
 
 def query_consume_queue(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

@@ -25,8 +25,8 @@ class Damage(NamedTuple):
 class CommitLog(SegmentedFile):
     """Records at and behind `summed_from` have a checksum over all of them; those of earlier releases may have none."""
 
-    def __init__(self, folder: Path, segment_bytes: int, open_files: OpenFiles, *, syncs: bool = False) -> None:
-        super().__init__(folder / "commitlog", segment_bytes, open_files, stays_open=True, syncs=syncs)
+    def __init__(self, folder: Path, segment_bytes: int, open_files: OpenFiles, *, is_synced: bool = False) -> None:
+        super().__init__(folder / "commitlog", segment_bytes, open_files, stays_open=True, is_synced=is_synced)
         self.summed_from = NOWHERE
 
     def record_in(self, data: bytes, at: int, position: int) -> Record | None:

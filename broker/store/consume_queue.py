@@ -13,6 +13,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
+import orjson
+
 from ...protocol.message import FIXED_BYTES, MAX_RECORD_BYTES
 from ..config import INDEX_SEGMENT_ENTRIES, INDEX_TAIL_BYTES
 from .files import OpenFiles, StoreError
@@ -39,7 +41,18 @@ class QueueState(NamedTuple):
 class ConsumeQueue:
     """Entries `begin` to `next`, the queue offsets of the messages."""
 
-    __slots__ = ("_file", "_tail", "_tail_at", "begin", "next", "queue_id", "topic", "topic_record")
+    __slots__ = (
+        "_entry",
+        "_entry_of",
+        "_file",
+        "_tail",
+        "_tail_at",
+        "begin",
+        "next",
+        "queue_id",
+        "topic",
+        "topic_record",
+    )
 
     def __init__(self, topic: str, queue_id: int, directory: Path, open_files: OpenFiles) -> None:
         self.topic = topic
@@ -50,6 +63,8 @@ class ConsumeQueue:
         self.begin = -(-self._file.begin // ENTRY_BYTES)
         self.next = self._tail_at = max(self._file.end // ENTRY_BYTES, self.begin)
         self._tail = bytearray()
+        self._entry_of = (-1, -1)
+        self._entry = b""
 
     def append(self, position: int, size: int, tag_code: int) -> int:
         """The new message's queue offset."""
@@ -92,21 +107,33 @@ class ConsumeQueue:
     def tail_is_long(self) -> bool:
         return len(self._tail) >= INDEX_TAIL_BYTES
 
-    def flush(self) -> None:
-        """Moves the tail into the file. Raises StoreFull; the tail is then still in memory."""
-        if self._tail:
-            self._file.append(self._tail)
-            self._tail_at = self.next
-            self._tail = bytearray()
+    def flush(self) -> bool:
+        """Moves the tail into the file; False if there is none. Raises StoreFull; the tail is then still in memory."""
+        if not self._tail:
+            return False
+        self._file.append(self._tail)
+        self._tail_at = self.next
+        self._tail = bytearray()
+        return True
 
     def sync(self) -> None:
         """Returns when everything flushed is on the device. Raises StoreFailed."""
         self._file.sync()
 
     @property
-    def state(self) -> QueueState:
-        """For a checkpoint, after `flush`."""
-        return QueueState(self.begin, self._tail_at, self._file.sums)
+    def checkpoint_entry(self) -> bytes:
+        """What a checkpoint says of the queue, after `flush`: `"topic@queue":[begin,next,start of a segment,its sum,...]`."""
+        if self._entry_of != (self.begin, self._tail_at):
+            values = [self.begin, self._tail_at]
+            for start, found in (self._file.sums or {}).items():
+                values += (start, found)
+            self._entry = b"%b:%b" % (orjson.dumps(f"{self.topic}@{self.queue_id}"), orjson.dumps(values))
+            self._entry_of = (self.begin, self._tail_at)
+        return self._entry
+
+    def close(self) -> None:
+        """Gives back the descriptors."""
+        self._file.forget()
 
     # Recovery
 
@@ -182,6 +209,7 @@ class ConsumeQueue:
         """Removes the files that hold expired messages only."""
         while self._file.segments > 1 and self._file.starts[1] <= self.begin * ENTRY_BYTES:
             self._file.drop_first()
+            self._entry_of = (-1, -1)
 
     def _first_from(self, position: int) -> int:
         low, high = self.begin, self.next
@@ -198,6 +226,7 @@ class ConsumeQueue:
     def restart(self, offset: int) -> None:
         """Makes the queue empty, its next message at `offset`."""
         self._tail.clear()
+        self._entry_of = (-1, -1)
         self._file.restart(offset * ENTRY_BYTES)
         self.begin = self.next = self._tail_at = offset
 

@@ -22,6 +22,7 @@ sync = os.fdatasync
 replace = os.replace
 link = os.link
 remove = os.unlink
+rename_folder = os.rename
 
 
 def used_ratio(path: Path) -> float:
@@ -40,6 +41,11 @@ def is_there(path: Path) -> bool:
 
 def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
+
+
+def remove_folder(path: Path | str) -> None:
+    """With all that is in it; what cannot be removed stays."""
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_folder(path: Path | str) -> None:

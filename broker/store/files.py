@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +22,7 @@ from . import disk
 log = structlog.get_logger("rocketlet.store")
 
 _OLD: Final = ".old"
+_REMOVED: Final = "removed"
 _SUM_MARK: Final = b"\n#crc32 "
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
@@ -157,13 +160,17 @@ def _state_of(data: bytes) -> Any:
 
 
 def write_state(path: Path, value: Any, *, sync: bool = True) -> None:
+    """As `replace_state`, of a value that is small."""
+    replace_state(path, orjson.dumps(value), sync=sync)
+
+
+def replace_state(path: Path, content: bytes, *, sync: bool = True) -> None:
     """Replaces a state file whole: a reader sees the old value or the new one. Raises StoreFull.
 
     The file is JSON, a line of its own with the JSON's CRC-32 behind it; the one before is kept as `.old`.
     sync: it is on the device, too. What is written every few seconds while clients wait is not synced.
     """
     temporary = path.with_suffix(".new")
-    content = orjson.dumps(value)
     try:
         descriptor = disk.open_file(temporary, disk.REPLACE, 0o644)
         try:
@@ -190,6 +197,18 @@ def _keep_old(path: Path) -> None:
         disk.link(path, old)
 
 
+class Save(NamedTuple):
+    """A state file's new content. `failed` is called if it could not be written."""
+
+    path: Path
+    content: bytes
+    failed: Callable[[], None]
+
+    def write(self, sync: bool) -> None:
+        """Raises StoreFull."""
+        replace_state(self.path, self.content, sync=sync)
+
+
 class Folder:
     """The data folder, locked for this process. Raises StoreError if another broker has it."""
 
@@ -207,6 +226,7 @@ class Folder:
             os.close(self._lock)
             raise StoreError(f"another broker uses the data folder {path}; stop it or choose another") from None
         self.path = path
+        self._numbers = itertools.count()
 
     def subfolders(self, name: str) -> list[str]:
         """The names of the folders in one of this folder's, sorted."""
@@ -236,6 +256,23 @@ class Folder:
                 path.write_bytes(data)
         except OSError as error:
             log.warning("damaged_bytes_not_kept", file=str(path), reason=error.strerror)
+
+    def set_aside(self, topic: str) -> Path | None:
+        """Takes the index files of a topic out of the way; the folder to remove. None if there are none."""
+        source = self.path / "consumequeue" / topic
+        target = self.path / _REMOVED / str(next(self._numbers))
+        try:
+            disk.make_folder(target.parent)
+            disk.rename_folder(source, target)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return source
+        return target
+
+    def empty_removed(self) -> None:
+        """Removes what a run before has set aside."""
+        disk.remove_folder(self.path / _REMOVED)
 
     def unlock(self) -> None:
         os.close(self._lock)

@@ -6,25 +6,34 @@ A line is the CRC-32 of its JSON, a blank, the JSON. The last line may be cut of
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import structlog
 
 from . import disk
 from .files import StoreFull
+from .jobs import Call, Job
 
 log = structlog.get_logger("rocketlet.store")
 
 
-class Journal:
-    """Beside the state file at `path`. `lines` is how many changes it holds."""
+_TRIES: Final = 3  # to shorten a journal while changes come
 
-    def __init__(self, path: Path, *, syncs: bool) -> None:
+
+class Journal:
+    """Beside the state file at `path`. `lines` is how many changes it holds, `written` how many bytes were appended since
+    it was opened. With `--flush sync` a change may be acknowledged when the calls of `syncs` were made."""
+
+    def __init__(self, path: Path) -> None:
         self._path = path.with_suffix(".journal")
-        self._syncs = syncs
         self._end = 0
+        self._since: list[bytes] | None = None  # the lines since a state file that is being written
+        self._is_synced = True
+        self._has_new_name = False
+        self.written = 0
         self.lines = 0
         self.is_whole = True  # whether all that was written could be read
 
@@ -52,23 +61,52 @@ class Journal:
         content = orjson.dumps(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
-            is_new = self._syncs and not disk.is_there(self._path)
+            self._has_new_name = self._has_new_name or self.written == 0
             descriptor = disk.open_file(self._path, disk.CREATE, 0o644)
             try:
                 written = 0
                 while written < len(line):
                     written += disk.write(descriptor, line[written:])
-                if self._syncs:
-                    disk.sync(descriptor)
             finally:
                 disk.close(descriptor)
-            if is_new:
-                disk.sync_folder(self._path.parent)
         except OSError as error:
             self._truncate()
             raise StoreFull(f"cannot write {self._path}: {error.strerror}") from error
         self._end += len(line)
+        self.written += len(line)
         self.lines += 1
+        self._is_synced = False
+        if self._since is not None:
+            self._since.append(line)
+
+    def syncs(self) -> list[Call]:
+        """The calls after which everything appended is on the device, for the thread that waits for it."""
+        if self._is_synced:
+            return []
+        calls: list[Call] = [partial(_sync, self._path)]
+        if self._has_new_name:
+            calls.append(partial(disk.sync_folder, self._path.parent))
+        self._is_synced, self._has_new_name = True, False
+        return calls
+
+    def shortening(self, save: Job[None]) -> Job[None]:
+        """Saves the state, which then holds all that was appended before, and keeps only what came since."""
+        self._since = []
+        aside = self._path.with_suffix(".journal-new")
+        try:
+            yield from save
+            for _ in range(_TRIES):
+                lines = list(self._since)
+                yield partial(_write, aside, b"".join(lines))
+                if len(lines) == len(self._since):
+                    disk.replace(aside, self._path)
+                    self._end, self.lines = sum(map(len, lines)), len(lines)
+                    yield partial(disk.sync_folder, self._path.parent)
+                    break
+        except OSError as error:
+            raise StoreFull(f"cannot write {aside}: {error.strerror}") from error
+        finally:
+            self._since = None
 
     def clear(self) -> None:
         """The state file holds everything."""
@@ -81,6 +119,24 @@ class Journal:
             disk.cut(self._path, self._end)
         except OSError as error:
             log.warning("journal_cut_failed", file=str(self._path), reason=error.strerror)
+
+
+def _write(path: Path, data: bytes) -> None:
+    descriptor = disk.open_file(path, disk.REPLACE, 0o644)
+    try:
+        while data:
+            data = data[disk.write(descriptor, data) :]
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    descriptor = disk.open_file(path, disk.APPEND, 0o644)
+    try:
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
 
 
 def _value(line: bytes) -> Any:

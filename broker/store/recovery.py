@@ -17,6 +17,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from ...protocol.message import Record
 from ...protocol.names import topic_fault
 from .commit_log import CommitLog, Damage
@@ -48,20 +50,23 @@ class Recovered(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """How far the log is indexed, where it begins (None: an earlier release did not say), the state of each queue, and from
-    where on all records have a checksum (None, too)."""
+    """How far the log is indexed, where it begins (None: an earlier release did not say), the state of each queue, from
+    where on all records have a checksum (None, too), and where the log ended when the last queue was looked at: indexes may
+    hold messages up to there."""
 
     position: int
     begin: int | None
     queues: dict[tuple[str, int], QueueState]
     summed_from: int | None = None
+    end: int = 0
 
 
 def read_checkpoint(state: Any) -> Checkpoint | None:
     """The checkpoint in a state file's value, of this release or an earlier one; None if it is none."""
     try:
         queues = {_key(name): _queue_state(found) for name, found in state["queues"].items()}
-        return Checkpoint(int(state["position"]), state.get("begin"), queues, state.get("checksums"))
+        position = int(state["position"])
+        return Checkpoint(position, state.get("begin"), queues, state.get("checksums"), int(state.get("end", position)))
     except (TypeError, KeyError, ValueError, AttributeError, IndexError):
         return None
 
@@ -78,18 +83,10 @@ def _queue_state(found: Any) -> QueueState:
     return QueueState(begin, end, dict(zip(sums[::2], sums[1::2], strict=True)))
 
 
-def checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Per queue its begin, its end, and start and sum of each of its segments."""
-    queues = {
-        f"{topic}@{number}": [state.begin, state.next, *(part for pair in (state.sums or {}).items() for part in pair)]
-        for (topic, number), state in checkpoint.queues.items()
-    }
-    return {
-        "position": checkpoint.position,
-        "begin": checkpoint.begin,
-        "checksums": checkpoint.summed_from,
-        "queues": queues,
-    }
+def checkpoint_text(position: int, end: int, begin: int, summed_from: int, queues: bytes) -> bytes:
+    """A checkpoint as it is kept; `queues` are the entries of all queues."""
+    head = orjson.dumps({"position": position, "end": end, "begin": begin, "checksums": summed_from})
+    return b'%b,"queues":{%b}}' % (head[:-1], queues)
 
 
 class Recovery:
@@ -181,12 +178,12 @@ class Recovery:
         if checkpoint.begin is not None and log.begin > checkpoint.begin:
             self._damage.append(Damage(checkpoint.begin, log.begin - checkpoint.begin))
         start = self._known_until = checkpoint.position
-        known_end = max(start, self._known_end if self._known_end < log.end + _FAR_BYTES else 0)
+        known_end = max(checkpoint.end, self._known_end if self._known_end < log.end + _FAR_BYTES else 0)
         if known_end > log.end:
             self._damage.append(Damage(log.end, known_end - log.end))
         # A power cut took the end of the log, and the checkpoint is newer: indexes go back to where the log still is.
-        if start > log.end:
-            start = min([log.end, *(queue.cut_from(log.end) for queue in self._queues.values())])
+        if checkpoint.end > log.end:
+            start = min([start, log.end, *(queue.cut_from(log.end) for queue in self._queues.values())])
         return log.begin if self._rebuilt else max(start, log.begin)
 
     def _take(self, record: Record) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import zlib
 from bisect import bisect_right
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from . import disk
 from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull, Unreadable
+from .jobs import Call
 
 # What was written before such an error may be lost, too: the system forgets which pages it could not write (fsyncgate).
 _DEVICE_FAILED: Final = (errno.EIO, errno.ENXIO, errno.ENODEV)
@@ -30,11 +31,18 @@ def refusal(what: str, error: OSError) -> StoreFull:
     return kind(f"{what}: {error.strerror}")
 
 
+def _sync_and_close(descriptor: int) -> None:
+    try:
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
 class SegmentedFile:
     """Bytes from `begin` to `end`, appended at the end, dropped at the beginning, a segment at a time.
 
     stays_open: the segment that is written keeps its descriptor, so that an append never needs a new one.
-    syncs: a segment is on the device before the next one begins, and so is the name of each new one.
+    is_synced: somebody calls `syncs` and makes the calls; a segment that is done stays open until then.
     sums: keeps a CRC-32 per segment of what is written.
     """
 
@@ -45,17 +53,18 @@ class SegmentedFile:
         open_files: OpenFiles,
         *,
         stays_open: bool = False,
-        syncs: bool = False,
+        is_synced: bool = False,
         sums: bool = False,
     ) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.sums: dict[int, int] | None = {} if sums else None
         self._stays_open = stays_open
-        self._syncs = syncs
+        self.is_synced_apart = is_synced
         self._open_files = open_files
         self._kept: tuple[int, int] | None = None  # start and descriptor of the segment that is written
-        self._retired: list[int] = []  # descriptors that a sync in a thread may still use
+        self._retired: list[int] = []  # descriptors of segments before, which are not synced yet
+        self._has_new_name = False
         self._unsynced: dict[int, None] = {}
         self._is_torn = False
         self._starts: list[int] = []
@@ -132,12 +141,8 @@ class SegmentedFile:
 
     def _start_segment(self) -> None:
         disk.make_folder(self.directory)
-        if self._syncs:
-            self.sync()
         self._open(self.end, creates=True)
-        if self._syncs:
-            disk.sync_folder(self.directory)
-            disk.sync_folder(self.directory.parent)
+        self._has_new_name = True
         if self._starts:
             self._sizes[self._starts[-1]] = self.end - self._starts[-1]
         self._starts.append(self.end)
@@ -159,7 +164,7 @@ class SegmentedFile:
         return descriptor
 
     def _retire(self) -> None:
-        if self._kept is not None and self._syncs:
+        if self._kept is not None and self.is_synced_apart:
             self._retired.append(self._kept[1])
         elif self._kept is not None:
             disk.close(self._kept[1])
@@ -168,9 +173,6 @@ class SegmentedFile:
     def close(self) -> None:
         """Closes the descriptors that are kept."""
         self._retire()
-        self._close_retired()
-
-    def _close_retired(self) -> None:
         while self._retired:
             disk.close(self._retired.pop())
 
@@ -182,15 +184,24 @@ class SegmentedFile:
             for start in list(self._unsynced):
                 disk.sync(self._descriptor(start))
             disk.sync_folder(self.directory)
+            disk.sync_folder(self.directory.parent)
         except OSError as error:
             raise StoreFailed(f"cannot sync {self.directory}: {error.strerror}") from error
         self._unsynced.clear()
+        self._has_new_name = False
 
-    def descriptor_to_sync(self) -> int | None:
-        """That of the segment being written, for a thread to sync; it stays open until the next call or `close`.
-        Call it while no such thread runs."""
-        self._close_retired()
-        return self._descriptor(self._starts[-1]) if self._starts else None
+    def syncs(self) -> list[Call]:
+        """The calls, in this order, after which everything written so far, names included, is on the device. They are for
+        the one thread that waits for the device. Of a file that `syncs` and whose last segment `stays_open`."""
+        calls: list[Call] = [partial(_sync_and_close, descriptor) for descriptor in self._retired]
+        self._retired.clear()
+        if self._unsynced:
+            calls.append(partial(disk.sync, self._descriptor(self._starts[-1])))
+            self._unsynced.clear()
+        if self._has_new_name:
+            calls += [partial(disk.sync_folder, self.directory), partial(disk.sync_folder, self.directory.parent)]
+            self._has_new_name = False
+        return calls
 
     # Reading
 
@@ -306,7 +317,12 @@ class SegmentedFile:
         with contextlib.suppress(OSError):  # a segment that begins there later begins empty
             disk.remove(path)
 
+    def forget(self) -> None:
+        """Gives back the descriptors; the files are somebody else's now."""
+        for start in self._starts:
+            self._open_files.forget(self.path_of(start))
+
     def delete(self) -> None:
         """Removes the file with its folder."""
         self.restart(0)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        disk.remove_folder(self.directory)

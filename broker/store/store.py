@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +19,16 @@ from ...protocol.batch import Shared, encode_records
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.message import Record, encode_record, host_flags
 from ...protocol.names import topic_fault
+from ...protocol.work import SLICE
 from ..clock import MACHINE
 from ..config import DAMAGE_ASIDE_BYTES, DELETE_LIMIT, MAX_OPEN_SEGMENTS
 from . import disk
 from .commit_log import CommitLog, Damage
 from .consume_queue import TAIL_ENTRIES, ConsumeQueue
-from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, write_state
+from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, replace_state
+from .jobs import Call, Job, run
 from .reading import Fetched, Reader
-from .recovery import Checkpoint, Recovered, Recovery, checkpoint_json, read_checkpoint
+from .recovery import Recovered, Recovery, checkpoint_text, read_checkpoint
 
 log = structlog.get_logger("rocketlet.store")
 
@@ -46,20 +48,22 @@ class Store:
         store_host: bytes = _NO_HOST,
         tag_code_of: Callable[[Record], int],
         open_files: int = MAX_OPEN_SEGMENTS,
-        syncs: bool = False,
+        is_synced: bool = False,
         time_ms: Callable[[], int] = MACHINE.time_ms,
     ) -> None:
         self._time_ms = time_ms
         self.folder = Folder(folder)
+        self.folder.empty_removed()
         self.store_host = store_host
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._of_topic: dict[str, list[ConsumeQueue]] = {}
         self._tag_code_of = tag_code_of
         self._open_files = OpenFiles(open_files)
-        self._log = CommitLog(folder, segment_bytes, self._open_files, syncs=syncs)
+        self._log = CommitLog(folder, segment_bytes, self._open_files, is_synced=is_synced)
         self._staged: list[bytes] = []  # in pieces: a message, or a batch
         self._staged_queues: list[ConsumeQueue] = []  # of each piece, as `_staged_counts`: its messages
         self._staged_counts: list[int] = []
-        self._to_flush: Iterator[ConsumeQueue] | None = None
+        self._deletions = 0
         self._next = self._log.end
         self.now_ms = 0
         self._unflushed = 0  # messages since the queues' tails were looked at
@@ -137,6 +141,10 @@ class Store:
                 raise
 
     def checkpoint(self, sync: bool = False, *, closes: bool = False) -> None:
+        """As `checkpointing`, at once."""
+        run(self.checkpointing(sync, closes=closes))
+
+    def checkpointing(self, sync: bool = False, *, closes: bool = False) -> Job[None]:
         """Writes everything committed so far to the index files, and says so in the checkpoint. Raises StoreFull.
 
         sync: the log is on the device, and what is said of it. closes: the index files are, too; without it, indexes
@@ -144,31 +152,50 @@ class Store:
         state = (self._log.end, len(self.queues), closes)
         if self.fault is not None or self._checkpointed == state:
             return
-        for queue in self.queues.values():
-            queue.flush()
-            if closes:
-                queue.sync()
-        self.sync_log(sync or closes)
-        self._save_checkpoint(self._log.begin, sync=sync or closes)
+        yield from self._save_checkpoint(None, sync=sync or closes, closes=closes)
         self._checkpointed = state
 
-    def flush_ahead(self, end_s: float) -> bool:
-        """Flushes one index after the other until it is `end_s`, of `time.perf_counter`; the next call goes on. True when
-        all had their turn: then a checkpoint has little left to flush. Raises StoreFull."""
-        if self._to_flush is None:
-            self._to_flush = iter(list(self.queues.values()))
-        for queue in self._to_flush:
-            if self.queues.get((queue.topic, queue.queue_id)) is queue:  # not deleted meanwhile
-                queue.flush()
-            if time.perf_counter() > end_s:
-                return False
-        self._to_flush = None
-        return True
+    def _save_checkpoint(self, begin: int | None, *, sync: bool, closes: bool = False) -> Job[None]:
+        """What comes while this goes on may be in the indexes already; the next start reads the log from `position`."""
+        entries: list[bytes] = []
+        deletions = -1
+        while deletions != self._deletions:  # a topic that was deleted meanwhile must not come back
+            deletions, position = self._deletions, self._log.end
+            entries = yield from self._entries(closes)
+        end = self._log.end
+        yield from self.syncing(sync)
+        content = checkpoint_text(
+            position, end, self._log.begin if begin is None else begin, self._log.summed_from, b",".join(entries)
+        )
+        yield partial(replace_state, self.folder.path / "checkpoint.json", content, sync=sync)
 
-    def _save_checkpoint(self, begin: int, *, sync: bool) -> None:
-        states = {key: queue.state for key, queue in self.queues.items()}
-        value = checkpoint_json(Checkpoint(self._log.end, begin, states, self._log.summed_from))
-        write_state(self.folder.path / "checkpoint.json", value, sync=sync)
+    def _entries(self, closes: bool) -> Job[list[bytes]]:
+        """Flushes the index of each queue; what the checkpoint says of it."""
+        entries: list[bytes] = []
+        deletions = self._deletions
+        for number, queue in enumerate(list(self.queues.values()), 1):
+            wrote = queue.flush()
+            if closes:
+                queue.sync()
+            entries.append(queue.checkpoint_entry)
+            if wrote or number % SLICE == 0:
+                yield None
+            if deletions != self._deletions:
+                break
+        return entries
+
+    def syncing(self, sync: bool = True) -> Job[None]:
+        """With `sync`: puts everything committed on the device. Raises StoreFailed."""
+        if not sync or self.fault is not None:
+            return
+        if not self._log.is_synced_apart:
+            self.sync_log()
+            return
+        try:
+            yield from self._log.syncs()
+        except OSError as error:
+            self.fail(f"the commit log cannot be synced: {error.strerror}")
+            raise StoreFailed(str(self.fault)) from error
 
     def fail(self, reason: str) -> None:
         """Stops all writing, because nobody knows what the device holds. `fault` says why."""
@@ -192,15 +219,26 @@ class Store:
                 raise StoreError(f"no queue {queue_id} of this topic: {fault or 'queues count from 0'}")
             queue = ConsumeQueue(topic, queue_id, self._directory(topic, queue_id), self._open_files)
             self.queues[topic, queue_id] = queue
+            self._of_topic.setdefault(topic, []).append(queue)
         return queue
 
     def _directory(self, topic: str, queue_id: int) -> Path:
         return self.folder.path / "consumequeue" / topic / str(queue_id)
 
     def delete_topic(self, topic: str) -> None:
-        for key in [key for key in self.queues if key[0] == topic]:
-            self.queues.pop(key).delete()
-        self.checkpoint()
+        """As `deleting`, at once."""
+        run(self.deleting(topic))
+
+    def deleting(self, topic: str) -> Job[None]:
+        """Removes a topic's queues with their files. It may be made anew meanwhile."""
+        for queue in self._of_topic.pop(topic, ()):
+            del self.queues[topic, queue.queue_id]
+            queue.close()
+        self._deletions += 1
+        aside = self.folder.set_aside(topic)
+        yield from self.checkpointing()
+        if aside is not None:
+            yield partial(disk.remove_folder, aside)
 
     @property
     def end(self) -> int:
@@ -220,9 +258,13 @@ class Store:
         """The damaged messages that were met since the start: topic, queue, offset."""
         return self._reader.damaged
 
-    def descriptor_to_sync(self) -> int | None:
-        """The log's, for a thread to sync; it stays open until the next call. Call it while no such thread runs."""
-        return self._log.descriptor_to_sync()
+    def syncs(self) -> list[Call]:
+        """The calls after which everything committed is on the device, for the one thread that waits for it."""
+        return self._log.syncs()
+
+    @property
+    def written(self) -> int:
+        return self._log.end
 
     # Appending
 
@@ -345,7 +387,7 @@ class Store:
         """The part of the commit log that holds the topic's messages of these store times: from the first one's position
         to the end of the last one. Empty if there is none."""
         begin, end = self._log.end, 0
-        for queue in [queue for queue in self.queues.values() if queue.topic == topic]:
+        for queue in self._of_topic.get(topic, ()):
             first = self._reader.first_not_before(queue, begin_ms)
             after = self._reader.first_not_before(queue, end_ms + 1)
             if first < after:
@@ -357,6 +399,10 @@ class Store:
     # Expiring
 
     def expire(self, *, older_than_s: float, total_bytes: int | None) -> int:
+        """As `expiring`, at once."""
+        return run(self.expiring(older_than_s=older_than_s, total_bytes=total_bytes))
+
+    def expiring(self, *, older_than_s: float, total_bytes: int | None) -> Job[int]:
         """Drops old segments: those last written before a time, and those beyond a total size. Returns how many."""
         starts = self._log.starts
         dropped = 0
@@ -367,20 +413,24 @@ class Store:
                 break
             dropped += 1
         if dropped:
-            self._drop_before(starts[dropped])
+            yield from self._drop_before(starts[dropped])
         return dropped
 
-    def _drop_before(self, position: int) -> None:
-        for queue in self.queues.values():
+    def _drop_before(self, position: int) -> Job[None]:
+        queues = list(self.queues.values())
+        for number, queue in enumerate(queues, 1):
             queue.expire_before(position)
+            if number % SLICE == 0:
+                yield None
         with contextlib.suppress(StoreFull):  # said before it is done: a start in between takes nothing for lost
-            for queue in self.queues.values():
-                queue.flush()
-            self._save_checkpoint(position, sync=False)
+            yield from self._save_checkpoint(position, sync=False)
         while self._log.begin < position:
             self._log.drop_first()
-        for queue in self.queues.values():
+            yield None
+        for number, queue in enumerate(queues, 1):
             queue.drop_expired()
+            if number % SLICE == 0:
+                yield None
 
 
 def _flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:

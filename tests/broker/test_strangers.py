@@ -92,6 +92,7 @@ async def test_administration_can_be_confined_to_the_brokers_machine(nodes: Node
     for code, (_, rule) in (*BROKER_REQUESTS.items(), *NAME_SERVER_REQUESTS.items()):
         for peer in (far, near):
             peer.send(encode(Frame(code, 7, {"topic": "t"})))
+        await node.broker.turns.done()
         refused = [
             any(frame.opaque == 7 and "administration" in (frame.remark or "") for frame in peer.received())
             for peer in (far, near)

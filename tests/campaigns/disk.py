@@ -148,15 +148,9 @@ class Work:
         body = b"%d-" % number + self._chance.randbytes(self._chance.randrange(3000))
         place = put(self.broker, self.broker.store.queue("t", self._chance.randrange(8)), body)
         self.sent[place] = body
-        if self.broker.flusher is not None:
-            try:
-                descriptor = self.broker.store.descriptor_to_sync()
-                assert descriptor is not None
-                disk.sync(descriptor)
-            except OSError as error:
-                self.device_failed = True
-                self.broker.store.fail(str(error))
-                return False
+        if self.broker.flusher is not None and not self.broker.flusher.sync():
+            self.device_failed = True
+            return False
         self.acknowledged[place] = body
         return True
 

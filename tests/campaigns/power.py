@@ -242,6 +242,7 @@ class Work:
         elif kind == "topic":
             name = f"topic-{number}"
             broker.topics.put(TopicConfig(name, 2, 2), broker.store.end)
+            self._sync(broker)
             self.topics.add(name)
         elif kind == "expire":
             broker.store.expire(older_than_s=0, total_bytes=200_000)
@@ -260,9 +261,8 @@ class Work:
 
     @staticmethod
     def _sync(broker: Broker) -> None:
-        descriptor = broker.store.descriptor_to_sync()
-        assert descriptor is not None
-        disk.sync(descriptor)
+        assert broker.flusher is not None
+        broker.flusher.sync()
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:

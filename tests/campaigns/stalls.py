@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import orjson
@@ -32,6 +32,8 @@ from .frames import Peer
 
 LARGE = "large"
 ANSWER_S = 30.0
+
+Step = Callable[[], Awaitable[None]]
 
 
 class Stalls:
@@ -90,8 +92,8 @@ class Attack:
             self._outcome.tried += 1
         self._stalls.stop()
 
-    def _steps(self) -> list[tuple[str, Callable]]:
-        def asks(code: int, ext: Ext | None = None, body: bytes = b"") -> Callable:
+    def _steps(self) -> list[tuple[str, Step]]:
+        def asks(code: int, ext: Ext | None = None, body: bytes = b"") -> Step:
             return lambda: self._asked(code, ext or {}, body)
 
         at_topic: Ext = {"topic": LARGE}
@@ -136,7 +138,7 @@ class Attack:
 
     async def _answered(self, peer: Peer, code: int) -> None:
         async with asyncio.timeout(ANSWER_S):
-            while not peer.socket.written:  # noqa: ASYNC110
+            while not peer.socket.written:
                 await asyncio.sleep(0)
         try:
             found = [frame for frame in peer.received() if frame.is_response]
@@ -201,7 +203,7 @@ class Attack:
         self._stalls.read_ms()
 
     async def _saved(self) -> None:
-        await self._broker.save()
+        await self._broker.do(self._broker.saving())
         await asyncio.sleep(0)
 
     async def _fill_names(self) -> None:
@@ -256,7 +258,7 @@ class Attack:
         ext = {"a": "p", "b": "t", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": ""}
         await self._asked(Code.SEND_MESSAGE_V2, ext, b"x" * 1000)
         async with asyncio.timeout(ANSWER_S):
-            while not all(peer.socket.written for peer in self._peers):  # noqa: ASYNC110
+            while not all(peer.socket.written for peer in self._peers):
                 await asyncio.sleep(0.01)
 
 

@@ -14,6 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import admin_bodies, bodies, group_bodies, limits, registration_body
 from rocketlet.protocol.schema import BodyError, Shape
+from rocketlet.protocol.work import finish
+
+
+def _decode_registration(body: bytes) -> tuple[bodies.DataVersion, list[bodies.TopicConfig]]:
+    return finish(registration_body.decode_registration(body))
+
 
 DECODERS: dict[str, tuple[Callable[[bytes], Any], type[Shape]]] = {
     "heartbeat": (bodies.decode_heartbeat, bodies.HeartbeatShape),
@@ -27,7 +33,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], type[Shape]]] = {
     "locked": (group_bodies.decode_locked, group_bodies.LockAnswerShape),
     "members": (group_bodies.decode_members, group_bodies.MemberListShape),
     "assignment": (group_bodies.decode_assignment_request, group_bodies.AssignmentShape),
-    "registration": (registration_body.decode_registration, registration_body.RegistrationShape),
+    "registration": (_decode_registration, registration_body.RegistrationShape),
     "offsets": (admin_bodies.decode_offsets, admin_bodies.OffsetTableShape),
     "status": (admin_bodies.decode_client_status, admin_bodies.ClientStatusShape),
     "progress": (admin_bodies.decode_consume_stats, admin_bodies.ConsumeStatsShape),
@@ -179,3 +185,29 @@ def test_fastjsons_dialect_is_read_up_to_its_limit() -> None:
 def test_numbers_and_booleans_may_stand_there_as_text() -> None:
     group = bodies.decode_group(b'{"groupName":"g","retryQueueNums":"3","consumeEnable":"false"}')
     assert (group.retry_queues, group.consume_enable) == (3, False)
+
+
+TOPICS = [bodies.TopicConfig(f"topic-{number}", number % 9, 4) for number in range(2000)]
+
+
+@pytest.mark.parametrize("spaces", [b"", b" ", b"\n\t"])
+@pytest.mark.parametrize("extra", [{}, {"attributes": {"+a": '},"x":{'}, "b": None}, {"a": {}, "b": {"c": {}}}])
+def test_a_large_registration_is_read_in_pieces_and_as_a_whole_alike(spaces: bytes, extra: dict[str, Any]) -> None:
+    table = {topic.name: bodies.topic_json(topic) | extra for topic in TOPICS}
+    version = {"timestamp": 7, "counter": 3}
+    value = {"topicConfigSerializeWrapper": {"dataVersion": version, "topicConfigTable": table}}
+    body = orjson.dumps(value).replace(b'},"topic-', b"}" + spaces + b"," + spaces + b'"topic-')
+    work = registration_body.decode_registration(body)
+    assert sum(1 for _ in work) > len(body) // 65_536
+    assert _decode_registration(body) == (bodies.DataVersion(7, 3), TOPICS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b'"topic-1000":{', b'"topic-1000":['), (b"}}}}", b"}}}"), (b'"perm":6', b'"perm":"x"'), (b'"topic-9":{', b"5:{")],
+)
+def test_a_large_registration_that_is_damaged_is_refused(old: bytes, new: bytes) -> None:
+    body = registration_body.encode_registration(bodies.DataVersion(1), TOPICS)
+    assert old in body
+    with pytest.raises(BodyError):
+        _decode_registration(body.replace(old, new, 1))

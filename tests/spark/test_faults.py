@@ -154,7 +154,7 @@ async def test_a_range_whose_begin_has_expired_fails_or_begins_later(tmp_path: P
         for _ in range(30):
             await producer.send_batch("t", [b"x" * 1000] * 100)
         await asyncio.sleep(0.01)
-        broker.expire_segments()
+        await broker.expire_segments()
         with pytest.raises(
             DataLossError, match=r"the offsets 0 to .* are gone from the broker; set failOnDataLoss to false"
         ):

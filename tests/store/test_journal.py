@@ -15,13 +15,13 @@ from rocketlet.broker.store.journal import Journal
 
 
 def test_changes_come_back_in_order(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "x.json", syncs=True)
+    journal = Journal(tmp_path / "x.json")
     assert journal.read() == []
     for value in ({"a": 1}, ["b\n"], None):
         journal.append(value)
-    assert Journal(tmp_path / "x.json", syncs=False).read() == [{"a": 1}, ["b\n"], None]
+    assert Journal(tmp_path / "x.json").read() == [{"a": 1}, ["b\n"], None]
     journal.clear()
-    assert Journal(tmp_path / "x.json", syncs=False).read() == []
+    assert Journal(tmp_path / "x.json").read() == []
     assert journal.lines == 0
 
 
@@ -30,29 +30,29 @@ def test_changes_come_back_in_order(tmp_path: Path) -> None:
 def test_a_journal_that_is_cut_off_keeps_its_whole_lines_and_goes_on(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "x.journal"
     path.unlink(missing_ok=True)
-    journal = Journal(tmp_path / "x.json", syncs=False)
+    journal = Journal(tmp_path / "x.json")
     for number in range(5):
         journal.append({"number": number})
     data = path.read_bytes()[:cut]
     path.write_bytes(data)
-    again = Journal(tmp_path / "x.json", syncs=False)
+    again = Journal(tmp_path / "x.json")
     kept = again.read()
     assert kept == [{"number": number} for number in range(data.count(b"\n"))]
     again.append("next")
-    assert Journal(tmp_path / "x.json", syncs=False).read() == [*kept, "next"]
+    assert Journal(tmp_path / "x.json").read() == [*kept, "next"]
 
 
 def test_a_damaged_line_and_what_follows_it_is_left_out(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "x.json", syncs=False)
+    journal = Journal(tmp_path / "x.json")
     for number in range(3):
         journal.append(number)
     path = tmp_path / "x.journal"
     path.write_bytes(path.read_bytes().replace(b" 1\n", b" 7\n"))
-    assert Journal(tmp_path / "x.json", syncs=False).read() == [0]
+    assert Journal(tmp_path / "x.json").read() == [0]
 
 
 def test_a_change_that_the_disk_refuses_is_not_kept_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path / "x.json", syncs=False)
+    journal = Journal(tmp_path / "x.json")
     journal.append("first")
     write = disk.write
 
@@ -66,4 +66,4 @@ def test_a_change_that_the_disk_refuses_is_not_kept_half(tmp_path: Path, monkeyp
         journal.append("second")
     monkeypatch.undo()
     journal.append("third")
-    assert Journal(tmp_path / "x.json", syncs=False).read() == ["first", "third"]
+    assert Journal(tmp_path / "x.json").read() == ["first", "third"]

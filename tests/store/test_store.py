@@ -22,6 +22,7 @@ from rocketlet.broker.store.files import (
     read_state,
     write_state,
 )
+from rocketlet.broker.store.jobs import run
 from rocketlet.broker.store.recovery import Lost
 from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
@@ -372,16 +373,35 @@ def test_a_part_of_what_is_staged_can_be_forgotten(store: Store) -> None:
     assert (bodies(store, queue=0), bodies(store, queue=1)) == ([b"0"], [b"other"])
 
 
-def test_indexes_are_flushed_one_turn_after_the_other(tmp_path: Path) -> None:
+def test_a_checkpoint_is_made_in_pieces_and_what_is_deleted_meanwhile_does_not_come_back(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for number in range(5):
         put(store, b"x", f"t{number}")
-    assert [store.flush_ahead(0.0) for _ in range(6)] == [False] * 5 + [True]
+    saving = store.checkpointing()
+    assert [next(saving) for _ in range(2)] == [None, None], "each index that is flushed is a piece"
     store.delete_topic("t0")
-    assert [store.flush_ahead(0.0) for _ in range(2)] == [False, False]
     store.delete_topic("t3")
-    assert not (tmp_path / "consumequeue" / "t3" / "0").exists()
-    while not store.flush_ahead(0.0):
-        pass
-    assert not (tmp_path / "consumequeue" / "t3" / "0").exists(), "what was deleted does not come back"
+    run(saving)
+    assert sorted(path.name for path in (tmp_path / "consumequeue").iterdir()) == ["t1", "t2", "t4"]
+    store.close()
+    store = open_store(tmp_path)
+    store.recover([(f"t{number}", 0) for number in (1, 2, 4)])
+    assert {topic for topic, _ in store.queues} == {"t1", "t2", "t4"}
+    store.close()
+
+
+def test_what_is_stored_while_a_checkpoint_is_made_is_not_stored_twice(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(6):
+        put(store, b"%d" % number, queue=number % 3)
+    saving = store.checkpointing()
+    next(saving)
+    for number in range(6, 12):
+        put(store, b"%d" % number, queue=number % 3)
+    run(saving)
+    store.close()
+    store = open_store(tmp_path)
+    assert store.recover([("t", 0)]).rebuilt == ()
+    for queue in range(3):
+        assert bodies(store, queue=queue) == [b"%d" % number for number in range(12) if number % 3 == queue]
     store.close()

@@ -1,0 +1,32 @@
+"""Work that also waits for the device, such as to save a state file.
+
+A job is a generator. It yields None after each piece of work, and calls that may take as long as the device wants to. `run`
+makes these at once. A broker makes them in a thread, and does something else meanwhile: a slow disk stops nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Call = Callable[[], object]
+Job = Generator[Call | None, None, T]
+
+
+def run(job: Job[T]) -> T:
+    """Does the job without doing anything else meanwhile. Raises what it raises."""
+    fault: Exception | None = None
+    while True:
+        try:
+            call = next(job) if fault is None else job.throw(fault)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        fault = None
+        if call is not None:
+            try:
+                call()
+            except Exception as error:
+                fault = error

@@ -1,0 +1,78 @@
+"""Turns of the event loop: what takes long is done in pieces, so that everybody else waits for a few ms at most.
+
+Work is a generator that yields after each piece (`protocol.work`). It begins at once. When a turn's time is over, the rest of
+it waits for the next turns, in which all that waits does a piece after the other. One turn is all that they get together,
+between two looks at the sockets, however many they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from ..protocol.work import Work
+from .config import TURN_S
+
+log = structlog.get_logger("rocketlet.turns")
+
+
+class Turns:
+    def __init__(self) -> None:
+        self._waiting: deque[Work[Any]] = deque()
+        self._is_due = False
+        self._end_s = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """How much work is not done."""
+        return len(self._waiting)
+
+    def do(self, work: Work[Any]) -> None:
+        """Does the work, now if there is time left in this turn and nothing else waits."""
+        if not self._is_due:
+            self._is_due = True
+            self._end_s = time.perf_counter() + TURN_S
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._waiting.append(work)
+        if len(self._waiting) == 1:
+            self._go_on()
+
+    def call(self, action: Callable[..., object], *arguments: Any) -> None:
+        """A call that is short, but perhaps one of very many."""
+        self.do(_call(action, arguments))
+
+    async def done(self) -> None:
+        """Returns when nothing waits any more."""
+        while self._waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    def _turn(self) -> None:
+        self._end_s = time.perf_counter() + TURN_S
+        self._go_on()
+        self._is_due = bool(self._waiting)
+        if self._is_due:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _go_on(self) -> None:
+        while self._waiting and time.perf_counter() <= self._end_s:
+            work = self._waiting[0]
+            try:
+                next(work)
+            except StopIteration:
+                self._waiting.popleft()
+            except Exception:
+                log.exception("work_failed")
+                self._waiting.popleft()
+            else:
+                self._waiting.rotate(-1)
+
+
+def _call(action: Callable[..., object], arguments: tuple[Any, ...]) -> Work[None]:
+    action(*arguments)
+    return
+    yield
