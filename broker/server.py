@@ -26,6 +26,7 @@ from .config import (
 from .nameserver.routes import Routes
 from .net.connection import Connection, is_loopback
 from .net.memory import Memory, default_budget
+from .net.reports import Reports
 from .net.tls import Entrance, Tls
 from .open_files import shares
 from .requests.dispatch import Dispatch
@@ -80,6 +81,7 @@ class Server:
         self.max_connections = shares().connections
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
         self.memory = Memory(budget, self._connections)
+        self.reports = Reports()
         self._of_address: Counter[str] = Counter()
         self._clock = broker.clock if broker is not None else MACHINE
         self._tasks = Tasks(self._clock)
@@ -176,7 +178,8 @@ class Server:
     def opened(self, connection: Connection) -> None:
         fault, limit = self._refusal(connection)
         if fault:
-            log.warning("connection_refused", peer=connection.peer, reason=fault, limit=limit)
+            if connection.is_news("connection_refused"):
+                log.warning("connection_refused", peer=connection.peer, reason=fault, limit=limit)
             connection.abort()
         self._connections[connection] = None
         self._of_address[connection.address] += 1

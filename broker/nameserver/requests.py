@@ -69,7 +69,8 @@ def _refuse_if_ours(routes: Routes, connection: Connection, name: str, address: 
     """One frame of a stranger would send all clients elsewhere. Raises Refused."""
     fault = routes.ownership_fault(name, address)
     if fault:
-        log.warning("registration_refused", peer=connection.peer, broker=name, address=address, reason=fault)
+        if connection.is_news("registration_refused"):
+            log.warning("registration_refused", peer=connection.peer, broker=name, address=address, reason=fault)
         raise Refused(ResponseCode.NO_PERMISSION, fault)
 
 

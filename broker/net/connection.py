@@ -14,6 +14,7 @@ from ...protocol.message import encode_host
 from ..config import HELD_PULL_BYTES, KEPT_FRAME_BYTES, WRITE_HIGH_BYTES
 from .answers import Buffers, answer
 from .memory import Memory
+from .reports import Reports
 
 log = structlog.get_logger("rocketlet.connection")
 
@@ -29,6 +30,7 @@ class Host(Protocol):
     """The server: knows its connections, and serves what they read."""
 
     memory: Memory
+    reports: Reports
 
     def now_s(self) -> float: ...
 
@@ -125,7 +127,8 @@ class Connection(asyncio.Protocol):
         try:
             frames = self._reader.feed(data)
         except FrameError as error:
-            log.warning("connection_closed_not_a_frame", peer=self.peer, reason=str(error))
+            if self.is_news("connection_closed_not_a_frame"):
+                log.warning("connection_closed_not_a_frame", peer=self.peer, reason=str(error))
             self.close()
             return
         if frames and (self.is_paused or self.is_held or self.kept):
@@ -134,6 +137,10 @@ class Connection(asyncio.Protocol):
             self._serve(frames)
         if self._reader.waiting or self.counted_bytes or self.kept:
             self._host.memory.count(self)
+
+    def is_news(self, event: str) -> bool:
+        """Whether the log does not have this event of the client's address already: who repeats it does not fill the log."""
+        return self._host.reports.is_due(self.peer, event)
 
     def held_bytes(self) -> int:
         """What waits here in both directions."""

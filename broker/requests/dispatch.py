@@ -229,14 +229,17 @@ class Dispatch:
             return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=FULL_REMARK + str(error))
         if isinstance(error, _CLIENT_FAULTS):
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
-        log.exception("request_failed", request=request_name(frame.code), peer=connection.peer)
+        name = request_name(frame.code)
+        if connection.is_news(f"request_failed {name}"):
+            log.exception("request_failed", request=name, peer=connection.peer)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
 
 
 def _refuse_strangers(connection: Connection, frame: Frame) -> None:
     """`--admin loopback`. Raises Refused."""
     if not is_loopback(connection.address):
-        log.warning("admin_refused", request=request_name(frame.code), peer=connection.peer)
+        if connection.is_news("admin_refused"):
+            log.warning("admin_refused", request=request_name(frame.code), peer=connection.peer)
         remark = (
             f"{request_name(frame.code)} is administration, which is taken from the broker's own machine only (--admin)"
         )

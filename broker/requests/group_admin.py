@@ -241,7 +241,8 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
             try:
                 offsets[client_id] = admin_bodies.decode_client_status(reply.body)
             except BodyError as error:
-                log.warning("consumer_status_unreadable", client=client_id, reason=str(error))
+                if connection.is_news("consumer_status_unreadable"):
+                    log.warning("consumer_status_unreadable", client=client_id, reason=str(error))
         if not waiting:
             connection.write(answer(frame, body=admin_bodies.encode_consumer_status(offsets)))
 

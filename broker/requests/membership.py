@@ -41,7 +41,8 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
             try:
                 broker.topics.ensure(TopicConfig(names.retry_topic(consumer.group), queues, queues), broker.store.end)
             except StoreFull as error:  # who only reads can do so on a full disk
-                log.error("retry_topic_save_failed", group=consumer.group, reason=str(error))
+                if connection.is_news("retry_topic_save_failed"):
+                    log.error("retry_topic_save_failed", group=consumer.group, reason=str(error))
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
     broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     return answer(frame)

@@ -67,11 +67,13 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
         raise names.IllegalName(fault)
     fault = fence_fault(broker, connection, group, queue, header.commit_offset, header.epoch)
     if fault:
-        log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
+        if connection.is_news("commit_refused"):
+            log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.NO_PERMISSION, remark=f"the offset is not stored: {fault}")
     fault = offset_fault(broker, queue, header.commit_offset)
     if fault:
-        log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
+        if connection.is_news("commit_refused"):
+            log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
     store_offset(broker, group, queue, header.commit_offset, by_owner=header.epoch is not None)
     return answer(frame, ext={})

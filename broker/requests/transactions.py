@@ -23,6 +23,7 @@ def end_transaction(broker: Broker, connection: Connection, frame: Frame) -> Buf
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     fault = broker.transactions.end(header)
     if fault:
-        log.warning("transaction_not_ended", peer=connection.peer, reason=fault)
+        if connection.is_news("transaction_not_ended"):
+            log.warning("transaction_not_ended", peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     return answer(frame)

@@ -11,11 +11,13 @@ from typing import Any
 import msgpack
 import orjson
 import pytest
+import structlog
 from rocketlet.protocol import fastjson_text
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, Frame, encode
 from rocketlet.protocol.message import decode_records, encode_record
 
+from ..campaigns.frames import Peer
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..requests import bodies_of, pull, raw_frame, send_v2
 
@@ -469,3 +471,28 @@ async def test_numbers_of_a_request_have_64_bits(wire: Wire, offset: int) -> Non
     await create_topic(wire, "t")
     answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=offset))
     assert (answer.code, "queueOffset" in (answer.remark or "")) == (1, True)
+
+
+async def test_a_client_that_repeats_what_is_refused_does_not_fill_the_log(node: Node, wire: Wire) -> None:
+    """An event is logged once for an address in ten minutes, whatever the request; the answers are the same."""
+    odd: list[tuple[int, dict[str, Any]]] = [
+        (RequestCode.UPDATE_CONSUMER_OFFSET, {"consumerGroup": "g", "topic": "no", "queueId": 1, "commitOffset": 0}),
+        (RequestCode.UNREGISTER_BROKER, registration_ext(node)),
+        (RequestCode.END_TRANSACTION, {
+            "producerGroup": "p", "tranStateTableOffset": 1, "commitLogOffset": 0, "commitOrRollback": 8, "msgId": "x",
+        }),
+    ]  # fmt: skip
+    with structlog.testing.capture_logs() as logs:
+        codes = {(await wire.call(code, ext)).code for code, ext in odd for _ in range(5)}
+        for _ in range(5):
+            peer = Peer(node.server, 5000)
+            peer.send(b"\0\0\0\1no frame")
+            peer.hang_up()
+    assert 0 not in codes
+    events = [item["event"] for item in logs if item["log_level"] in ("warning", "error")]
+    assert sorted(events) == sorted(set(events))
+    assert {"commit_refused", "registration_refused", "connection_closed_not_a_frame"} <= set(events)
+
+
+def registration_ext(node: Node) -> dict[str, Any]:
+    return {"brokerName": "broker-a", "brokerAddr": node.address, "clusterName": "c", "brokerId": 0}

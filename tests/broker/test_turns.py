@@ -1,0 +1,322 @@
+"""Long work is done in pieces: what is counted is the work between two turns, not the time that it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.requests.table import BROKER_REQUESTS
+from rocketlet.broker.store import disk
+from rocketlet.broker.store.store import Store
+from rocketlet.broker.turns import Turns
+from rocketlet.protocol.bodies import DataVersion, GroupConfig, TopicConfig
+from rocketlet.protocol.codes import RequestCode as Code
+from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.registration_body import decode_registration, encode_registration
+from rocketlet.protocol.work import SLICE, Work
+
+from ..campaigns.frames import Peer
+from ..conftest import Connect, Node, Nodes, Wire, create_topic
+from ..requests import pull
+
+PIECE = 4 * SLICE  # an honest client waits for that much at most
+
+
+def pieces(work: Work[Any]) -> int:
+    """In how many pieces it is done."""
+    return 1 + sum(1 for _ in work)
+
+
+async def test_all_work_together_gets_a_turn_and_each_piece_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = iter(range(10_000))
+    monkeypatch.setattr("rocketlet.broker.turns.time.perf_counter", lambda: next(now_s))
+    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", 4)
+    done: list[str] = []
+    turns = Turns()
+
+    def work(name: str) -> Work[None]:
+        for _ in range(6):
+            done.append(name)
+            yield
+
+    for name in "abc":
+        turns.do(work(name))
+    first = len(done)
+    assert 0 < first < 6, "the first begins at once, and stops when the turn is over"
+    await asyncio.sleep(0)
+    assert first < len(done) <= first + 6, "a turn later they have done some pieces more"
+    assert len(set(done[first:])) > 1, "of more than one"
+    await turns.done()
+    assert sorted(done) == ["a"] * 6 + ["b"] * 6 + ["c"] * 6
+
+
+async def test_work_that_fails_ends_and_the_rest_goes_on() -> None:
+    done: list[str] = []
+
+    def broken() -> Work[None]:
+        yield
+        raise RuntimeError("broken")
+
+    turns = Turns()
+    turns.do(broken())
+    turns.call(done.append, "after")
+    await turns.done()
+    assert done == ["after"]
+
+
+@pytest.fixture
+async def large(node: Node) -> Node:
+    """A broker with a topic of as many queues as there may be, a group that is behind in all, and many names."""
+    broker = node.broker
+    broker.topics.put(TopicConfig("large", MAX_QUEUES_PER_TOPIC, MAX_QUEUES_PER_TOPIC), 0)
+    for number in range(1000):
+        broker.offsets.put("g", "large", number, 0)
+        broker.offsets.put(f"g{number}", "large", 0, 0)
+        broker.topics._topics[f"t{number}"] = TopicConfig(f"t{number}")
+        broker.group_configs._groups[f"g{number}"] = GroupConfig(f"g{number}")
+    return node
+
+
+ABOUT: dict[Code, dict[str, Any]] = {
+    Code.GET_TOPIC_STATS_INFO: {"topic": "large"},
+    Code.GET_CONSUME_STATS: {"consumerGroup": "g", "topic": "large"},
+    Code.GET_BROKER_CONSUME_STATS: {"isOrder": "false"},
+    Code.QUERY_CONSUME_TIME_SPAN: {"group": "g", "topic": "large"},
+    Code.GET_GROUP_HISTORY: {"consumerGroup": "g"},
+    Code.GET_ALL_TOPIC_CONFIG: {},
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: {},
+    Code.GET_ALL_CONSUMER_OFFSET: {},
+    Code.QUERY_CORRECTION_OFFSET: {"topic": "large", "compareGroup": "g"},
+}
+
+
+@pytest.mark.parametrize("code", ABOUT, ids=lambda code: code.name)
+async def test_what_lists_very_much_does_little_in_one_piece(
+    large: Node, monkeypatch: pytest.MonkeyPatch, code: Code
+) -> None:
+    looks = 0
+    get = large.broker.offsets.get
+
+    def counted(*place: Any) -> int | None:
+        nonlocal looks
+        looks += 1
+        return get(*place)
+
+    monkeypatch.setattr(large.broker.offsets, "get", counted)
+    frame = Frame(code, ext={name: str(value) for name, value in ABOUT[code].items()})
+    work = BROKER_REQUESTS[code][0](large.broker, Peer(large.server, 1).connection, frame)
+    assert isinstance(work, Generator)
+    count, most = 0, 0
+    for _ in work:
+        most, looks, count = max(most, looks), 0, count + 1
+        if count > 100:
+            break
+    assert count >= 1000 // SLICE - 1
+    assert most <= PIECE
+
+
+async def test_who_waits_for_a_long_answer_gets_it_before_what_it_asked_behind_it(large: Node, wire: Wire) -> None:
+    peer = Peer(large.server, 7)
+    ext = {"topic": "large"}
+    frames = [Frame(Code.GET_TOPIC_STATS_INFO, 1, ext), Frame(Code.GET_MAX_OFFSET, 2, {**ext, "queueId": "0"})]
+    peer.send(b"".join(map(encode, frames)))
+    await large.broker.turns.done()
+    await asyncio.sleep(0)
+    assert [frame.opaque for frame in peer.received()] == [1, 2]
+    peer.hang_up()
+
+
+async def test_more_long_requests_than_can_be_answered_are_refused(
+    large: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.requests.dispatch.MAX_ANSWERING", 2)
+    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", -1)
+    peers = [Peer(large.server, 10 + number) for number in range(3)]
+    for peer in peers:
+        peer.send(encode(Frame(Code.GET_TOPIC_STATS_INFO, 1, {"topic": "large"})))
+    (refused,) = peers[2].received()
+    assert (refused.code, "try again later" in (refused.remark or "")) == (1, True)
+    monkeypatch.undo()
+    await large.broker.turns.done()
+    assert [peer.received()[0].code for peer in peers[:2]] == [0, 0]
+    for peer in peers:
+        peer.hang_up()
+
+
+async def test_an_answer_that_no_client_could_read_is_refused(
+    large: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.protocol.work.MAX_TABLE_BYTES", 50_000)
+    answer = await wire.call(Code.GET_TOPIC_STATS_INFO, {"topic": "large"})
+    assert (answer.code, "ask for less" in (answer.remark or "")) == (1, True)
+
+
+def test_a_registration_of_very_many_topics_is_taken_in_pieces() -> None:
+    topics = [TopicConfig(f"t{number}") for number in range(5000)]
+    assert pieces(decode_registration(encode_registration(DataVersion(1), topics))) > 20
+    routes = Routes()
+    assert pieces(routes.registering("c", "b", 0, "10.0.0.1:1", DataVersion(1), topics, None)) > 5000 // SLICE
+    assert pieces(routes.set_write("b", allowed=False)) > 5000 // SLICE
+
+
+def test_a_broker_that_leaves_is_found_without_a_look_at_the_others() -> None:
+    routes = Routes()
+    connections: list[Any] = [object() for _ in range(50)]
+    for number, connection in enumerate(connections):
+        routes.register("c", f"b{number}", 0, f"10.0.0.{number}:1", DataVersion(1), [TopicConfig("t")], connection)
+
+    class Untouched(dict[str, Any]):
+        def items(self) -> Any:
+            raise AssertionError("all addresses were looked at")
+
+    routes._addresses = Untouched(routes._addresses)
+    routes.drop(connections[7])
+    assert [broker.name for broker in routes.brokers()] == [f"b{number}" for number in range(50) if number != 7]
+
+
+def test_the_topics_of_all_brokers_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_ROUTES", 3)
+    routes, stranger = Routes(), object()
+    taken: Any = stranger
+    routes.register("c", "a", 0, "10.0.0.1:1", DataVersion(1), [TopicConfig("t"), TopicConfig("u")], taken)
+    routes.register("c", "b", 0, "10.0.0.2:1", DataVersion(1), [TopicConfig("t")], taken)
+    with pytest.raises(Exception, match="keeps 3 topics"):
+        routes.register("c", "b", 0, "10.0.0.2:1", DataVersion(2), [TopicConfig("u")], taken)
+    routes.unregister("a", "10.0.0.1:1")
+    routes.register("c", "b", 0, "10.0.0.2:1", DataVersion(3), [TopicConfig("u")], taken)
+
+
+async def test_a_large_group_whose_members_all_leave_is_checked_once_for_many(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.members.CHECKED_AT_ONCE", 10)
+    await create_topic_of(node, "t")
+    peers = [Peer(node.server, 100 + number) for number in range(300)]
+    for number, peer in enumerate(peers):
+        peer.send(encode(Frame(Code.HEART_BEAT, 1, {}, heartbeat_of(f"c{number}"))))
+    await node.broker.turns.done()
+    group = node.broker.groups.get("g")
+    assert group is not None
+    looked = 0
+    finding = type(group).finding_faults
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        nonlocal looked
+        looked += len(self.members)
+        return finding(self, *arguments)
+
+    monkeypatch.setattr(type(group), "finding_faults", counted)
+    for peer in peers:
+        peer.hang_up()
+    await node.broker.turns.done()
+    assert node.broker.groups.get("g") is None
+    assert looked < 300 * 300 / 10, "not all members for each one that leaves"
+
+
+def heartbeat_of(client_id: str) -> bytes:
+    import orjson
+
+    consumer = {
+        "groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": [{"topic": "t", "subString": "*"}],
+    }  # fmt: skip
+    return orjson.dumps({"clientID": client_id, "consumerDataSet": [consumer], "producerDataSet": []})
+
+
+async def create_topic_of(node: Node, name: str) -> None:
+    node.broker.topics.put(TopicConfig(name, 4, 4), node.broker.store.end)
+
+
+async def test_a_message_for_very_many_held_pulls_is_handed_out_in_turns(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic_of(node, "t")
+    peers = [Peer(node.server, 100 + number) for number in range(100)]
+    for peer in peers:
+        peer.send(encode(Frame(Code.PULL_MESSAGE, 1, {key: str(item) for key, item in pull(flags=6).items()})))
+    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", -1)
+    ext = {"a": "p", "b": "t", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": ""}
+    Peer(node.server, 9).send(encode(Frame(Code.SEND_MESSAGE_V2, 1, ext, b"x")))
+    assert not any(peer.socket.written for peer in peers), "who sent does not wait for all who get it"
+    monkeypatch.undo()
+    await node.broker.turns.done()
+    assert all(peer.received()[0].code == 0 for peer in peers)
+    for peer in peers:
+        peer.hang_up()
+
+
+# What waits for the device
+
+
+class Slow:
+    """A device that syncs when it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import threading
+
+        self.may_sync = threading.Event()
+        self.syncs = 0
+        monkeypatch.setattr(disk, "sync", self._wait)
+        monkeypatch.setattr(disk, "sync_folder", self._wait)
+
+    def _wait(self, what: Any) -> None:
+        self.syncs += 1
+        assert self.may_sync.wait(60)
+
+
+async def test_a_slow_device_stops_nobody_who_does_not_wait_for_it(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New topics and groups, sends and saving wait for the device, as --flush sync says. Everybody else is served."""
+    node = await nodes.start(flush="sync")
+    asking, other = await connect(node.address), await connect(node.address)
+    await create_topic(asking, "t")
+    slow = Slow(monkeypatch)
+    node.broker.offsets.put("g", "t", 0, 0)
+    saving = asyncio.create_task(node.broker.do(node.broker.saving()))
+    creating = asyncio.create_task(asking.call(Code.UPDATE_AND_CREATE_TOPIC, CREATE))
+    for _ in range(20):
+        assert (await other.call(Code.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})).code == 0
+    assert not creating.done()
+    assert not saving.done()
+    slow.may_sync.set()
+    assert (await creating).code == 0
+    await saving
+    assert slow.syncs > 2
+
+
+CREATE = {"topic": "new", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
+
+
+async def test_a_topic_whose_journal_cannot_be_synced_is_not_acknowledged(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await nodes.start(flush="sync")
+    wire = await connect(node.address)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(disk, "sync", fail)
+    answer = await wire.call(Code.UPDATE_AND_CREATE_TOPIC, CREATE)
+    assert (answer.code, "Input/output error" in (answer.remark or "")) == (14, True)
+
+
+def test_the_log_of_the_next_segment_does_not_wait_for_the_one_before(tmp_path: Any) -> None:
+    from ..store.stores import HOST
+
+    store = Store(tmp_path, segment_bytes=200, tag_code_of=lambda record: 0, is_synced=True)
+    for _ in range(5):
+        store.begin_batch()
+        store.stage(store.queue("t", 0), b"x" * 200, b"", 0, flag=0, sys_flag=0, born_ms=1, born_host=HOST)
+        store.commit()
+    calls = store.syncs()
+    assert len(calls) == 5 + 2, "each segment, the names in its folder, and the folder's own"
+    for call in calls:
+        call()
+    assert store.syncs() == []
+    store.close()
