@@ -229,12 +229,7 @@ class Rig:
         self.running.advertise(address, external)
 
     def _client_of(self, connection: Connection) -> str:
-        broker = self._broker
-        if broker is None:
-            return ""
-        return broker.clients.id_of(connection) or next(
-            (group.members[connection].client_id for group in broker.groups if connection in group.members), ""
-        )
+        return connection.client if isinstance(connection, TappedConnection) else ""
 
     def _thaw(self) -> None:
         """What waited for clients that are not frozen any more, goes on."""

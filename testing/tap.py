@@ -69,6 +69,7 @@ class Tap:
     def serve(self, connection: Connection, frames: list[Frame]) -> None:
         assert isinstance(connection, TappedConnection)
         connection.tap = self
+        connection.client = _named(frames) or connection.client
         client = self._client_of(connection)
         if client in self._faults.frozen():
             connection.frozen += frames
@@ -175,12 +176,14 @@ class Tap:
 
 
 class TappedConnection(Connection):
-    """A connection whose writes the tap sees. `frozen` and `unsent` wait until its client goes on."""
+    """A connection whose writes the tap sees. `client` is the id in its last heartbeat, which the broker may not know yet;
+    `frozen` and `unsent` wait until its client goes on."""
 
-    __slots__ = ("expected", "frozen", "tap", "unsent")
+    __slots__ = ("client", "expected", "frozen", "tap", "unsent")
 
     def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
         super().__init__(host, is_external=is_external, is_vip=is_vip)
+        self.client = ""
         self.expected: dict[int, tuple[Request | None, Fault | None]] = {}
         self.frozen: list[Frame] = []
         self.unsent: list[bytes] = []
@@ -195,6 +198,17 @@ class TappedConnection(Connection):
     def pass_on(self, buffers: list[bytes]) -> None:
         if buffers:
             super().write([*buffers])
+
+
+def _named(frames: list[Frame]) -> str:
+    """The client id of the last heartbeat among them, empty without one: only there a client says who it is."""
+    for frame in reversed(frames):
+        if frame.code == RequestCode.HEART_BEAT and not frame.flag & RESPONSE_FLAG:
+            try:
+                return bodies.decode_heartbeat(frame.body).client_id
+            except BodyError:
+                continue
+    return ""
 
 
 def _frames(data: bytes) -> list[tuple[Frame, bytes]]:

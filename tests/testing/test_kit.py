@@ -23,9 +23,17 @@ from rocketlet.client import (
     RequestTimeout,
     RetryLater,
 )
-from rocketlet.protocol.bodies import Route
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.subscription import parse_subscription
 from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault
+
+from ..conftest import Connect
+
+HEARTBEAT = bodies.encode_heartbeat(
+    Heartbeat("c1", (ConsumerData("g", subscriptions=(parse_subscription("t", "*", version=1),)),))
+)
 
 
 async def test_a_broker_runs_in_the_loop_of_the_test_and_leaves_nothing() -> None:
@@ -158,6 +166,21 @@ async def test_a_lease_ends_while_its_owner_is_frozen(rocketlet: BrokerUnderTest
                 await rocketlet.until(lambda: len(second) == 2)
             rocketlet.faults.remove()
     assert first == []
+
+
+async def test_a_frozen_client_stays_so_when_it_connects_again(rocketlet: BrokerUnderTest, connect: Connect) -> None:
+    """The broker has closed its connection, because it was silent; on the new one a heartbeat is the first that names it."""
+    rocketlet.create_topic("t")
+    rocketlet.faults.add(Fault.freeze(client="c1"))
+    frozen, other = await connect(rocketlet.address), await connect(rocketlet.address)
+    frozen.send(RequestCode.HEART_BEAT, body=HEARTBEAT)
+    assert (await other.call(RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0  # behind the heartbeat
+    assert rocketlet.members("g") == []
+    rocketlet.clock.advance(minutes=1)
+    assert rocketlet.members("g") == []
+    rocketlet.faults.remove()
+    await rocketlet.until(lambda: rocketlet.members("g") == ["c1"])
+    assert [request.client for request in rocketlet.requests_of("HEART_BEAT")] == ["c1"]
 
 
 async def test_a_message_is_stored_but_not_acknowledged(rocketlet: BrokerUnderTest) -> None:
