@@ -1,7 +1,7 @@
-"""examples/exactly_once.py in processes of its own that are killed and frozen while messages come.
+"""examples/exactly_once.py in processes of its own that are killed, frozen and cut off while messages come.
 
-EXACTLY_ONCE_RUNS=200 runs more seeds, EXACTLY_ONCE_FREEZE_S=25 freezes beyond the lease, EXACTLY_ONCE_URL names another
-database than SQLite; its tables must be empty.
+EXACTLY_ONCE_RUNS=200 runs more seeds, EXACTLY_ONCE_FREEZE_S=25 freezes and cuts off beyond the lease. A member is cut off
+by stopping the proxy between it and the broker: its sockets stay open and silent.
 """
 
 from __future__ import annotations
@@ -9,55 +9,125 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from pwd import getpwnam
 
 import pytest
 from rocketlet.client import Producer
+from rocketlet.testing.ports import free_port
 
 from ..conftest import Node, Wire, create_topic, eventually
 
 sqlalchemy = pytest.importorskip("sqlalchemy")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "exactly_once.py"
+PROXY = (sys.executable, "-m", "rocketlet.command.cli", "dump")
 RUNS = int(os.environ.get("EXACTLY_ONCE_RUNS", "1"))
 FREEZE_S = float(os.environ.get("EXACTLY_ONCE_FREEZE_S", "0.2"))
 MESSAGES = 240
 
 
-async def member(address: str, url: str) -> Process:
-    process = await asyncio.create_subprocess_exec(sys.executable, str(EXAMPLE), address, url, "t", stdout=PIPE)
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'ledger.db'}?timeout=60"
+        return
+    pytest.importorskip("psycopg")
+    if (programs := postgres_programs()) is None:
+        pytest.skip("needs PostgreSQL, of Debian's package postgresql, and for root its user postgres")
+    with running_postgres(programs) as address:
+        yield address
+
+
+def postgres_programs() -> Path | None:
+    """Where initdb and pg_ctl are. PostgreSQL does not run as root."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    try:
+        getpwnam("postgres")
+    except KeyError:
+        return None
+    return found[-1].parent if found else None
+
+
+@contextmanager
+def running_postgres(programs: Path) -> Iterator[str]:
+    """A server of its own, on a socket in its folder; its URL."""
+    user = "postgres" if os.geteuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="rocketlet-postgres-"))
+    if user is not None:
+        shutil.chown(folder, user)
+
+    def run(*command: str) -> None:
+        subprocess.run(command, user=user, cwd=folder, check=True, capture_output=True)
+
+    data = str(folder / "data")
+    run(str(programs / "initdb"), "-D", data, "-A", "trust", "-U", "ledger", "--no-sync")
+    options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
+    run(str(programs / "pg_ctl"), "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start")
+    try:
+        yield f"postgresql+psycopg://ledger@/postgres?host={folder}"
+    finally:
+        run(str(programs / "pg_ctl"), "-D", data, "-m", "immediate", "stop")
+        shutil.rmtree(folder)
+
+
+@dataclass
+class Member:
+    process: Process
+    proxy: Process
+
+
+async def member(address: str, url: str) -> Member:
+    port = free_port()
+    proxy = await asyncio.create_subprocess_exec(
+        *PROXY, str(port), "--to", address, "--only", "HEART_BEAT", stdout=DEVNULL
+    )
+    while True:
+        with suppress(OSError):
+            (await asyncio.open_connection("127.0.0.1", port))[1].close()
+            break
+        await asyncio.sleep(0.02)
+    command = (sys.executable, str(EXAMPLE), f"127.0.0.1:{port}", url, "t")
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     assert process.stdout is not None
     assert await process.stdout.readline() == b"ready\n"
-    return process
+    return Member(process, proxy)
 
 
-async def end(process: Process) -> None:
-    if process.returncode is None:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        await process.wait()
+async def end(ended: Member) -> None:
+    for process in (ended.process, ended.proxy):
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
-async def disturb(chance: random.Random, address: str, url: str, members: list[Process]) -> None:
-    """Kills one and starts another, or freezes one."""
+async def disturb(chance: random.Random, address: str, url: str, members: list[Member]) -> None:
+    """Kills one and starts another, freezes one, or cuts it off."""
     victim = chance.randrange(len(members))
-    if chance.random() < 0.5:
+    how = chance.choice(("kill", "freeze", "cut off"))
+    if how == "kill":
         await end(members[victim])
         members[victim] = await member(address, url)
     else:
-        members[victim].send_signal(signal.SIGSTOP)
+        stopped = members[victim].process if how == "freeze" else members[victim].proxy
+        stopped.send_signal(signal.SIGSTOP)
         await asyncio.sleep(chance.uniform(0, FREEZE_S))
-        members[victim].send_signal(signal.SIGCONT)
+        stopped.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(RUNS))
-async def test_every_message_is_in_the_table_once(node: Node, wire: Wire, tmp_path: Path, seed: int) -> None:
+async def test_every_message_is_in_the_table_once(node: Node, wire: Wire, url: str, seed: int) -> None:
     chance = random.Random(seed)
-    url = os.environ.get("EXACTLY_ONCE_URL", f"sqlite:///{tmp_path / 'ledger.db'}?timeout=60")
     await create_topic(wire, "t", 4)
     engine = sqlalchemy.create_engine(url)
 
