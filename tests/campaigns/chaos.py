@@ -272,6 +272,8 @@ async def _run(limit: Limit, world: World) -> None:
         for _ in range(MEMBERS[0]):
             await world.join()
         sending = asyncio.create_task(_send_forever(world))
+        while not world.sent and not sending.done():
+            await asyncio.sleep(0.05)
         for _ in limit:
             event = world.chance.choice(GENTLE + HARSH)
             events[event] += 1
@@ -280,7 +282,9 @@ async def _run(limit: Limit, world: World) -> None:
             outcome.tried += 1
         await world.quiet()
         sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
+        ended = await asyncio.gather(sending, return_exceptions=True)
+        if not isinstance(ended[0], asyncio.CancelledError) or not world.sent:
+            outcome.fault(f"nothing was sent any more: {ended[0]!r}")
         end_s = time.monotonic() + PATIENCE_S
         while not world.handled.keys() >= world.sent and time.monotonic() < end_s:
             await asyncio.sleep(0.2)
