@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import urllib.request
 from collections import Counter
@@ -335,3 +336,34 @@ async def test_an_assignment_needs_no_name_server_in_the_same_process(nodes: Nod
     async with asyncio.timeout(PATIENCE_S):
         while await queues() != 3:
             await asyncio.sleep(0.01)
+
+
+async def test_a_rebalance_and_a_hand_over_are_one_event_each_with_all_that_was_decided(
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    def events(name: str, client_id: str) -> list[dict[str, Any]]:
+        found = [vars(record) for record in caplog.records if vars(record).get("event") == name]
+        ours = [record["fields"] for record in found if name != "rebalanced" or record["fields"]["topic"] == "t"]
+        return [fields for fields in ours if fields.get("client_id", client_id) == client_id]
+
+    caplog.set_level(logging.INFO, "rocketlet.membership")
+    await create_topic(wire, "t", 3)
+    async with Consumer(node.address, "g", "t", Inbox()) as one:
+        await one.assigned()
+        async with Consumer(node.address, "g", "t", Inbox()) as two:
+            await settled(node.address, "g", members=2)
+            first, second = events("rebalanced", one.client_id)
+            before, after = [f"t@broker-a:{number}" for number in range(3)], sorted(map(str, owned(one)))
+            decided = {"strategy": "AVG", "group": "g", "topic": "t", "client_id": one.client_id, "queues": 3}
+            whole = {"members": 1, "result_count": 3, "result": before, "added": before, "removed": []}
+            assert first.pop("look_up_ms") >= 0
+            assert first == decided | whole
+            lost = sorted(set(before) - set(after))
+            share = {"members": 2, "result_count": len(after), "result": after, "added": [], "removed": lost}
+            assert second.pop("look_up_ms") >= 0
+            assert second == decided | share
+            handed_over = events("queue_handed_over", one.client_id)
+            assert sorted(fields["queue"] for fields in handed_over) == lost
+            steps = {"queue", "offset", "drain_ms", "commit_ms", "unlock_ms"}
+            assert all(fields.keys() == steps for fields in handed_over)
+            assert sorted(map(str, owned(two))) == lost
