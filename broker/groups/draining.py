@@ -14,7 +14,7 @@ the queues out by. Only where nobody was given a list it is who pulled last.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
@@ -42,13 +42,15 @@ Tell = Callable[[ConsumerGroup, Iterable[Connection]], None]
 class Drain:
     """A change that not all foreign members know yet.
 
-    moving: who gets nothing more of which queue. waiting: what each reader has not handled yet. kept: who is to be told
-    later. gated: pulls of queues whose earlier reader is not done. is_open: who will move is not known yet.
+    moving: who gets nothing more of which queue: all whose last list gives it to them. waiting: what each reader has not
+    handled yet. drained: what it has, since it was given that list. kept: who is to be told later. gated: pulls of queues
+    whose earlier reader is not done. is_open: who will move is not known yet.
     """
 
     began_s: float
-    moving: dict[_Place, Connection] = field(default_factory=dict)
+    moving: dict[_Place, set[Connection]] = field(default_factory=dict)
     waiting: dict[Connection, set[_Place]] = field(default_factory=dict)
+    drained: dict[Connection, set[_Place]] = field(default_factory=dict)
     commits: dict[_Place, int] = field(default_factory=dict)
     kept: set[Connection] = field(default_factory=set)
     gated: dict[_Place, list[Callable[[], None]]] = field(default_factory=dict)
@@ -101,9 +103,7 @@ class Draining:
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
         self._settled: dict[str, list[str]] = {}  # who the members were when the last drain was over
-        self._given: dict[
-            str, dict[Connection, list[str]]
-        ] = {}  # the list that each foreign member had last, latest last
+        self._given: dict[str, dict[Connection, list[str]]] = {}  # the list that each foreign member had last
 
     # What others ask
 
@@ -131,8 +131,9 @@ class Draining:
             settled = self._settled.get(group.name, ())
             return lists.get(connection) or [client_id for client_id in client_ids if client_id in settled]
         # To the end of the table: where two claim a queue, the list that was given last counts.
-        lists.pop(connection, None)
         lists[connection] = client_ids
+        if drain is not None:
+            drain.drained.pop(connection, None)  # by this list it may read again what it has let go of
         return client_ids
 
     def is_draining(self, group: str, topic: str, queue_id: int) -> bool:
@@ -144,7 +145,7 @@ class Draining:
         """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
         drain = self._drains.get(header.consumer_group)
         place = (header.topic, header.queue_id)
-        if drain is None or drain.moving.get(place) is not connection:
+        if drain is None or connection not in drain.moving.get(place, ()):
             return False
         if place in drain.waiting.get(connection, ()):
             # A pull carries what its member has committed. Where that is what it asks for next, nothing of the queue
@@ -207,47 +208,58 @@ class Draining:
         if self._changes.get(group.name) != change:  # another change came meanwhile
             return
         drain.queues, drain.is_open = queues, False
-        drain.moving = {
-            place: reader for topic in queues for place, reader in self._moving(group, topic, queues[topic])
-        }
-        drain.waiting = {}
-        for place, connection in drain.moving.items():
-            drain.waiting.setdefault(connection, set()).add(place)
-        _let_on(drain, [place for place in drain.gated if not drain.has(place)])
+        losing = {topic: list(self._losing(group, topic, queues[topic])) for topic in queues}
+        self._move(drain, [move for moves in losing.values() for move in moves])
+        _let_on(drain, list(drain.gated))  # those that still have to wait come back
         self._progressed(group.name, drain)
         self._tell_kept(group.name, drain)
         for connection in list(drain.waiting):
             for pull in self._held_pulls.of(connection):
-                if (pull.queue.topic, pull.queue.queue_id) in drain.moving:
+                if connection in drain.moving.get((pull.queue.topic, pull.queue.queue_id), ()):
                     self._held_pulls.let_go(pull)  # its member comes back at once, and says how far it is
 
-    def _moving(self, group: ConsumerGroup, topic: str, queues: list[Queue]) -> list[tuple[_Place, Connection]]:
-        """The queues here whose foreign reader will not be their owner any more, with the reader."""
+    @staticmethod
+    def _move(drain: Drain, losing: list[tuple[_Place, Connection]]) -> None:
+        """What a reader was drained of in this drain before, it need not be drained of again; but it gets nothing of it."""
+        drain.moving, drain.waiting = {}, {}
+        for place, connection in losing:
+            drain.moving.setdefault(place, set()).add(connection)
+            if place not in drain.drained.get(connection, ()):
+                drain.waiting.setdefault(connection, set()).add(place)
+
+    def _losing(self, group: ConsumerGroup, topic: str, queues: list[Queue]) -> Iterator[tuple[_Place, Connection]]:
+        """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more. Several
+        members may do so for one queue: who has let go of it but not of others, and who was told first that it is its own."""
         ids = names.sorted_ids(group.client_ids(topic))
         owners = {queue: client_id for client_id in ids for queue in AVG.allocate(client_id, queues, ids)}
-        readers = self._readers(group, queues)
-        moving: list[tuple[_Place, Connection]] = []
+        claims = self._claims(group, queues)
         for queue in queues:
-            reader = readers.get(queue) or self._watch.reader(group.name, topic, queue.queue_id)
-            member = group.members.get(reader) if reader and queue.broker_name == self._broker_name else None
-            if member is not None and is_foreign(member) and member.client_id != owners.get(queue):
-                moving.append(((topic, queue.queue_id), member.connection))
-        return moving
+            if queue.broker_name == self._broker_name:
+                place = (topic, queue.queue_id)
+                for member in claims.get(queue) or self._last_reader(group, place):
+                    if member.client_id != owners.get(queue):
+                        yield place, member.connection
 
-    def _readers(self, group: ConsumerGroup, queues: list[Queue]) -> dict[Queue, Connection]:
-        """Who takes each queue for its own, by the list that it was given; the latest list, where two do."""
-        readers: dict[Queue, Connection] = {}
+    def _claims(self, group: ConsumerGroup, queues: list[Queue]) -> dict[Queue, list[Member]]:
+        """Who takes each queue for its own, by the list that it was given."""
+        claims: dict[Queue, list[Member]] = {}
         for connection, ids in self._given.get(group.name, {}).items():
             member = group.members.get(connection)
             if member is not None:
-                # Java's and Go's default strategy; a broker is not told of another (docs/rebalance.md).
-                readers |= dict.fromkeys(AVG.allocate(member.client_id, queues, names.sorted_ids(ids)), connection)
-        return readers
+                for queue in AVG.allocate(member.client_id, queues, names.sorted_ids(ids)):
+                    claims.setdefault(queue, []).append(member)
+        return claims
+
+    def _last_reader(self, group: ConsumerGroup, place: _Place) -> list[Member]:
+        reader = self._watch.reader(group.name, *place)
+        member = group.members.get(reader) if reader else None
+        return [member] if member is not None and is_foreign(member) else []
 
     def _drained(self, name: str, drain: Drain, connection: Connection, place: _Place) -> None:
         """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
         places = drain.waiting[connection]
         places.discard(place)
+        drain.drained.setdefault(connection, set()).add(place)
         self._offsets.mark(name, *place)
         if not places:
             del drain.waiting[connection]

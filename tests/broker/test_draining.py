@@ -160,8 +160,34 @@ async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 0))
     await eventually(lambda: not node.broker.draining._drains["g"].is_open)
     drain = node.broker.draining._drains["g"]
-    ids = {place: node.broker.groups.get("g").members[at].client_id for place, at in drain.moving.items()}  # type: ignore[union-attr]
-    assert ids == {("t", 0): "c1", ("t", 1): "c2"}
+    group = node.broker.groups.get("g")
+    assert group is not None
+    ids = {place: {group.members[peer].client_id for peer in peers} for place, peers in drain.moving.items()}
+    assert ids == {("t", 0): {"c1"}, ("t", 1): {"c2"}}
+
+
+async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    await reading(node, wire)
+    assert await members(wire) == ["c1"]
+    two, three = await connect(node.address), await connect(node.address)
+
+    def knows_what_moves() -> bool:
+        drain = node.broker.draining._drains.get("g")
+        return drain is not None and not drain.is_open and drain.has(("t", 1))
+
+    await join(two, "c2")
+    await eventually(knows_what_moves)
+    assert await members(two) == ["c1", "c2"], "it is told that the queue is its own"
+    await join(three, "c3")  # and gets no queue
+    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_open)
+    assert node.broker.draining.is_draining("g", "t", 1), "c1 still handles messages of it"
+
+
+def members_of(node: Node) -> int:
+    group = node.broker.groups.get("g")
+    return len(group.members) if group else 0
 
 
 async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect) -> None:

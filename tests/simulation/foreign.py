@@ -59,7 +59,9 @@ class ProcessQueue:
         self.next_offset = offset
         self.unhandled: set[int] = set()
         self.is_dropped = False
-        self.commit: int | None = None  # in memory: how far it is
+        self.commit: int | None = (
+            offset  # in memory: how far it is (RemoteBrokerOffsetStore.readOffset keeps what it loads)
+        )
 
     def handled(self, offset: int) -> None:
         self.unhandled.discard(offset)
