@@ -102,6 +102,7 @@ class Draining:
         self._tell = tell
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
+        self._owners: dict[str, dict[_Place, str]] = {}  # whose the queues are by the last change
         self._settled: dict[str, list[str]] = {}  # who the members were when the last drain was over
         self._given: dict[str, dict[Connection, list[str]]] = {}  # the list that each foreign member had last
 
@@ -130,7 +131,6 @@ class Draining:
         if drain is not None and (drain.is_open or connection in drain.waiting):
             settled = self._settled.get(group.name, ())
             return lists.get(connection) or [client_id for client_id in client_ids if client_id in settled]
-        # To the end of the table: where two claim a queue, the list that was given last counts.
         lists[connection] = client_ids
         if drain is not None:
             drain.drained.pop(connection, None)  # by this list it may read again what it has let go of
@@ -139,7 +139,17 @@ class Draining:
     def is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether nobody else may have the queue yet."""
         drain = self._drains.get(group)
-        return drain is not None and (drain.is_open or drain.has((topic, queue_id)))
+        if drain is not None and (drain.is_open or drain.has((topic, queue_id))):
+            return True
+        return self._is_read_by_its_owner(group, topic, queue_id)
+
+    def _is_read_by_its_owner(self, name: str, topic: str, queue_id: int) -> bool:
+        """Whether a foreign member reads the queue, and it is its share: a Rocketlet member that asks for it has not heard of
+        the last change yet."""
+        owner = self._owners.get(name, {}).get((topic, queue_id))
+        group, reader = self._groups.get(name), self._watch.reader(name, topic, queue_id)
+        member = group.members.get(reader) if group is not None and reader is not None else None
+        return member is not None and is_foreign(member) and member.client_id == owner
 
     def holds_back(self, connection: Connection, header: PullMessage) -> bool:
         """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
@@ -190,6 +200,7 @@ class Draining:
             self._changes.pop(group.name, None)
             self._given.pop(group.name, None)
             self._settled.pop(group.name, None)
+            self._owners.pop(group.name, None)
 
     def _forget(self, name: str) -> None:
         drain = self._drains.pop(name, None)
@@ -208,6 +219,7 @@ class Draining:
         if self._changes.get(group.name) != change:  # another change came meanwhile
             return
         drain.queues, drain.is_open = queues, False
+        self._owners[group.name] = dict(self._owners_of(group, queues))
         losing = {topic: list(self._losing(group, topic, queues[topic])) for topic in queues}
         self._move(drain, [move for moves in losing.values() for move in moves])
         _let_on(drain, list(drain.gated))  # those that still have to wait come back
@@ -226,19 +238,29 @@ class Draining:
             drain.moving.setdefault(place, set()).add(connection)
             if place not in drain.drained.get(connection, ()):
                 drain.waiting.setdefault(connection, set()).add(place)
+        for connection, places in drain.drained.items():  # what it need not lose now, it reads on
+            places -= {place for place in places if connection not in drain.moving.get(place, ())}
 
     def _losing(self, group: ConsumerGroup, topic: str, queues: list[Queue]) -> Iterator[tuple[_Place, Connection]]:
         """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more. Several
         members may do so for one queue: who has let go of it but not of others, and who was told first that it is its own."""
-        ids = names.sorted_ids(group.client_ids(topic))
-        owners = {queue: client_id for client_id in ids for queue in AVG.allocate(client_id, queues, ids)}
+        owners = self._owners[group.name]
         claims = self._claims(group, queues)
         for queue in queues:
             if queue.broker_name == self._broker_name:
                 place = (topic, queue.queue_id)
                 for member in claims.get(queue) or self._last_reader(group, place):
-                    if member.client_id != owners.get(queue):
+                    if member.client_id != owners.get(place):
                         yield place, member.connection
+
+    def _owners_of(self, group: ConsumerGroup, queues: dict[str, list[Queue]]) -> Iterator[tuple[_Place, str]]:
+        """Whose each queue here is to be."""
+        for topic, of_topic in queues.items():
+            ids = names.sorted_ids(group.client_ids(topic))
+            for client_id in ids:
+                for queue in AVG.allocate(client_id, of_topic, ids):
+                    if queue.broker_name == self._broker_name:
+                        yield (topic, queue.queue_id), client_id
 
     def _claims(self, group: ConsumerGroup, queues: list[Queue]) -> dict[Queue, list[Member]]:
         """Who takes each queue for its own, by the list that it was given."""
@@ -251,8 +273,9 @@ class Draining:
         return claims
 
     def _last_reader(self, group: ConsumerGroup, place: _Place) -> list[Member]:
+        """Who pulled last, unless it was given a list since, which says that the queue is another's."""
         reader = self._watch.reader(group.name, *place)
-        member = group.members.get(reader) if reader else None
+        member = group.members.get(reader) if reader and reader not in self._given.get(group.name, {}) else None
         return [member] if member is not None and is_foreign(member) else []
 
     def _drained(self, name: str, drain: Drain, connection: Connection, place: _Place) -> None:

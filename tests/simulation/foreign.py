@@ -93,7 +93,8 @@ class ForeignMember:
         self._wake = asyncio.Event()
         self._threads = asyncio.Semaphore(THREADS)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._running = 0
+        self._submitted = 0
+        self._is_stopping = False
 
     @property
     def is_awake(self) -> bool:
@@ -120,7 +121,8 @@ class ForeignMember:
 
     async def leave(self) -> None:
         """shutdown() with awaitTerminationMillisWhenShutdown: handlers end, offsets are persisted, then it unregisters."""
-        while self._running:
+        self._is_stopping = True  # the executor takes nothing more, and does what it has
+        while self._submitted:
             await asyncio.sleep(0.01)
         await self._persist()
         for task in self._tasks:
@@ -272,7 +274,8 @@ class ForeignMember:
         process_queue.unhandled |= {record.queue_offset for record in records}
         if not process_queue.unhandled:  # correctTagsOffset
             process_queue.advance(process_queue.next_offset)
-        for record in records:
+        for record in () if self._is_stopping else records:
+            self._submitted += 1
             self._spawn(self._handle(process_queue, Message(record, queue, queue.topic, NO_LEASE)))
 
     async def _move(self, queue: Queue, process_queue: ProcessQueue, offset: int) -> None:
@@ -285,10 +288,8 @@ class ForeignMember:
 
     async def _handle(self, process_queue: ProcessQueue, message: Message) -> None:
         async with self._threads:
-            if process_queue.is_dropped:
-                return
-            self._running += 1
-            self._world.handled(self, message)
-            await asyncio.sleep(self._world.handler_s())
-            self._running -= 1
-        process_queue.handled(message.queue_offset)
+            if not process_queue.is_dropped:
+                self._world.handled(self, message)
+                await asyncio.sleep(self._world.handler_s())
+                process_queue.handled(message.queue_offset)
+            self._submitted -= 1

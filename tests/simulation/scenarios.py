@@ -105,6 +105,26 @@ async def _foreign_members(world: World) -> None:
                 world.spawn(world.join(foreign=world.rng.random() < 0.7))
 
 
+async def _foreign_storm(world: World) -> None:
+    """Apache's members start all at once, while messages of many queues wait."""
+    for _ in range(world.rng.randint(3, 8)):
+        await asyncio.sleep(world.rng.choice((0, 0, 0.005)))
+        world.spawn(world.join(foreign=True))
+    await _foreign_members(world)
+
+
+async def _foreign_members_of_two(world: World) -> None:
+    """Two brokers drain for themselves, and the quicker one's list rules the queues of both: what is in handlers may come
+    again, and nothing else."""
+    for _ in range(4):
+        world.crashed()
+        world.spawn(chaos.someone_leaves(world) if world.rng.random() < 0.4 else world.join(foreign=True))
+        await asyncio.sleep(world.rng.uniform(1, 5))
+    for _ in range(5):
+        world.crashed()
+        await asyncio.sleep(5)
+
+
 async def _only_a_broker_stands(world: World) -> None:
     """Longer than a lease, and nobody comes or goes: nobody loses anything by it, so it is no excuse."""
     await asyncio.sleep(world.rng.uniform(2, 5))
@@ -120,6 +140,14 @@ SCENARIOS: dict[str, Scenario] = {
     "lost-while-handled": Scenario({**_LONG, "gentle": False, "members": 3}, _lost_while_handled),
     "foreign-members": Scenario(
         {**_CALM, "brokers": 1, "orderly": False, "sticky": False, "mixed": False, "members": 2}, _foreign_members
+    ),
+    "foreign-storm": Scenario(
+        {**_CALM, "brokers": 1, "orderly": False, "sticky": False, "mixed": False, "members": 1, "queues": 24},
+        _foreign_storm,
+    ),
+    "foreign-members-of-two": Scenario(
+        {**_CALM, "brokers": 2, "orderly": False, "sticky": False, "mixed": False, "members": 2},
+        _foreign_members_of_two,
     ),
     "long-hand-over": Scenario({**_CALM, **_LONG, "members": 3}, _long_hand_over),
     "unheard-restart": Scenario({"gentle": False, "members": 3, "mixed": False}, _unheard_restart),
