@@ -171,16 +171,16 @@ class UniqueKeys:
 
     def __init__(self) -> None:
         prefix = socket.inet_aton(local_address()) + (os.getpid() & 0xFFFF).to_bytes(2, "big") + os.urandom(4)
-        self._prefix = prefix.hex().upper()
+        self.prefix = prefix.hex().upper()
         self._counter = 0
         month = time.localtime()
-        self._month_began_ms = int(time.mktime((month.tm_year, month.tm_mon, 1, 0, 0, 0, 0, 0, -1)) * 1000)
+        self.month_began_ms = int(time.mktime((month.tm_year, month.tm_mon, 1, 0, 0, 0, 0, 0, -1)) * 1000)
         self._stem = ""
         self.stamp(int(time.time() * 1000))
 
     def stamp(self, now_ms: int) -> None:
         """Sets the time in the ids that follow."""
-        self._stem = f"{self._prefix}{(now_ms - self._month_began_ms) & 0x7FFFFFFF:08X}"
+        self._stem = f"{self.prefix}{(now_ms - self.month_began_ms) & 0x7FFFFFFF:08X}"
 
     def next(self) -> str:
         """Another id. With a new time when the counter begins anew, so that no id comes twice."""

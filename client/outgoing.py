@@ -10,7 +10,7 @@ from ..protocol import properties as props
 from ..protocol.message import MAX_BODY_BYTES
 from .errors import MessageIllegal
 
-_PROPERTY_BYTES: Final = props.MAX_BYTES - 100  # the broker adds its own
+PROPERTY_BYTES: Final = props.MAX_BYTES - 100  # the broker adds its own
 
 
 def checked_body(body: bytes) -> bytes:
@@ -48,8 +48,8 @@ def properties_text(
         if fault:
             raise MessageIllegal(fault)
         text = f"{text}\x02{props.encode(properties)}"
-    if len(text) * 4 > _PROPERTY_BYTES and len(text.encode()) > _PROPERTY_BYTES:
-        raise MessageIllegal(f"the properties have {len(text.encode())} bytes; {_PROPERTY_BYTES} are allowed")
+    if len(text) * 4 > PROPERTY_BYTES and len(text.encode()) > PROPERTY_BYTES:
+        raise MessageIllegal(f"the properties have {len(text.encode())} bytes; {PROPERTY_BYTES} are allowed")
     return text
 
 

@@ -13,6 +13,7 @@ from ..protocol import bodies, names
 from ..protocol.batch import encode_batch
 from ..protocol.bodies import Heartbeat, Queue
 from ..protocol.codes import SYS_TRANSACTION_PREPARED, RequestCode
+from ..protocol.frame import Frame
 from ..protocol.headers import UnregisterClient, write
 from ..protocol.message import MAX_BODY_BYTES
 from .access import Access
@@ -305,9 +306,16 @@ class Producer(Sender):
         body = encode_batch(entries)
         if len(body) > MAX_BODY_BYTES:
             raise MessageIllegal(f"the batch has {len(body)} bytes; {MAX_BODY_BYTES} are allowed, send several")
-        ext = self._header(topic, "", now_ms, batch=True)
-        answer, target = await self._send(topic, RequestCode.SEND_BATCH_MESSAGE, ext, body, queue_key, queue)
+        answer, target = await self.send_entries(topic, body, queue_key=queue_key, queue=queue)
         return sent_result(answer, ",".join(ids), target)
+
+    async def send_entries(
+        self, topic: str, body: bytes, *, queue_key: str | None = None, queue: Queue | None = None
+    ) -> tuple[Frame, Queue]:
+        """Sends what `encode_batch` or the like made; the answer, and the queue. It goes by no middleware. Raises what
+        `send_batch` raises but MessageIllegal."""
+        ext = self._header(topic, "", int(time.time() * 1000), batch=True)
+        return await self._send(topic, RequestCode.SEND_BATCH_MESSAGE, ext, body, queue_key, queue)
 
     async def resend(self, message: Message, topic: str | None = None) -> SendResult:
         """Sends a received message again, as it was sent first: body, tag, keys, user properties and id. A message of a

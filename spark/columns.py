@@ -55,6 +55,8 @@ _HEAD: Final = np.dtype(  # the part that is in the same place with IPv4 and IPv
         ("born_ms", ">i8"),
     ]
 )
+_HEAD_BYTES: Final = np.dtype((np.void, _HEAD.itemsize))
+_MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
 _INT32, _INT64 = np.dtype(">i4"), np.dtype(">i8")
 _UINT16: Final = np.dtype(">u2")
 _NAME_END, _PAIR_END = ord(props.NAME_END), ord(props.PAIR_END)
@@ -114,18 +116,19 @@ class _Records:
     def __init__(self, data: bytes, at: Array = None) -> None:
         self.data = data
         self._bytes = np.frombuffer(data, np.uint8)
-        self.at = np.array(_begins(data), np.int64) if at is None else at
         try:
-            self.heads = self._read(self.at, _HEAD)
+            self.at = _begins(data, self._bytes) if at is None else at
+            # picked as bytes: numpy would copy each field of each record for itself
+            self.heads = _read(data, self.at, _HEAD_BYTES).view(_HEAD)
             flags = self.heads["sys_flag"]
             born = np.where(flags & SYS_BORNHOST_V6, 20, 8)
             hosts = born + np.where(flags & SYS_STOREHOST_V6, 20, 8)
             self._body_at = self.at + 72 + hosts
-            self._topic_at = self._body_at + self._read(self._body_at - 4, _INT32)
+            self._topic_at = self._body_at + _read(self.data, self._body_at - 4, _INT32)
             self._size_at = self._topic_at + 1 + self._bytes[self._topic_at]
-            ends = self._size_at + 2 + self._read(self._size_at, _UINT16)
-            self.store_ms = self._read(self.at + 48 + born, _INT64)
-            self.reconsume_times = self._read(self.at + 56 + hosts, _INT32).astype(np.int32)
+            ends = self._size_at + 2 + _read(self.data, self._size_at, _UINT16)
+            self.store_ms = _read(self.data, self.at + 48 + born, _INT64)
+            self.reconsume_times = _read(self.data, self.at + 56 + hosts, _INT32).astype(np.int32)
         except IndexError:
             raise _garbled(data) from None
         whole = (ends == self.at + self.heads["size"]) & (self._topic_at >= self._body_at)
@@ -136,11 +139,6 @@ class _Records:
     def some(self, which: Array) -> _Records:
         return _Records(self.data, self.at[which])
 
-    def _read(self, at: Array, kind: np.dtype[Any]) -> Array:
-        """What stands at these bytes: picked from an array in which a value of this kind begins at every byte."""
-        count = max(len(self.data) - kind.itemsize + 1, 0)
-        return np.ndarray((count,), kind, self.data, 0, (1,))[at]
-
     def bodies(self) -> Array:
         """As stored, in Arrow's binary array."""
         return _cut(self.data, [self._body_at, self._topic_at])
@@ -149,7 +147,25 @@ class _Records:
         return _cut(self.data, [self._size_at + 2, self._ends])
 
 
-def _begins(data: bytes) -> list[int]:
+def _read(data: bytes, at: Array, kind: np.dtype[Any]) -> Array:
+    """What stands at these bytes: picked from an array in which a value of this kind begins at every byte."""
+    count = max(len(data) - kind.itemsize + 1, 0)
+    return np.ndarray((count,), kind, data, 0, (1,))[at]
+
+
+def _begins(data: bytes, octets: Array) -> Array:
+    """Where records begin. Their magic numbers are found all at once; each record's size must lead to the next. A body may
+    hold that number, too: then the sizes are followed one by one. Raises MessageError."""
+    at = np.flatnonzero(octets[4:-3] == _MAGIC_BYTES[0])
+    for number, octet in enumerate(_MAGIC_BYTES[1:], 5):
+        at = at[octets[at + number] == octet]
+    sizes = _read(data, at, _INT32)
+    ends = at + sizes
+    is_chain = len(at) and not at[0] and ends[-1] == len(data) and (ends[:-1] == at[1:]).all()
+    return at if is_chain and sizes.min() >= FIXED_BYTES else np.array(_walked(data), np.int64)
+
+
+def _walked(data: bytes) -> list[int]:
     begins: list[int] = []
     size_at, at, end = _SIZE.unpack_from, 0, len(data)
     while end - at >= FIXED_BYTES:
@@ -205,10 +221,14 @@ class _Properties:
         ends = np.sort(np.concatenate((pair_ends, bounds[1:])), kind="stable")
         items_before = np.searchsorted(pair_ends, bounds)
         owners = np.repeat(np.arange(self._count), np.diff(items_before) + 1)
-        name_ends = np.append(np.flatnonzero(text == _NAME_END), len(text))
-        name_ends = name_ends[np.searchsorted(name_ends[:-1], begins)]
+        name_ends = np.flatnonzero(text == _NAME_END)
+        if not (len(name_ends) == len(begins) and (name_ends >= begins).all() and (name_ends < ends).all()):
+            name_ends = np.append(name_ends, len(text))  # not one in each item: look for that of each
+            name_ends = name_ends[np.searchsorted(name_ends[:-1], begins)]
         complete = (name_ends > begins) & (ends > name_ends + 1)
-        self._fill(data, begins[complete], name_ends[complete], ends[complete], owners[complete])
+        if not complete.all():
+            begins, name_ends, ends, owners = (bounds[complete] for bounds in (begins, name_ends, ends, owners))
+        self._fill(data, begins, name_ends, ends, owners)
 
     def _fill(self, data: Any, begins: Array, name_ends: Array, ends: Array, owners: Array) -> None:
         data = data if data is not None else pa.py_buffer(b"")

@@ -7,11 +7,14 @@ rows again. Rows with a column messageId keep it, so that readers can recognize 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import uvloop
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
@@ -37,10 +40,12 @@ from ..client.errors import (
 )
 from ..client.log import get_logger
 from ..client.message import Outgoing, SendResult
+from ..client.outgoing import check_topic, checked_body, properties_text
 from ..client.producer import Producer
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from ..protocol.codes import ResponseCode
+from .entries import Array, Entries, MessageIds, to_entries
 from .failures import plainly
 from .options import WriteOptions
 from .patience import Patience
@@ -48,9 +53,12 @@ from .patience import Patience
 log = get_logger("rocketlet.spark")
 
 T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, None]]
 FIRST_RETRY_S: Final = 0.1
 LAST_RETRY_S: Final = 2.0
 MAX_DELAY_LEVEL: Final = 18
+LANES: Final = 4  # batches without a key that are under way at once
+PIECE_BYTES: Final = 64 * 1024 * 1024  # of rows that are encoded at once: Arrow's arrays end at 2 GiB
 _PASSING: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 _TEXT: Final = (StringType,)
 COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
@@ -136,7 +144,9 @@ def send_all(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Sent:
         try:
             for batch in batches:  # taken outside of the loop: Spark's iterator blocks
                 runner.run(sender.send(batch))
+            runner.run(sender.settle())
         finally:
+            runner.run(sender.stop())
             runner.run(producer.__aexit__())
         return sender.sent
 
@@ -160,29 +170,130 @@ async def _patiently(work: Callable[[], Awaitable[T]], options: WriteOptions) ->
 
 
 class _Sender:
+    """Sends a batch of rows while Spark makes the next one."""
+
     def __init__(self, options: WriteOptions, producer: Producer) -> None:
         self._options = options
         self._producer = producer
+        self._ids = MessageIds()
+        self._sends: list[asyncio.Task[None]] = []
         self.sent = Sent()
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Rows without a delay in batches, one at a time to each queue: so rows with the same key stay in order."""
-        together: dict[tuple[str, Queue | None], list[Outgoing]] = {}
-        alone: list[tuple[str, Queue | None, Outgoing]] = []
-        for topic, key, message in self._messages(batch):
-            queue = await self._queue_for(topic, key) if key is not None else None
-            if message.delay_level:
-                alone.append((topic, queue, message))
-            else:
-                together.setdefault((topic, queue), []).append(message)
-        sends = [self._send_batches(topic, queue, messages) for (topic, queue), messages in together.items()]
-        sends += [self._send_one(topic, queue, message) for topic, queue, message in alone]
+        """Starts to send these rows, when those before are stored: so rows with the same key stay in order. Raises what those
+        before have met, and MessageIllegal."""
+        begins = range(0, batch.num_rows, max(PIECE_BYTES * batch.num_rows // max(batch.nbytes, 1), 1))
+        for begin in begins:
+            piece = batch.slice(begin, begins.step)
+            is_late = _is_late(piece)
+            works: list[Work] = []
+            if is_late is not None:
+                late = list(self._messages(piece.filter(is_late)))
+                works.append(partial(self._send_late, late))
+                piece = piece.filter(pc.invert(is_late))
+            works += await self._sends_of(piece)
+            await self.settle()
+            self._sends = [asyncio.ensure_future(work()) for work in works]
+            await asyncio.sleep(0)  # so that they leave
+
+    async def settle(self) -> None:
+        """Waits until everything is stored. Raises RocketletError."""
+        sends, self._sends = self._sends, []
         for failure in await asyncio.gather(*sends, return_exceptions=True):
             if failure is not None:
                 raise failure
 
+    async def stop(self) -> None:
+        """Leaves what is still under way."""
+        for send in self._sends:
+            send.cancel()
+        await asyncio.gather(*self._sends, return_exceptions=True)
+
+    async def _sends_of(self, batch: pa.RecordBatch) -> list[Work]:
+        """What is sent at once: rows with keys queue by queue, others in a few lanes."""
+        if not batch.num_rows:
+            return []
+        entries = to_entries(batch, self._ids)
+        self._check(batch, entries.faulty)
+        targets, codes = await self._targets(batch)
+        if len(targets) == 1:
+            return self._sends_to(*targets[0], batch, entries)
+        order = np.argsort(codes, kind="stable")
+        bounds = np.searchsorted(codes[order], np.arange(len(targets) + 1))
+        sends: list[Work] = []
+        for target, begin, end in zip(targets, bounds[:-1], bounds[1:], strict=True):
+            chosen = order[begin:end]
+            sends += self._sends_to(*target, batch.take(pa.array(chosen)), entries.take(chosen))
+        return sends
+
+    def _sends_to(self, topic: str, queue: Queue | None, batch: pa.RecordBatch, entries: Entries) -> list[Work]:
+        bounds, octets = entries.bounds(), entries.octets()
+        sends: list[Work] = []
+        begin = 0
+        while begin < len(bounds) - 1:
+            end = int(np.searchsorted(bounds, bounds[begin] + self._options.batch_bytes, "right")) - 1
+            if end <= begin + 1:  # which may be compressed, or as large as a message may be
+                end = begin + 1
+                sends.append(partial(self._send_alone, topic, queue, batch.slice(begin, 1)))
+            else:
+                body = octets[bounds[begin] : bounds[end]]
+                size = int(entries.body_sizes[begin:end].sum())
+                sends.append(partial(self._send_together, topic, queue, body, end - begin, size))
+            begin = end
+        lanes = min(LANES, len(sends)) if queue is None else 1
+        return [partial(_in_turn, sends[lane::lanes]) for lane in range(lanes)]
+
+    def _check(self, batch: pa.RecordBatch, faulty: Array) -> None:
+        """Raises MessageIllegal for the first row that cannot be sent."""
+        if not faulty.any():
+            return
+        row = batch.slice(int(faulty.argmax()), 1)
+        for _, _, message in self._messages(row):
+            checked_body(message.body)
+            properties_text(message.tag, message.keys, message.properties, message.message_id or "-", 0)
+        raise MessageIllegal(f"a row cannot be sent: {str(row.to_pylist())[:1000]}")
+
+    async def _targets(self, batch: pa.RecordBatch) -> tuple[list[tuple[str, Queue | None]], Array]:
+        """Topics and queues, and which of them is each row's. Raises MessageIllegal, RocketletError."""
+        topics, topic_codes = _distinct(batch, "topic")
+        keys, key_codes = _distinct(batch, "queueKey")
+        pairs, codes = np.unique(topic_codes * len(keys) + key_codes, return_inverse=True)
+        named = [(self._topic(topics[pair // len(keys)]), keys[pair % len(keys)]) for pair in pairs.tolist()]
+
+        async def look() -> list[tuple[str, Queue | None]]:
+            find = self._producer.queue_for
+            return [(topic, None if key is None else await find(topic, key)) for topic, key in named]
+
+        found = await _patiently(look, self._options)
+        targets = {target: number for number, target in enumerate(dict.fromkeys(found))}
+        return list(targets), np.array([targets[target] for target in found], np.int64)[codes]
+
+    def _topic(self, topic: str | None) -> str:
+        found = topic or self._options.topic
+        if not found:
+            raise MessageIllegal("a row's topic is null; give the option topic")
+        check_topic(found)
+        return found
+
+    async def _send_together(self, topic: str, queue: Queue | None, body: memoryview, count: int, size: int) -> None:
+        octets = bytes(body)
+        await _patiently(lambda: self._producer.send_entries(topic, octets, queue=queue), self._options)
+        self._count(count, size)
+
+    async def _send_late(self, rows: list[tuple[str, str | None, Outgoing]]) -> None:
+        """Rows with a delay, each for itself."""
+        sends = []
+        for topic, key, message in rows:
+            queue = await self._queue_for(topic, key) if key is not None else None
+            sends.append(self._send_one(topic, queue, message))
+        await asyncio.gather(*sends)
+
     async def _queue_for(self, topic: str, key: str) -> Queue:
         return await _patiently(lambda: self._producer.queue_for(topic, key), self._options)
+
+    async def _send_alone(self, topic: str, queue: Queue | None, row: pa.RecordBatch) -> None:
+        for _, _, message in self._messages(row):
+            await self._send_one(topic, queue, message)
 
     def _messages(self, batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, Outgoing]]:
         """Topic, queue key and message of each row. Raises MessageIllegal."""
@@ -214,25 +325,6 @@ class _Sender:
             )
             yield topic, queue_key, message
 
-    async def _send_batches(self, topic: str, queue: Queue | None, messages: list[Outgoing]) -> None:
-        chunk: list[Outgoing] = []
-        size = 0
-        for message in messages:
-            cost = 200 + len(message.body) + sum(2 * len(k) + 2 * len(v) for k, v in message.properties.items())
-            if chunk and size + cost > self._options.batch_bytes:
-                await self._send_batch(topic, queue, chunk)
-                chunk, size = [], 0
-            chunk.append(message)
-            size += cost
-        await self._send_batch(topic, queue, chunk)
-
-    async def _send_batch(self, topic: str, queue: Queue | None, messages: list[Outgoing]) -> None:
-        if len(messages) == 1:  # which may be compressed, or as large as a message may be
-            await self._send_one(topic, queue, messages[0])
-            return
-        await _patiently(lambda: self._producer.send_batch(topic, messages, queue=queue), self._options)
-        self._count(messages)
-
     async def _send_one(self, topic: str, queue: Queue | None, message: Outgoing) -> None:
         def send() -> Awaitable[SendResult]:
             return self._producer.send(
@@ -247,8 +339,29 @@ class _Sender:
             )
 
         await _patiently(send, self._options)
-        self._count([message])
+        self._count(1, len(message.body))
 
-    def _count(self, messages: Sequence[Outgoing]) -> None:
-        self.sent.messages += len(messages)
-        self.sent.body_bytes += sum(len(message.body) for message in messages)
+    def _count(self, messages: int, body_bytes: int) -> None:
+        self.sent.messages += messages
+        self.sent.body_bytes += body_bytes
+
+
+def _is_late(batch: pa.RecordBatch) -> Array | None:
+    """Which rows have a delay; None if no row has one."""
+    if "delayLevel" not in batch.schema.names:
+        return None
+    found = pc.fill_null(pc.not_equal(batch.column("delayLevel"), 0), False)
+    return found if pc.any(found).as_py() else None
+
+
+def _distinct(batch: pa.RecordBatch, name: str) -> tuple[list[str | None], Array]:
+    """A column's values, and which of them is each row's."""
+    if name not in batch.schema.names:
+        return [None], np.zeros(batch.num_rows, np.int64)
+    coded = batch.column(name).dictionary_encode("encode")
+    return coded.dictionary.to_pylist(), coded.indices.to_numpy().astype(np.int64)
+
+
+async def _in_turn(works: Sequence[Work]) -> None:
+    for work in works:
+        await work()
