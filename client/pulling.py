@@ -25,8 +25,20 @@ from .process_queue import ProcessQueue, Pull
 log = get_logger("rocketlet.pull")
 
 
-def pull_header(group: str, queue: Queue, offset: int, count: int, subscription: Subscription) -> Ext:
-    """A PULL_MESSAGE that brings its own filter, waits for nothing and commits nothing."""
+def pull_header(
+    group: str,
+    queue: Queue,
+    offset: int,
+    count: int,
+    subscription: Subscription,
+    *,
+    max_bytes: int | None = None,
+    identity: str | None = None,
+) -> Ext:
+    """A PULL_MESSAGE that brings its own filter, waits for nothing and commits nothing.
+
+    max_bytes: how much the answer may hold, for more than a pull holds usually. identity: the topic's (`protocol.extents`);
+    another topic of the name is not read. Apache's brokers know neither."""
     return write(
         PullMessage(
             group or TOOLS_GROUP,
@@ -40,6 +52,8 @@ def pull_header(group: str, queue: Queue, offset: int, count: int, subscription:
             0,
             subscription.expression,
             subscription.kind,
+            max_bytes,
+            identity,
         )
     )
 

@@ -15,6 +15,7 @@ from msgspec import Meta
 from .schema import Long, Text, answers, reads
 
 MAX_TOPICS_ASKED: Final = 1000
+MADE_ANEW: Final = "TOPIC_MADE_ANEW"  # the remark to a pull of another topic than the one whose identity it names
 
 
 class TopicExtent(NamedTuple):

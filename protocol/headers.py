@@ -48,6 +48,8 @@ class PullMessage(NamedTuple):
     sub_version: int = 0
     subscription: str | None = None
     expression_type: str | None = None
+    max_msg_bytes: int | None = None  # 5.x's; a Rocketlet broker gives more at once to whoever asks for more
+    topic_identity: str | None = None  # Rocketlet's: a topic with another identity is not read
 
 
 class PullMessageResult(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ..client.errors import ConfigError
 from ..protocol import names
+from .checkpoint import UNMARKED, Mark, Part, part_of
 from .failures import plainly
 from .options import BatchOptions, ReadOptions
 from .planner import Planner
@@ -28,7 +29,8 @@ class RocketletReader(DataSourceReader):
         read = self._options.read
         planner = Standalone(read)
         try:
-            return to_partitions(planner, read, planner.ranges(read.start, self._options.end))
+            ranges = planner.ranges(read.start, self._options.end)
+            return to_partitions(planner, read, ranges, planner.marks)
         finally:
             planner.close()
 
@@ -38,7 +40,10 @@ class RocketletReader(DataSourceReader):
             yield from read_task(partition)
 
 
-def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> list[InputPartition]:
+def to_partitions(
+    planner: Planner, options: ReadOptions, ranges: Ranges, marks: Mapping[Part, Mark]
+) -> list[InputPartition]:
+    """marks: what was said about the topics when the ranges were planned."""
     retries = names.retry_topic(options.group)
     foreign = sorted({queue.topic for queue in ranges} - {*options.topics, retries})
     if foreign and options.topics:
@@ -59,6 +64,7 @@ def to_partitions(planner: Planner, options: ReadOptions, ranges: Ranges) -> lis
             options.arrow_batch_size,
             options.poll_timeout_s,
             options.include_properties,
+            marks.get(part_of(queue), UNMARKED),
         )
         for queue, (begin, end) in split(ranges, options.min_partitions or 1)
         if queue in addresses

@@ -42,6 +42,9 @@ class Mark:
     rewinds: int = 0
 
 
+UNMARKED: Final = Mark()
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one batch reads. membership is None where nothing was read yet, or by a checkpoint of an earlier release.

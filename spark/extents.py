@@ -25,7 +25,7 @@ from ..protocol.headers import Offset, OptionalGroup, TopicName, TopicQueue, rea
 from ..protocol.message import decode_records
 from ..protocol.names import TOOLS_GROUP
 from ..protocol.subscription import Subscription
-from .checkpoint import Mark, Part
+from .checkpoint import UNMARKED, Mark, Part, part_of
 
 log = get_logger("rocketlet.spark")
 
@@ -111,6 +111,7 @@ class Extents:
         await asyncio.gather(*(self._ask_statistics(connection, name, topic, seen) for topic in topics))
         missing = [queue for queue in queues if queue not in seen.extents]
         await asyncio.gather(*(self._ask_one(connection, queue, seen) for queue in missing))
+        seen.marks |= {part_of(queue): UNMARKED for queue in missing}  # these may hold newer messages than all others
 
     async def _ask_statistics(self, connection: Connection, name: str, topic: str, seen: Seen) -> None:
         code = RequestCode.GET_TOPIC_STATS_INFO

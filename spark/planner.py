@@ -106,6 +106,11 @@ class Planner(ABC):
         return planned
 
     @property
+    def marks(self) -> Mapping[Part, Mark]:
+        """How the topics are recognized."""
+        return self._marks
+
+    @property
     def planned(self) -> Batch | None:
         """The batch that was planned last, until it is finished."""
         return None if self._batch in (EMPTY, self._done) else self._batch

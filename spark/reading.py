@@ -12,22 +12,26 @@ import uvloop
 from pyspark.sql.datasource import InputPartition
 
 from ..client.access import Access
-from ..client.connection import Connections
+from ..client.connection import Connection, Connections
 from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError
 from ..client.pulling import pull_header
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode, ResponseCode, code_name
+from ..protocol.extents import MADE_ANEW
 from ..protocol.frame import Frame
 from ..protocol.headers import PullMessageResult, read
 from ..protocol.message import MessageError
 from ..protocol.subscription import Subscription
+from .checkpoint import UNMARKED, Mark
 from .loss import REMEDY, DataLossError, log
 from .patience import Patience
 
 PULL_MESSAGES = 4096
+PULL_BYTES = 1024 * 1024  # what a Rocketlet broker then gives at once; Apache's gives less
 BATCH_BYTES = 32 * 1024 * 1024
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
+_MADE_LATER = "stored after the batch was planned: the topic was made anew meanwhile"
 _READABLE = (
     ResponseCode.SUCCESS,
     ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -38,7 +42,7 @@ _READABLE = (
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """Offsets `begin` to `end` of a queue, from the broker at `address`."""
+    """Offsets `begin` to `end` of a queue, from the broker at `address`. `mark`: how the topic is recognized."""
 
     queue: Queue
     begin: int
@@ -51,6 +55,7 @@ class QueueRange:
     batch_rows: int
     timeout_s: float
     with_properties: bool = True
+    mark: Mark = UNMARKED
 
     def __str__(self) -> str:
         return f"{self.queue} {self.begin} to {self.end}"
@@ -78,8 +83,8 @@ def read_task(task: InputPartition) -> Iterator[pa.RecordBatch]:
         for span, pulls in reader.pulls:
             while (found := loop.run_until_complete(pulls.next())) is not None:
                 batch = _batch(span, found)
-                for at in range(0, batch.num_rows, span.batch_rows):
-                    yield batch.slice(at, span.batch_rows)
+                if batch.num_rows:
+                    yield batch
     finally:
         loop.run_until_complete(reader.close())
         loop.close()
@@ -111,9 +116,21 @@ def _batch(span: QueueRange, bodies: list[bytes]) -> pa.RecordBatch:
     tags = sorted(span.subscription.tags)
     try:
         strict, with_properties = span.fail_on_data_loss, span.with_properties
-        return to_batch(data, span.queue, span.begin, span.end, tags, strict=strict, with_properties=with_properties)
+        batch = to_batch(data, span.queue, span.begin, span.end, tags, strict=strict, with_properties=with_properties)
     except MessageError as error:
         raise MessageError(f"the range {span} cannot be decoded: {error}") from None
+    if span.mark.newest_ms and batch.num_rows and batch.column("storeTime")[0].value > span.mark.newest_ms * 1000:
+        _told_lost(span, f"the messages from offset {batch.column('queueOffset')[0]} on were {_MADE_LATER}")
+        return batch.slice(0, 0)
+    return batch
+
+
+def _told_lost(span: QueueRange, reason: str) -> None:
+    """Raises DataLossError if that is to end the query."""
+    text = f"{span.queue}: of the planned range {span.begin} to {span.end}, {reason}"
+    if span.fail_on_data_loss:
+        raise DataLossError(f"{text}; {REMEDY}")
+    log.warning("messages_lost", reason=text)
 
 
 class _Pulls:
@@ -138,7 +155,7 @@ class _Pulls:
             self._pull = None
             offset, self._offset = self._offset, read(PullMessageResult, answer.ext).next_begin_offset
             if answer.code == ResponseCode.PULL_OFFSET_MOVED or self._offset <= offset:
-                self._lost(offset)
+                self._lost(offset, is_anew=answer.remark == MADE_ANEW)
                 continue
             if self._offset < span.end:
                 self.start()
@@ -147,17 +164,13 @@ class _Pulls:
                 size += len(answer.body)
         return found
 
-    def _lost(self, offset: int) -> None:
-        """The broker continues elsewhere: behind messages that have expired, or where the queue ends early."""
-        span = self._span
-        gone = min(self._offset, span.end) if self._offset > offset else span.end
-        text = (
-            f"{span.queue}: the offsets {offset} to {gone} of the planned range {span.begin} to {span.end} are gone from the "
-            "broker"
-        )
-        if span.fail_on_data_loss:
-            raise DataLossError(f"{text}; {REMEDY}")
-        log.warning("messages_lost", reason=text)
+    def _lost(self, offset: int, *, is_anew: bool) -> None:
+        """The broker continues elsewhere: behind messages that have expired, or where the queue ends early. Of another topic
+        nothing is read."""
+        end = self._span.end
+        gone = min(self._offset, end) if self._offset > offset and not is_anew else end
+        reason = ": the topic was made anew" if is_anew else " from the broker"
+        _told_lost(self._span, f"the offsets {offset} to {gone} are gone{reason}")
         self._offset = gone
 
     def start(self) -> None:
@@ -180,11 +193,40 @@ class _Pulls:
     async def _pull_once(self, offset: int) -> Frame:
         span = self._span
         connection = await self._connections.get(span.address)
-        header = pull_header(span.group, span.queue, offset, min(PULL_MESSAGES, span.end - offset), span.subscription)
-        answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=span.timeout_s)
+        answer = await self._answer(connection, offset)
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED and not connection.speaks_msgpack:
+            answer = await self._past_reset(connection, offset, answer)
         if answer.code not in _READABLE:
             remark = f"{code_name(answer.code)}: {answer.remark}"
             raise RocketletError(f"{span.address} refused to read {span.queue} at {offset} with {remark}")
+        return answer
+
+    def _answer(self, connection: Connection, offset: int) -> asyncio.Future[Frame]:
+        span = self._span
+        batch_end = offset + span.batch_rows - (offset - span.begin) % span.batch_rows
+        header = pull_header(
+            span.group,
+            span.queue,
+            offset,
+            min(PULL_MESSAGES, min(span.end, batch_end) - offset),
+            span.subscription,
+            max_bytes=PULL_BYTES,
+            identity=span.mark.identity or None,
+        )
+        return connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=span.timeout_s)
+
+    async def _past_reset(self, connection: Connection, offset: int, moved: Frame) -> Frame:
+        """Apache's 5.x tells an administrator's reset once, to whoever of the group pulls next (PullMessageProcessor,
+        `useServerSideResetOffset`). A batch reads what was planned; so the pull is sent again."""
+        answer = await self._answer(connection, offset)
+        if answer.code != ResponseCode.PULL_OFFSET_MOVED:
+            log.warning(
+                "reset_not_served",
+                queue=str(self._span.queue),
+                wanted=moved.ext.get("nextBeginOffset"),
+                reason="the broker told it to a task of a running batch, and tells it once",
+                hint="stop the query and reset again",
+            )
         return answer
 
     async def stop(self) -> None:

@@ -147,7 +147,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return []
         batch = from_offset(end)
         planner = self._opened(batch)
-        return to_partitions(planner, self._options.read, planner.readable(batch))
+        return to_partitions(planner, self._options.read, planner.readable(batch), batch.marks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""

@@ -105,6 +105,7 @@ class Standalone(Planner):
         if unknown:
             raise ConfigError(f"endingOffsets names {unknown[0]}, which does not exist")
         seen = await self._all()
+        self._marks |= seen.marks
         begins, ends = await self._at(queues, start, seen), await self._at(queues, end, seen)
         return {queue: self._span(queue, begins[queue], ends[queue], seen, start) for queue in queues}
 

@@ -11,6 +11,7 @@ from ...protocol import properties as props
 from ...protocol.admin_bodies import encode_offset_moved
 from ...protocol.bodies import Queue
 from ...protocol.codes import PERM_READ, Language, ResponseCode
+from ...protocol.extents import MADE_ANEW
 from ...protocol.frame import Frame
 from ...protocol.headers import PullMessage, PullMessageResult, read, write
 from ...protocol.message import MessageError
@@ -220,6 +221,8 @@ def _read(
 ) -> Buffers:
     """The answer of a pull, whatever the offset finds."""
     offset, begin, end = header.queue_offset, queue.begin, queue.next
+    if header.topic_identity and broker.topics.identity(header.topic) not in ("", header.topic_identity):
+        return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, MADE_ANEW, begin, begin, end)
     if begin <= offset < end:
         # Apache's broker gives 32 at most, whatever is asked (maxTransferCountOnMessageInMemory)
         limit = (
@@ -227,7 +230,7 @@ def _read(
             if frame.language == Language.PYTHON
             else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
         )
-        found = broker.store.fetch(queue, offset, limit, subscription, _filter_of(subscription))
+        found = broker.store.fetch(queue, offset, limit, subscription, _filter_of(subscription), header.max_msg_bytes)
         if found.messages:
             broker.statistics.got[f"{header.topic}@{header.consumer_group}"] += found.messages
             ext = write(PullMessageResult(0, found.next_offset, begin, end))

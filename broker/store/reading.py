@@ -17,7 +17,16 @@ import structlog
 from ...protocol.codes import SYS_BORNHOST_V6
 from ...protocol.message import MAX_RECORD_BYTES, Record, is_certainly, without_checksum
 from ...protocol.subscription import Subscription
-from ..config import DAMAGE_NEIGHBOURS, MAX_NOTED_DAMAGE, PULL_BYTES, PULL_MESSAGES, READ_GAP_BYTES, SCAN_ENTRIES
+from ..config import (
+    BULK_PULL_BYTES,
+    BULK_PULL_MESSAGES,
+    DAMAGE_NEIGHBOURS,
+    MAX_NOTED_DAMAGE,
+    PULL_BYTES,
+    PULL_MESSAGES,
+    READ_GAP_BYTES,
+    SCAN_ENTRIES,
+)
 from .commit_log import CommitLog
 from .consume_queue import ENTRY_BYTES, ConsumeQueue
 from .files import Damaged
@@ -57,25 +66,28 @@ class Reader:
         max_messages: int,
         subscription: Subscription | None = None,
         matches: Callable[[str], bool] | None = None,
+        max_bytes: int | None = None,
     ) -> Fetched:
-        """Messages from `offset`, which must lie in the queue, as far as the limits of a pull go.
+        """Messages from `offset`, which must lie in the queue, as far as the limits of a pull go; those of a bulk pull if
+        `max_bytes` is given.
 
         `subscription` filters by tag code, `matches` by the properties' text; None takes all.
         """
-        limit = min(max(max_messages, 1), PULL_MESSAGES)
+        limit = min(max(max_messages, 1), PULL_MESSAGES if max_bytes is None else BULK_PULL_MESSAGES)
+        room = PULL_BYTES if max_bytes is None else min(max(max_bytes, 1), BULK_PULL_BYTES)
         if matches is not None:
-            return self._fetch_matching(queue, offset, limit, matches)
+            return self._fetch_matching(queue, offset, limit, room, matches)
         if subscription is None or subscription.expression == "*":
-            return self._fetch_all(queue, offset, limit)
-        return self._fetch_tagged(queue, offset, limit, subscription)
+            return self._fetch_all(queue, offset, limit, room)
+        return self._fetch_tagged(queue, offset, limit, room, subscription)
 
-    def _fetch_all(self, queue: ConsumeQueue, offset: int, limit: int) -> Fetched:
+    def _fetch_all(self, queue: ConsumeQueue, offset: int, limit: int, room: int) -> Fetched:
         data = queue.entries(offset, limit)
         count = len(data) // ENTRY_BYTES
         fields = struct.unpack(">" + "QIq" * count, data)
         positions, sizes = fields[0::3], fields[1::3]
-        if sum(sizes) > PULL_BYTES:
-            kept = max(bisect_right(list(itertools.accumulate(sizes)), PULL_BYTES), 1)
+        if sum(sizes) > room:
+            kept = max(bisect_right(list(itertools.accumulate(sizes)), room), 1)
             positions, sizes, count = positions[:kept], sizes[:kept], kept
         # An index entry without a size stands for a message that was lost; below `checked_from` damage is possible.
         if positions[0] >= self.checked_from and 0 not in sizes:
@@ -86,10 +98,11 @@ class Reader:
         entries = list(zip(range(offset, offset + count), positions, sizes, strict=True))
         return Fetched(*self._checked(queue, entries), offset + count)
 
-    def _fetch_tagged(self, queue: ConsumeQueue, offset: int, limit: int, subscription: Subscription) -> Fetched:
+    def _fetch_tagged(
+        self, queue: ConsumeQueue, offset: int, limit: int, room: int, subscription: Subscription
+    ) -> Fetched:
         data = queue.entries(offset, max(SCAN_ENTRIES, limit))
         found: list[Entry] = []
-        room = PULL_BYTES
         scanned = 0
         for position, size, code in struct.iter_unpack(">QIq", data):
             if code in subscription.codes or subscription.matches_code(code):
@@ -111,10 +124,12 @@ class Reader:
                     pass
         return self._checked(queue, entries)
 
-    def _fetch_matching(self, queue: ConsumeQueue, offset: int, limit: int, matches: Callable[[str], bool]) -> Fetched:
+    def _fetch_matching(
+        self, queue: ConsumeQueue, offset: int, limit: int, room: int, matches: Callable[[str], bool]
+    ) -> Fetched:
         entries = struct.iter_unpack(">QIq", queue.entries(offset, max(SCAN_ENTRIES, limit)))
         pieces: list[Buffer] = []
-        scanned, room = 0, PULL_BYTES
+        scanned = 0
         for position, size, _ in entries:
             data = self._bytes(position, size)
             record = self._record(queue, offset + scanned, position, data)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rocketlet.broker.config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, PULL_BYTES, PULL_MESSAGES
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
+from rocketlet.protocol.extents import MADE_ANEW, decode_extents, encode_topics
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
-from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.message import decode_records, encode_batch
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
 from ..requests import SUBSCRIBED, SUSPEND, heartbeat, pull, send
@@ -197,3 +199,44 @@ async def test_foreign_clients_get_32_messages_at_most_as_from_apache(node: Node
     for language, count in ((Language.JAVA, 32), (Language.GO, 32), (Language.PYTHON, 50)):
         answer = await wire.call(RequestCode.PULL_MESSAGE, pull(max_msg_nums=50), language=language)
         assert len(list(decode_records(answer.body))) == count
+
+
+async def batch(wire: Wire, count: int, body: bytes) -> None:
+    fields = {"a": "g", "b": "t", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 0, "h": 0, "i": "", "j": 0, "m": "true"}
+    answer = await wire.call(RequestCode.SEND_BATCH_MESSAGE, fields, encode_batch([(0, body, "")] * count))
+    assert answer.code == 0
+
+
+async def test_a_pull_gives_more_to_whoever_says_how_much_it_takes(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    for _ in range(5):
+        await batch(wire, 1000, b"-")
+
+    async def got(**fields: Any) -> tuple[int, int]:
+        answer = await wire.call(
+            RequestCode.PULL_MESSAGE, pull(max_msg_nums=100_000, **fields), language=Language.PYTHON
+        )
+        return sum(1 for _ in decode_records(answer.body)), len(answer.body)
+
+    assert (await got())[0] == PULL_MESSAGES
+    assert (await got(max_msg_bytes=1 << 40))[0] == BULK_PULL_MESSAGES
+    assert (await got(max_msg_bytes=1))[0] == 1
+    for _ in range(3):
+        await batch(wire, 1000, b"x" * 1000)
+    for limit, given in (
+        (PULL_BYTES, {}),
+        (BULK_PULL_BYTES, {"max_msg_bytes": 1 << 40}),
+        (5000, {"max_msg_bytes": 5000}),
+    ):
+        count, size = await got(offset=5000, **given)
+        assert size <= limit < size + size // count
+
+
+async def test_a_pull_that_names_an_identity_reads_no_other_topic(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    await send(wire)
+    extents = await wire.call(RequestCode.GET_QUEUE_OFFSETS, body=encode_topics(["t"]))
+    identity = decode_extents(extents.body)["t"].identity
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(topic_identity=identity))).code == ResponseCode.SUCCESS
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(topic_identity="another"))
+    assert (answer.code, answer.remark) == (ResponseCode.PULL_OFFSET_MOVED, MADE_ANEW)

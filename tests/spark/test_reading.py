@@ -1,0 +1,114 @@
+"""A task's pulls, against a broker in the same process: no Spark session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from rocketlet.client import Access, AdminClient, Outgoing, Producer
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.testing import Broker, Fault
+
+pytest.importorskip("pyspark")
+from rocketlet.spark.batch import RocketletReader, to_partitions
+from rocketlet.spark.checkpoint import EMPTY, Mark
+from rocketlet.spark.loss import DataLossError
+from rocketlet.spark.options import batch_options, stream_options
+from rocketlet.spark.reading import QueueRange, Task, read_task
+from rocketlet.spark.source import _planner
+
+QUEUE = Queue("t", "broker-a", 0)
+
+
+def queue_range(address: str, end: int, mark: Mark, *, fail: bool = True, batch_rows: int = 1000) -> QueueRange:
+    everything = parse_subscription("t", "*", version=1)
+    access = Access(encoding="json")  # as with Apache's brokers
+    return QueueRange(QUEUE, 0, end, address, access, "g", everything, fail, batch_rows, 5.0, mark=mark)
+
+
+async def batches_of(tasks: Sequence[object]) -> list[list[int]]:
+    def read() -> list[list[int]]:
+        return [batch.column("queueOffset").to_pylist() for task in tasks for batch in read_task(task)]  # type: ignore[arg-type]
+
+    return await asyncio.to_thread(read)
+
+
+async def fill(address: str, count: int, body: bytes = b"x") -> None:
+    async with Producer(address, default_queues=1) as producer:
+        await producer.send_batch("t", [Outgoing(body)] * count, queue=QUEUE)
+
+
+async def remake(address: str, count: int) -> None:
+    async with AdminClient(address) as admin:
+        await admin.delete_topic("t")
+        await admin.create_topic("t", queues=1)
+    await fill(address, count)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize("membership", [True, False])
+async def test_a_topic_that_is_made_anew_between_planning_and_reading_is_not_read(membership: bool, fail: bool) -> None:
+    async with Broker(default_queues=1) as broker:
+        await fill(broker.address, 10)
+        given = {"nameServer": broker.address, "topic": "t", "group": "g", "membership": str(membership).lower()}
+        options = stream_options({**given, "failOnDataLoss": str(fail).lower()})
+
+        def planned() -> Sequence[object]:
+            planner = _planner(options, EMPTY)
+            try:
+                planner.finish(EMPTY)
+                batch = None
+                while batch is None:
+                    batch = planner.plan()
+                return to_partitions(planner, options.read, planner.readable(batch), batch.marks)
+            finally:
+                planner.close()
+
+        tasks = await asyncio.to_thread(planned)
+        assert await batches_of(tasks) == [list(range(10))]
+        await remake(broker.address, 10)
+        if fail:
+            with pytest.raises(DataLossError, match="the offsets 0 to 10 are gone: the topic was made anew"):
+                await batches_of(tasks)
+        else:
+            assert await batches_of(tasks) == []
+
+
+async def test_a_batch_read_does_not_read_another_topic() -> None:
+    async with Broker(default_queues=1) as broker:
+        await fill(broker.address, 10)
+        reader = RocketletReader(batch_options({"nameServer": broker.address, "topic": "t"}))
+        tasks = await asyncio.to_thread(reader.partitions)
+        await remake(broker.address, 20)
+        with pytest.raises(DataLossError, match="the topic was made anew"):
+            await batches_of(tasks)
+
+
+async def test_on_apaches_broker_what_was_stored_after_the_planning_is_of_another_topic() -> None:
+    async with Broker(default_queues=1) as broker:
+        await fill(broker.address, 10)
+        stored_ms = int(broker.messages("t")[0].store_ms)
+        same = queue_range(broker.address, 10, Mark(newest_ms=stored_ms))
+        assert await batches_of([Task((same,))]) == [list(range(10))]
+        anew = queue_range(broker.address, 10, Mark(newest_ms=stored_ms - 1))
+        with pytest.raises(DataLossError, match="stored after the batch was planned: the topic was made anew"):
+            await batches_of([Task((anew,))])
+        assert await batches_of([Task((replace(anew, fail_on_data_loss=False),))]) == []
+
+
+async def test_a_reset_that_apaches_broker_tells_a_task_does_not_change_its_batch() -> None:
+    async with Broker(default_queues=1) as broker:
+        await fill(broker.address, 10)
+        broker.faults.add(Fault.answer("PULL_MESSAGE", response="PULL_OFFSET_MOVED", times=1))
+        assert await batches_of([Task((queue_range(broker.address, 10, Mark()),))]) == [list(range(10))]
+
+
+async def test_arrow_batches_have_as_many_rows_as_are_asked_for() -> None:
+    async with Broker(default_queues=1) as broker:
+        for _ in range(3):
+            await fill(broker.address, 1000, b"x" * 1000)
+        span = queue_range(broker.address, 2900, Mark(), batch_rows=1300)
+        assert [len(batch) for batch in await batches_of([Task((span,))])] == [1300, 1300, 300]
