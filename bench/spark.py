@@ -22,6 +22,7 @@ from rocketlet.protocol.headers import CreateTopic, write
 from . import common
 from .kafka_broker import kafka, kafka_fault, kafka_jars
 from .peers import CACHE, Peer, rocketlet
+from .processes import cpu_s, spark_use
 
 ROWS = 2_000_000
 CONNECTOR_VERSION = "4.0.0"  # runs with PySpark of the same version: the connector fits no other
@@ -45,6 +46,10 @@ class Session:
     def __init__(self, child: asyncio.subprocess.Process, log: Path) -> None:
         self._child = child
         self._log = log
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         assert self._child.stdin is not None
@@ -99,7 +104,9 @@ async def run() -> None:
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--queues", default="4,16,64")
     parser.add_argument("--trickle-seconds", type=float, default=20.0)
+    parser.add_argument("--parts", default="read,write,trickle", help="what to measure")
     options = parser.parse_args()
+    parts = options.parts.split(",")
     names = [name for name in (options.only or "rocketlet,kafka").split(",") if name != "kafka" or not kafka_fault()]
     if "kafka" not in names and kafka_fault():
         common.console.print(f"kafka is left out: {kafka_fault()}")
@@ -113,15 +120,16 @@ async def run() -> None:
         sessions = [(peer, await stack.enter_async_context(session(peer, folder))) for peer in peers]
         counts = [int(text) for text in options.queues.split(",")]
         for peer, spark in sessions:
-            for topic, queues in (("trickle", 4), *((f"t{queues}", queues) for queues in counts)):
+            topics = (("trickle", 4), ("written", 4), *((f"t{queues}", queues) for queues in counts))
+            for topic, queues in topics:
                 await create_topic(peer, spark, topic, queues)
-        for queues in counts:
-            await drains(sessions, queues, options, result)
-        for peer, spark in sessions:
-            found = await spark.ask("trickle", topic="trickle", rate=100, seconds=options.trickle_seconds)
-            assert found["rows"] == found["of"], f"{found['rows']} of {found['of']} rows came"
-            result[peer.name]["latency_ms_p50"] = common.percentile(found["latencies_ms"], 0.5)
-            result[peer.name]["latency_ms_p99"] = common.percentile(found["latencies_ms"], 0.99)
+        if "read" in parts:
+            for queues in counts:
+                await drains(sessions, queues, options, result)
+        if "write" in parts:
+            await writes(sessions, options, result)
+        if "trickle" in parts:
+            await trickles(sessions, options, result)
     report(result)
     common.finish(
         options,
@@ -135,18 +143,70 @@ async def drains(
 ) -> None:
     """Each system in turn, `rounds` times after one that warms."""
     topic = f"t{queues}"
-    seconds: dict[str, list[float]] = {peer.name: [] for peer, _ in sessions}
-    for peer, spark in sessions:
-        wrote = await spark.ask("fill", topic=topic, rows=options.rows, parts=8)
-        result[peer.name].setdefault("written_rows_per_s", options.rows / wrote["seconds"])
-        await spark.ask("drain", topic=topic)
+    runs: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for _, spark in sessions:
+        await spark.ask("fill", topic=topic, rows=options.rows, parts=8)
+        for properties in (False, True):
+            await spark.ask("drain", topic=topic, properties=properties)
+    for _ in range(options.rounds):
+        for properties in (False, True):
+            for peer, spark in sessions:
+                found = await measured(peer, spark, "drain", topic=topic, properties=properties)
+                assert found["rows"] == options.rows, f"{peer.name}: {found['rows']} of {options.rows} rows were read"
+                runs.setdefault((peer.name, f"{queues}_with_properties" if properties else f"{queues}"), []).append(
+                    found
+                )
+    for (name, what), found_all in runs.items():
+        keep(result[name], f"read_{what}", options.rows, found_all)
+
+
+async def writes(sessions: list[tuple[Peer, Session]], options: Any, result: dict[str, dict[str, float]]) -> None:
+    """Each system in turn into one topic, `rounds` times after one that warms."""
+    runs: dict[str, list[dict[str, float]]] = {peer.name: [] for peer, _ in sessions}
+    for number in range(options.rounds + 1):
+        for peer, spark in sessions:
+            found = await measured(peer, spark, "fill", topic="written", rows=options.rows, parts=8)
+            if number:
+                runs[peer.name].append(found)
+    for name, found_all in runs.items():
+        keep(result[name], "write", options.rows, found_all)
+
+
+async def measured(peer: Peer, spark: Session, do: str, **arguments: Any) -> dict[str, float]:
+    """What the session answers, and the CPU seconds that it took: JVM, Spark's Python, broker."""
+    before, broker_s = spark_use(spark.pid), cpu_s(peer.pid)
+    found: dict[str, float] = await spark.ask(do, **arguments)
+    after = spark_use(spark.pid)
+    found["jvm_cpu_s"] = after.jvm_s - before.jvm_s
+    found["python_cpu_s"] = after.python_s - before.python_s
+    found["broker_cpu_s"] = cpu_s(peer.pid) - broker_s
+    found["cpu_s"] = found["jvm_cpu_s"] + found["python_cpu_s"] + found["broker_cpu_s"]
+    return found
+
+
+def keep(result: dict[str, float], what: str, rows: int, runs: list[dict[str, float]]) -> None:
+    """Rates, as medians: per second, and per second of CPU; and the CPU by process, in µs per row."""
+    result[f"{what}_rows_per_s"] = rows / common.median([run["seconds"] for run in runs])
+    for name in ("cpu", "jvm_cpu", "python_cpu", "broker_cpu"):
+        result[f"{what}_{name}_us_per_row"] = common.median([run[f"{name}_s"] for run in runs]) / rows * 1e6
+
+
+async def trickles(sessions: list[tuple[Peer, Session]], options: Any, result: dict[str, dict[str, float]]) -> None:
+    """Each system in turn, `rounds` times: how long a row takes, and what a trigger spends its time on."""
+    latencies: dict[str, list[float]] = {peer.name: [] for peer, _ in sessions}
+    steps: dict[str, dict[str, list[float]]] = {peer.name: {} for peer, _ in sessions}
     for _ in range(options.rounds):
         for peer, spark in sessions:
-            found = await spark.ask("drain", topic=topic)
-            assert found["rows"] == options.rows, f"{peer.name}: {found['rows']} of {options.rows} rows were read"
-            seconds[peer.name].append(found["seconds"])
-    for name, runs in seconds.items():
-        result[name][f"rows_per_s_{queues}"] = options.rows / common.median(runs)
+            found = await spark.ask("trickle", topic="trickle", rate=100, seconds=options.trickle_seconds)
+            assert found["rows"] == found["of"], f"{found['rows']} of {found['of']} rows came"
+            latencies[peer.name] += found["latencies_ms"]
+            for step, spent_ms in found["steps_ms"].items():
+                steps[peer.name].setdefault(step, []).extend(spent_ms)
+    for name, found_ms in latencies.items():
+        result[name]["latency_ms_p50"] = common.percentile(found_ms, 0.5)
+        result[name]["latency_ms_p99"] = common.percentile(found_ms, 0.99)
+        for step, spent_ms in sorted(steps[name].items()):
+            result[name][f"trigger_{step}_ms"] = common.median(spent_ms)
 
 
 def report(result: dict[str, dict[str, float]]) -> None:

@@ -47,24 +47,30 @@ class Job:
             writer.option("nameServer", self._address).mode("append").save()
         return {"seconds": time.perf_counter() - began_s}
 
-    def stream(self, topic: str, start: str) -> DataFrame:
+    def stream(self, topic: str, start: str, *, properties: bool = False) -> DataFrame:
+        """Without properties, as Kafka's rows have no headers by default; or with both."""
         reader = self.spark.readStream.option("startingOffsets", start)
         if self._is_kafka:
             return (
                 reader.format("kafka")
                 .option("kafka.bootstrap.servers", self._address)
                 .option("subscribe", topic)
+                .option("includeHeaders", str(properties).lower())
                 .load()
             )
         reader = reader.format("rocketlet").option("nameServer", self._address).option("topic", topic)
-        reader = reader.option("includeProperties", "false")  # as Kafka's rows have no headers by default
+        reader = reader.option("includeProperties", str(properties).lower())
         return reader.option("group", f"bench-{time.time_ns()}").load()
 
-    def drain(self, topic: str) -> dict[str, float]:
+    def drain(self, topic: str, properties: bool = False) -> dict[str, float]:
         """Everything that is there, in one batch, from the start of the query to its end."""
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
             began_s = time.perf_counter()
-            writer = self.stream(topic, "earliest").writeStream.format("noop").trigger(availableNow=True)
+            writer = (
+                self.stream(topic, "earliest", properties=properties)
+                .writeStream.format("noop")
+                .trigger(availableNow=True)
+            )
             query = writer.option("checkpointLocation", checkpoint).start()
             query.awaitTermination()
             seconds = time.perf_counter() - began_s
@@ -94,8 +100,13 @@ class Job:
             end_s = time.time() + 20
             while len(latencies_ms) < count and time.time() < end_s:
                 time.sleep(0.05)
+            steps_ms: dict[str, list[float]] = {}
+            for progress in query.recentProgress:
+                if progress["numInputRows"]:
+                    for step, spent_ms in progress["durationMs"].items():
+                        steps_ms.setdefault(step, []).append(spent_ms)
             query.stop()
-        return {"latencies_ms": latencies_ms[3 * rate :], "rows": len(latencies_ms), "of": count}
+        return {"latencies_ms": latencies_ms[3 * rate :], "rows": len(latencies_ms), "of": count, "steps_ms": steps_ms}
 
     def _sender(self, topic: str) -> Any:
         import asyncio

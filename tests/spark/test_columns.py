@@ -13,6 +13,7 @@ from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
 from rocketlet.protocol.message import (
+    MAGIC,
     MessageError,
     Record,
     decode_records,
@@ -37,7 +38,7 @@ HOSTS = st.sampled_from(["127.0.0.1", "::1"]).map(lambda address: encode_host(ad
 @st.composite
 def records(draw: st.DrawFn, queue_offset: int) -> bytes:
     born, store = draw(HOSTS), draw(HOSTS)
-    body = draw(st.binary(min_size=1, max_size=40))
+    body = draw(st.binary(min_size=1, max_size=40) | st.just(MAGIC.to_bytes(4, "big") * 3))
     flags = host_flags(born, store)
     if draw(st.booleans()):
         body, flags = zlib.compress(body), flags | SYS_COMPRESSED | SYS_COMPRESSION_ZLIB
