@@ -1,5 +1,5 @@
-"""The driver of `bench.spark_soak`: writes and reads at once, then takes triggers of few rows. Notes in state.json how far it is,
-so that it goes on there. A batch's count and sum are noted by its number: one that runs again counts once."""
+"""The driver of `bench.spark_soak`: writes and reads at once, then takes triggers of few rows. Notes in state.json how far it
+is, so that it goes on there. A batch's count and sum are noted by its number: one that runs again counts once."""
 
 from __future__ import annotations
 

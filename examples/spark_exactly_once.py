@@ -1,9 +1,10 @@
-"""Every message once in a SQL table and once in Parquet, whatever is killed and however often.
+"""Every message once in a SQL table, once in Delta and once in Parquet, whatever is killed and however often.
 
-Needs a broker: `rocketlet start`. Spark may run a batch again after a crash, with the same number and exactly the same
-messages. So each batch is written under its number, and the second time nothing is added:
+Needs a broker: `rocketlet start`, and `pip install deltalake`. Spark may run a batch again after a crash, with the same
+number and exactly the same messages. So each batch is written under its number, and the second time nothing is added:
 
 - SQL: the rows and the number of their batch go into one transaction. A number that is there already has its rows.
+- Delta: the number is in the same commit as the rows, as an application's transaction. Delta's log knows the last one.
 - Parquet: each batch has a folder of its own, which the second run overwrites.
 
 The name of the query stands beside the number: a new checkpoint counts from 0 again, and must have a new name.
@@ -18,6 +19,7 @@ from contextlib import closing
 from pathlib import Path
 
 import rocketlet.spark
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 TABLES = """
@@ -39,9 +41,17 @@ class Sinks:
         rows = rows.select("brokerName", "queueId", "queueOffset", "body").persist()
         try:
             rows.write.mode("overwrite").parquet(str(self._folder / "parquet" / self._query / f"batch={batch}"))
+            self._to_delta(rows, batch)
             self._to_database(rows, batch)
         finally:
             rows.unpersist()
+
+    def _to_delta(self, rows: DataFrame, batch: int) -> None:
+        table = str(self._folder / "delta")
+        done = DeltaTable(table).transaction_version(self._query) if DeltaTable.is_deltatable(table) else None
+        if done is None or done < batch:
+            properties = CommitProperties(app_transactions=[Transaction(self._query, batch)])
+            write_deltalake(table, rows.toArrow(), mode="append", commit_properties=properties)
 
     def _to_database(self, rows: DataFrame, batch: int) -> None:
         with closing(sqlite3.connect(self._folder / "messages.db", timeout=60)) as database, database:
@@ -61,7 +71,9 @@ def main(name_server: str = "127.0.0.1:9876", topic: str = "greetings", folder: 
     writer.option("checkpointLocation", f"{folder}/checkpoint").start().awaitTermination()
     with closing(sqlite3.connect(Path(folder) / "messages.db")) as database:
         ((count,),) = database.execute("SELECT count(*) FROM messages")
-    print(f"{count} messages in the table, {spark.read.parquet(f'{folder}/parquet').count()} in Parquet")
+    in_delta = DeltaTable(f"{folder}/delta").count()
+    in_parquet = spark.read.parquet(f"{folder}/parquet").count()
+    print(f"{count} messages in the table, {in_delta} in Delta, {in_parquet} in Parquet")
     spark.stop()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from .running import MARKS, fill
 
@@ -60,7 +61,7 @@ def written(folder: Path) -> int:
         return int(database.execute("SELECT count(*) FROM batches").fetchone()[0]) if found else 0
 
 
-async def test_each_message_is_once_in_the_table_and_once_in_parquet(address: str, tmp_path: Path) -> None:
+async def test_each_message_is_once_in_the_table_in_delta_and_in_parquet(address: str, tmp_path: Path) -> None:
     await asyncio.to_thread(fill, address, range(MESSAGES))
     job, chance = Job(address, tmp_path), random.Random(SEED)
     for _ in range(KILLS):
@@ -72,9 +73,10 @@ async def test_each_message_is_once_in_the_table_and_once_in_parquet(address: st
         await asyncio.sleep(chance.uniform(0, 0.5))
         await job.kill()
     await job.start()
-    assert f"{MESSAGES} messages in the table, {MESSAGES} in Parquet" in await job.end()
+    assert f"{MESSAGES} messages in the table, {MESSAGES} in Delta, {MESSAGES} in Parquet" in await job.end()
     with closing(sqlite3.connect(tmp_path / "out" / "messages.db")) as database:
         numbers = Counter(int(body) for (body,) in database.execute("SELECT body FROM messages"))
     assert numbers == Counter(range(MESSAGES))
-    table = pq.read_table(tmp_path / "out" / "parquet", columns=["body"])
-    assert Counter(int(body) for body in table.column("body").to_pylist()) == Counter(range(MESSAGES))
+    parquet = pq.read_table(tmp_path / "out" / "parquet", columns=["body"])
+    for table in (parquet, DeltaTable(tmp_path / "out" / "delta").to_pyarrow_table(columns=["body"])):
+        assert Counter(int(body) for body in table.column("body").to_pylist()) == Counter(range(MESSAGES))
