@@ -27,29 +27,85 @@ offsets              where a queue is read from, and how far the group has come
 options, listeners    what consumers are given
 arguments            and how it is checked
 message, errors, config, log
+
+Names load when they are first used: whoever needs a part, such as a Spark worker, does not load the rest.
 """
 
-from ..protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, Strategy
-from ..protocol.bodies import Queue
-from ..protocol.subscription import Sql
-from .access import Access
-from .admin import AdminClient, Group, OffsetChange, Topic
-from .config import PullLimits, Start
-from .consumer import Consumer, Reject, RetryLater
-from .errors import (
-    BrokerRefused,
-    ConfigError,
-    ConnectionFailed,
-    MessageIllegal,
-    RequestTimeout,
-    RocketletError,
-    TopicNotFound,
-)
-from .message import Message, Outgoing, SendResult
-from .offsets import Position
-from .producer import Producer, Sending
-from .settling import settled
-from .signals import stop_signal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from ..protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, Strategy
+    from ..protocol.bodies import Queue
+    from ..protocol.subscription import Sql
+    from .access import Access
+    from .admin import AdminClient, Group, OffsetChange, Topic
+    from .config import PullLimits, Start
+    from .consumer import Consumer, Reject, RetryLater
+    from .errors import (
+        BrokerRefused,
+        ConfigError,
+        ConnectionFailed,
+        MessageIllegal,
+        RequestTimeout,
+        RocketletError,
+        TopicNotFound,
+    )
+    from .message import Message, Outgoing, SendResult
+    from .offsets import Position
+    from .producer import Producer, Sending
+    from .settling import settled
+    from .signals import stop_signal
+
+_NAMES: Final = {
+    "..protocol.allocation": (
+        "AVG",
+        "AVG_BY_CIRCLE",
+        "CONSISTENT_HASH",
+        "STICKY",
+        "Strategy",
+    ),
+    "..protocol.bodies": ("Queue",),
+    "..protocol.subscription": ("Sql",),
+    ".access": ("Access",),
+    ".admin": (
+        "AdminClient",
+        "Group",
+        "OffsetChange",
+        "Topic",
+    ),
+    ".config": (
+        "PullLimits",
+        "Start",
+    ),
+    ".consumer": (
+        "Consumer",
+        "Reject",
+        "RetryLater",
+    ),
+    ".errors": (
+        "BrokerRefused",
+        "ConfigError",
+        "ConnectionFailed",
+        "MessageIllegal",
+        "RequestTimeout",
+        "RocketletError",
+        "TopicNotFound",
+    ),
+    ".message": (
+        "Message",
+        "Outgoing",
+        "SendResult",
+    ),
+    ".offsets": ("Position",),
+    ".producer": (
+        "Producer",
+        "Sending",
+    ),
+    ".settling": ("settled",),
+    ".signals": ("stop_signal",),
+}
+_HOMES: Final = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "AVG",
@@ -85,3 +141,15 @@ __all__ = [
     "settled",
     "stop_signal",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the module of a public name when it is asked for, and keeps what was found."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(set(__all__) | globals().keys())

@@ -9,7 +9,11 @@ from contextlib import contextmanager
 
 from ..client.errors import RocketletError
 from ..protocol.message import MessageError
-from .loss import DataLossError
+
+
+class DataLossError(RuntimeError):
+    """Messages that the query should read are gone from the broker."""
+
 
 SAID = (RocketletError, DataLossError, MessageError)
 _HIDE = "SPARK_HIDE_TRACEBACK"  # looked at when a worker has failed, which then ends

@@ -5,14 +5,11 @@ from __future__ import annotations
 from ..client.log import get_logger
 from ..protocol.bodies import Queue
 from .extents import Extent
+from .failures import DataLossError
 
 log = get_logger("rocketlet.spark")
 
 REMEDY = "set failOnDataLoss to false to go on without them, or start with a new checkpoint"
-
-
-class DataLossError(RuntimeError):
-    """Messages that the query should read are gone from the broker."""
 
 
 def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: bool) -> int:

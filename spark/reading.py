@@ -23,7 +23,8 @@ from ..protocol.headers import PullMessageResult, read
 from ..protocol.message import MessageError
 from ..protocol.subscription import Subscription
 from .checkpoint import UNMARKED, Mark
-from .loss import REMEDY, DataLossError, log
+from .failures import DataLossError
+from .loss import REMEDY, log
 from .patience import Patience
 
 PULL_MESSAGES = 4096

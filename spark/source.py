@@ -8,15 +8,16 @@ Traps that were measured, and how they are avoided:
 - `query.stop()` kills Spark's process for the reader; `stop` is called in a child of it (`driver_process`), which looks
   whether the last batch was finished (`ledger`).
 - A queue that was lost and comes back begins at the group's offset; a replay reads the ranges in the log.
+- A query starts two processes, and the first only looks which methods the reader has. So what plans and reads is loaded
+  where it is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -26,16 +27,16 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from .batch import to_partitions
 from .checkpoint import Batch, check_resumed, from_offset, ranges_by_topic, to_offset
 from .driver_process import go_on_in_child
 from .failures import plainly
 from .ledger import Ledger
-from .member import Member
 from .options import StreamOptions, stream_options
-from .planner import Planner
-from .reading import read_task
-from .standalone import Standalone
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from .planner import Planner
 
 END_PATIENCE_S: Final = 5.0  # how long a stopped query waits for the driver's word on its last batch
 
@@ -145,17 +146,25 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """What is read is in `end` alone."""
         if start == end:
             return []
+        from .batch import to_partitions
+
         batch = from_offset(end)
         planner = self._opened(batch)
         return to_partitions(planner, self._options.read, planner.readable(batch), batch.marks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
+        from .reading import read_task
+
         with plainly():
             yield from read_task(partition)
 
 
 def _planner(options: StreamOptions, resumed: Batch) -> Planner:
     if options.membership:
+        from .member import Member
+
         return Member(options, resumed)
+    from .standalone import Standalone
+
     return Standalone(options.read, resumed, min_rows=options.min_rows, max_delay_s=options.max_delay_s)

@@ -15,7 +15,7 @@ from rocketlet.protocol.headers import CreateTopic, ResetOffset, TopicName, writ
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, Batch
-from rocketlet.spark.loss import DataLossError
+from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.options import stream_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.source import _planner

@@ -28,7 +28,7 @@ from .running import MARKS, Sink, fill, run_once, stream, wait_for
 pytestmark = MARKS
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from rocketlet.spark.loss import DataLossError
+from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.reading import QueueRange, Task, read_task
 from rocketlet.testing.ports import free_port
 

@@ -21,7 +21,7 @@ from rocketlet.protocol.headers import ResetOffset, TopicName, UpdateOffset, wri
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, Batch
-from rocketlet.spark.loss import DataLossError
+from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.member import Member
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.planner import Planner

@@ -15,7 +15,7 @@ from rocketlet.testing import Broker, Fault
 pytest.importorskip("pyspark")
 from rocketlet.spark.batch import RocketletReader, to_partitions
 from rocketlet.spark.checkpoint import EMPTY, Mark
-from rocketlet.spark.loss import DataLossError
+from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.reading import QueueRange, Task, read_task
 from rocketlet.spark.source import _planner
