@@ -89,8 +89,10 @@ async def session(peer: Peer, folder: Path) -> AsyncIterator[Session]:
         await child.wait()
 
 
-async def create_topic(peer: Peer, spark: Session, topic: str, queues: int) -> None:
+async def create_topic(peer: Peer, spark: Session | None, topic: str, queues: int) -> None:
+    """spark: by which Kafka's are made."""
     if peer.name == "kafka":
+        assert spark is not None
         await spark.ask("kafka_topic", topic=topic, queues=queues)
         return
     cluster = Cluster(peer.address)

@@ -23,6 +23,7 @@ import uvloop
 from . import common
 from .peers import Peer, free_port, listening, process, rocketlet
 from .processes import below, used
+from .spark import create_topic
 
 MIB = 1 << 20
 SAMPLE_S = 5.0
@@ -146,6 +147,8 @@ async def run() -> None:
         shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True, exist_ok=True)
     async with rocketlet(options.folder) as broker, cluster(options.folder) as master:
+        for topic in ("soak-rows", "soak-triggers"):
+            await create_topic(broker, None, topic, 4)
         soak = Soak(options, broker, master)
         await soak.run()
     state, points = soak.state(), soak.curve()
