@@ -64,8 +64,3 @@ def spark_use(driver_pid: int) -> SparkUse:
     workers = list(below(jvm.pid))
     python_s = jvm.children_s + sum(item.cpu_s + item.children_s for item in workers)
     return SparkUse(jvm.cpu_s, python_s, jvm.resident_bytes, sum(item.resident_bytes for item in workers))
-
-
-def cpu_s(pid: int) -> float:
-    found = used(pid)
-    return found.cpu_s if found is not None else 0.0

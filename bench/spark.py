@@ -22,7 +22,7 @@ from rocketlet.protocol.headers import CreateTopic, write
 from . import common
 from .kafka_broker import kafka, kafka_fault, kafka_jars
 from .peers import CACHE, Peer, rocketlet
-from .processes import cpu_s, spark_use
+from .processes import spark_use
 
 ROWS = 2_000_000
 CONNECTOR_VERSION = "4.0.0"  # runs with PySpark of the same version: the connector fits no other
@@ -176,12 +176,12 @@ async def writes(sessions: list[tuple[Peer, Session]], options: Any, result: dic
 
 async def measured(peer: Peer, spark: Session, do: str, **arguments: Any) -> dict[str, float]:
     """What the session answers, and the CPU seconds that it took: JVM, Spark's Python, broker."""
-    before, broker_s = spark_use(spark.pid), cpu_s(peer.pid)
+    before, broker_s = spark_use(spark.pid), peer.cpu_s()
     found: dict[str, float] = await spark.ask(do, **arguments)
     after = spark_use(spark.pid)
     found["jvm_cpu_s"] = after.jvm_s - before.jvm_s
     found["python_cpu_s"] = after.python_s - before.python_s
-    found["broker_cpu_s"] = cpu_s(peer.pid) - broker_s
+    found["broker_cpu_s"] = peer.cpu_s() - broker_s
     found["cpu_s"] = found["jvm_cpu_s"] + found["python_cpu_s"] + found["broker_cpu_s"]
     return found
 

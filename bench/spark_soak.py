@@ -19,9 +19,10 @@ from typing import Any
 
 import pyspark
 import uvloop
+from rocketlet.testing.ports import free_port
 
 from . import common
-from .peers import Peer, free_port, listening, process, rocketlet
+from .peers import Peer, listening, process, rocketlet
 from .processes import below, used
 from .spark import create_topic
 

@@ -1,7 +1,7 @@
 """Rows as the entries of batches, without a Python object per row.
 
 What SEND_BATCH_MESSAGE carries is entry after entry: a head, the body, and the properties' text behind its length
-(`protocol.message.encode_batch`). Each part of all rows is one Arrow column. Arrow joins them; the data of the joined
+(`protocol.batch.encode_batch`). Each part of all rows is one Arrow column. Arrow joins them; the data of the joined
 column are the entries of all rows, one behind the other.
 """
 

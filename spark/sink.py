@@ -40,7 +40,7 @@ from ..client.errors import (
 )
 from ..client.log import get_logger
 from ..client.message import Outgoing, SendResult
-from ..client.outgoing import check_topic, checked_body, properties_text
+from ..client.outgoing import check_topic, checked_body, checked_id, properties_text
 from ..client.producer import Producer
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
@@ -250,7 +250,8 @@ class _Sender:
         row = batch.slice(int(faulty.argmax()), 1)
         for _, _, message in self._messages(row):
             checked_body(message.body)
-            properties_text(message.tag, message.keys, message.properties, message.message_id or "-", 0)
+            message_id = checked_id(message.message_id) if message.message_id else "-"
+            properties_text(message.tag, message.keys, message.properties, message_id, 0)
         raise MessageIllegal(f"a row cannot be sent: {str(row.to_pylist())[:1000]}")
 
     async def _targets(self, batch: pa.RecordBatch) -> tuple[list[tuple[str, Queue | None]], Array]:

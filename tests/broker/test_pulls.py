@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from rocketlet.broker.config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, PULL_BYTES, PULL_MESSAGES
 from rocketlet.protocol import bodies
+from rocketlet.protocol.batch import encode_batch
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.extents import MADE_ANEW, decode_extents, encode_topics
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
-from rocketlet.protocol.message import decode_records, encode_batch
+from rocketlet.protocol.message import decode_records
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
 from ..requests import SUBSCRIBED, SUSPEND, heartbeat, pull, send

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,10 +15,12 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, ResetOffset, TopicName, write
 
 pytest.importorskip("pyspark")
+from rocketlet.spark.batch import to_partitions
 from rocketlet.spark.checkpoint import EMPTY, Batch
 from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.options import stream_options
 from rocketlet.spark.planner import Planner
+from rocketlet.spark.reading import read_task
 from rocketlet.spark.source import _planner
 
 from .test_our_client import System, feature, system  # noqa: F401 -- the fixture
@@ -132,3 +135,57 @@ async def test_a_reset_of_a_running_query_is_served(system: System) -> None:  # 
 
     await asyncio.to_thread(run)
     assert sum(await system.committed(group, topic)) == 400
+
+
+def planned(planner: Planner, rows: int) -> Batch:
+    """A batch of so many rows, which is not finished."""
+    batch = planner.plan()
+    while rows_of(batch) < rows:
+        batch = planner.plan() or batch
+    assert batch is not None
+    return batch
+
+
+def offsets_of(planner: Planner, address: str, topic: str, group: str, batch: Batch, between: Any) -> Counter[int]:
+    """What the tasks of a batch read. between: called after they were made."""
+    options = stream_options({"nameServer": address, "topic": topic, "group": group})
+    tasks = to_partitions(planner, options.read, planner.readable(batch), batch.marks)
+    between()
+    found: Counter[int] = Counter()
+    for task in tasks:
+        for rows in read_task(task):
+            found.update(rows.column("queueId").to_pylist())
+    return found
+
+
+@feature("Spark's source: a reset while a batch is read does not change what it reads")
+async def test_a_reset_while_a_batch_is_read_does_not_change_it(system: System) -> None:  # noqa: F811
+    topic, group = await system.topic(), await system.group()
+    await fill(system.address, topic, 400)
+
+    def run() -> None:
+        with opened(system.address, topic, group) as planner:
+            batch = planned(planner, 400)
+            reset = ask(system, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset(topic, group, 0, True))
+            found = offsets_of(planner, system.address, topic, group, batch, lambda: system.run(reset))
+            assert found == {queue.queue_id: end - begin for queue, (begin, end) in batch.ranges.items() if end > begin}
+
+    await asyncio.to_thread(run)
+
+
+@feature("Spark's source: a topic that is made anew between planning and reading is not read")
+async def test_a_topic_that_is_made_anew_while_a_batch_is_read_is_named(system: System) -> None:  # noqa: F811
+    topic, group = await system.topic(), await system.group()
+    await fill(system.address, topic, 400)
+
+    def anew() -> None:
+        system.run(remake(system, topic))
+        system.run(fill(system.address, topic, 400))
+
+    def run() -> None:
+        with opened(system.address, topic, group) as planner:
+            batch = planned(planner, 400)
+            with pytest.raises(DataLossError, match=r"made anew|gone from the broker"):
+                offsets_of(planner, system.address, topic, group, batch, anew)
+
+    await asyncio.to_thread(run)

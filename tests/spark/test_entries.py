@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.client import MessageIllegal
-from rocketlet.client.outgoing import PROPERTY_BYTES, checked_body, properties_text
+from rocketlet.client.outgoing import PROPERTY_BYTES, checked_body, checked_id, properties_text
 from rocketlet.protocol import properties as props
-from rocketlet.protocol.message import MAX_BODY_BYTES, BatchEntry, decode_batch, encode_batch
+from rocketlet.protocol.batch import BatchEntry, decode_batch, encode_batch
+from rocketlet.protocol.message import MAX_BODY_BYTES
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.entries import MessageIds, to_entries
@@ -44,7 +45,8 @@ def expected(row: dict[str, Any]) -> BatchEntry | None:
     kept = {name: value for name, value in (row["properties"] or {}).items() if name not in props.RESERVED}
     try:
         body = checked_body(row["body"] or b"")
-        text = properties_text(row["tags"] or None, row["keys"] or (), kept, row["messageId"] or "made", 0)
+        message_id = checked_id(row["messageId"]) if row["messageId"] else "made"
+        text = properties_text(row["tags"] or None, row["keys"] or (), kept, message_id, 0)
     except MessageIllegal:
         return None
     return BatchEntry(0, body, text)
