@@ -28,6 +28,7 @@ from .spark import create_topic
 
 MIB = 1 << 20
 SAMPLE_S = 5.0
+START_TIMEOUT_S = 300.0  # of a JVM beside other work
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 SHOWN = 20  # points of the curve that are printed
 
@@ -51,7 +52,7 @@ async def cluster(folder: Path) -> AsyncIterator[str]:
         log = folder / "cluster.log"
         ports = ("--port", str(port), "--webui-port", str(free_port()))
         await stack.enter_async_context(process((*command, *ports), log, **environment))
-        await listening(port)
+        await listening(port, START_TIMEOUT_S)
         for _ in range(2):
             worker = (
                 str(SPARK_CLASS), "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1",
