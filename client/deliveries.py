@@ -7,7 +7,7 @@ handed out again, first. A wait that is cancelled loses nothing and ends nothing
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
@@ -47,7 +47,8 @@ class Deliveries:
         self._max_tries = max_tries
         self._send_back = send_back
         self._on_acknowledged = on_acknowledged
-        self._line: OrderedDict[ProcessQueue, None] = OrderedDict()
+        self._line: deque[ProcessQueue] = deque()
+        self._lined_up: set[ProcessQueue] = set()
         self._arrived = asyncio.Event()
         self._hands: set[Hand] = set()
         self._holding: dict[Message, Hand] = {}
@@ -64,8 +65,9 @@ class Deliveries:
 
     def resume(self, process_queue: ProcessQueue) -> None:
         """Something of this queue may be handed out again. Queues take turns."""
-        if process_queue.waiting:
-            self._line[process_queue] = None  # where it is in line already, it keeps its place
+        if process_queue.waiting and process_queue not in self._lined_up:
+            self._lined_up.add(process_queue)
+            self._line.append(process_queue)
         self._arrived.set()
 
     async def take(self) -> Hand | None:
@@ -82,7 +84,8 @@ class Deliveries:
 
     def _next(self) -> Run | None:
         for _ in range(len(self._line)):
-            process_queue, _ = self._line.popitem(last=False)
+            process_queue = self._line.popleft()
+            self._lined_up.discard(process_queue)
             while process_queue.waiting and process_queue.waiting[0].is_done:
                 process_queue.waiting.popleft()
             if not process_queue.waiting or not process_queue.may_begin or (self._orderly and process_queue.running):

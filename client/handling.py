@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -84,8 +84,8 @@ class Workers:
         self._max_tries = max_tries
         self._send_back = send_back
         self._on_acknowledged = on_acknowledged
-        self._line: OrderedDict[ProcessQueue, None] = OrderedDict()  # those with something to hand out take turns
-        self._in_order: set[ProcessQueue] = set()  # in line, with a worker, or waiting for another try
+        self._line: deque[ProcessQueue] = deque()  # those with something to hand out take turns
+        self._lined_up: set[ProcessQueue] = set()  # in line; in order also with a worker, or waiting for another try
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -150,8 +150,9 @@ class Workers:
 
     def _line_up(self, process_queue: ProcessQueue) -> None:
         """Queues take turns, a run each: one that has just come does not wait behind the backlogs of others."""
-        if process_queue.waiting and not process_queue.is_suspended:
-            self._line[process_queue] = None  # where it is in line already, it keeps its place
+        if process_queue.waiting and not process_queue.is_suspended and process_queue not in self._lined_up:
+            self._lined_up.add(process_queue)
+            self._line.append(process_queue)
         self._wake(len(process_queue.waiting))
 
     def _next_of(self, process_queue: ProcessQueue) -> Run | None:
@@ -159,24 +160,27 @@ class Workers:
         if process_queue.is_stopped:
             process_queue.waiting.clear()
         if not process_queue.waiting or not process_queue.may_begin:
+            self._lined_up.discard(process_queue)
             return None
         run = process_queue.waiting.popleft()
         if process_queue.waiting:
-            self._line[process_queue] = None
+            self._line.append(process_queue)
+        else:
+            self._lined_up.discard(process_queue)
         return run
 
     def _offer(self, process_queue: ProcessQueue) -> None:
         """Orderly: the queue waits for a worker, unless one has it. What arrives while its first run waits for another try
         does not shorten that wait, as with Apache's ConsumeMessageOrderlyService."""
         if process_queue.runs and not (
-            process_queue in self._in_order or process_queue.is_stopped or process_queue.is_suspended
+            process_queue in self._lined_up or process_queue.is_stopped or process_queue.is_suspended
         ):
-            self._in_order.add(process_queue)
-            self._line[process_queue] = None
+            self._lined_up.add(process_queue)
+            self._line.append(process_queue)
             self._wake(1)
 
     def _offer_again(self, process_queue: ProcessQueue) -> None:
-        self._in_order.discard(process_queue)
+        self._lined_up.discard(process_queue)
         self._offer(process_queue)
 
     def _wake(self, count: int) -> None:
@@ -196,7 +200,7 @@ class Workers:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 await waiter
-            process_queue, _ = line.popitem(last=False)
+            process_queue = line.popleft()
             try:
                 if self._orderly:
                     await self._one_in_order(process_queue)
@@ -276,7 +280,7 @@ class Workers:
     async def _one_in_order(self, process_queue: ProcessQueue) -> None:
         """Handles the first run of a queue, and offers the queue again, later if the run has to wait."""
         if not process_queue.runs or not process_queue.may_begin:
-            self._in_order.discard(process_queue)
+            self._lined_up.discard(process_queue)
             return
         run = process_queue.runs[0]
         delay_s = SUSPEND_QUEUE_S
