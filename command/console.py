@@ -75,8 +75,6 @@ async def _console(options: argparse.Namespace) -> int:
 
 async def _served(options: argparse.Namespace) -> int:
     loop, done = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, done.set)
     async with _serving(
         options.nameserver,
         access_of(options),
@@ -85,6 +83,8 @@ async def _served(options: argparse.Namespace) -> int:
         read_only=options.read_only,
         hosts=tuple(options.allow_host),
     ) as url:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, done.set)
         print(f"rocketlet console is ready on {url}", flush=True)
         await done.wait()
     return 0

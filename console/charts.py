@@ -136,7 +136,8 @@ def timeline(
 def time_ticks(begin_ms: int, end_ms: int, left: int, right: int) -> tuple[Tick, ...]:
     """At round times, five or so."""
     span_s = max((end_ms - begin_ms) / 1000, 1)
-    step_s = next((step for step in (5, 10, 30, 60, 120, 300, 600, 1800) if span_s / step <= 6), 3600)
+    step_s = next((step for step in (5, 10, 30, 60, 120, 300, 600, 1800) if span_s / step <= 6), 0)
+    step_s = step_s or math.ceil(span_s / 6 / 3600) * 3600
     first = -(-begin_ms // (step_s * 1000)) * step_s * 1000
     scale = (right - left) / max(end_ms - begin_ms, 1)
     return tuple(
