@@ -352,6 +352,14 @@ class ConsumerGroups:
         groups = [self._groups[name] for name in self._of_topic.get(topic, ())]
         return [group for group in groups if any(topic in member.subscriptions for member in group.members.values())]
 
+    def stale_topics(self, name: str, connection: Connection) -> list[str]:
+        """The topics of which one member sees another number of queues here than there are."""
+        group = self._groups.get(name)
+        member = group.members.get(connection) if group else None
+        if member is None:
+            return []
+        return [topic for _, topic, _ in _stale_counts([member], self._broker_name, self._queues_of)]
+
     def stale(self) -> Iterator[tuple[str, Connection, str]]:
         """Group, connection and topic of the members that see another number of queues here than there are."""
         for group in self:

@@ -112,6 +112,11 @@ class Notifications:
                     yield
             self._groups.check_soon(group)
 
+    def heard(self, connection: Connection, name: str) -> None:
+        """A member has said which queues it sees. It looked before a topic grew, and was not here yet to be told."""
+        for topic in self._groups.stale_topics(name, connection):
+            self._clients.group_changed(connection, name, topic)
+
     def topics_known(self) -> None:
         """Name servers know all topics. Members that see another number of queues look again: when they were told, no name
         server knew it, or none could be asked."""

@@ -44,6 +44,7 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
                 if connection.is_news("retry_topic_save_failed"):
                     log.error("retry_topic_save_failed", group=consumer.group, reason=str(error))
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
+        broker.notifications.heard(connection, consumer.group)
     broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     return answer(frame)
 

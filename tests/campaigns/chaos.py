@@ -57,13 +57,13 @@ class Member:
     async def start(self, *, behind_proxy: bool) -> None:
         address = self._world.name_server
         if behind_proxy:
-            port = free_port()
             self.proxy = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "rocketlet.command.cli", "dump", str(port), "--to", address, "--only", "HEART_BEAT",
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                sys.executable, "-m", "rocketlet.command.cli", "dump", "0", "--to", address, "--only", "UNREGISTER_CLIENT",
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-            address = f"127.0.0.1:{port}"
-            await _listening(port)
+            assert self.proxy.stdout is not None
+            leads = await self.proxy.stdout.readline()  # give clients 127.0.0.1:PORT; it leads to ...
+            address = leads.split(b";")[0].split()[-1].decode()
         await self._run([sys.executable, "-m", "tests.campaigns._member", address, GROUP, TOPIC, self.name])
 
     async def _run(self, command: list[str], first: bytes = b"") -> None:
@@ -303,15 +303,3 @@ async def _send_forever(world: World) -> None:
                 await producer.send(TOPIC, f"{number}".encode())
                 world.sent.add(f"{number}")
             await asyncio.sleep(1 / RATE)
-
-
-async def _listening(port: int) -> None:
-    async with asyncio.timeout(READY_S):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                return

@@ -148,9 +148,20 @@ async def test_a_topic_that_grew_while_no_name_server_answered_is_looked_up_agai
 async def test_a_member_that_sees_too_few_queues_is_told_when_name_servers_know_all(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 4)
     await join(wire, "c1", queue_counts={"broker-a": {"t": 3}})
+    await told_of_growth(wire)
     node.broker.notifications.topics_known()
+    await told_of_growth(wire)
+
+
+async def test_a_member_that_looked_before_a_topic_grew_is_told_when_it_joins(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 4)
+    await join(wire, "c1", queue_counts={"broker-a": {"t": 3}})
+    await told_of_growth(wire)
+
+
+async def told_of_growth(wire: Wire) -> None:
     while (told := await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)).ext.get("topic") is None:
-        pass  # it has joined
+        pass  # a member has come
     assert (told.ext["consumerGroup"], told.ext["topic"]) == ("g", "t")
 
 

@@ -14,16 +14,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pwd import getpwnam
 
 import pytest
 from rocketlet.client import Producer
-from rocketlet.testing.ports import free_port
 
 from ..conftest import Node, Wire, create_topic, eventually
 
@@ -87,15 +86,11 @@ class Member:
 
 
 async def member(address: str, url: str) -> Member:
-    port = free_port()
     proxy = await asyncio.create_subprocess_exec(
-        *PROXY, str(port), "--to", address, "--only", "HEART_BEAT", stdout=DEVNULL
+        *PROXY, "0", "--to", address, "--only", "UNREGISTER_CLIENT", stdout=PIPE
     )
-    while True:
-        with suppress(OSError):
-            (await asyncio.open_connection("127.0.0.1", port))[1].close()
-            break
-        await asyncio.sleep(0.02)
+    assert proxy.stdout is not None
+    port = int((await proxy.stdout.readline()).split(b";")[0].rpartition(b":")[2])  # give clients 127.0.0.1:PORT; ...
     command = (sys.executable, str(EXAMPLE), f"127.0.0.1:{port}", url, "t")
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     assert process.stdout is not None
