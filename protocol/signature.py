@@ -8,11 +8,14 @@ only TLS protects against somebody on the way.
 
 from __future__ import annotations
 
-import base64
+import hashlib
 import hmac
+from binascii import b2a_base64
 from typing import Final
 
 from .frame import Ext, text_of
+
+_BLOCK_BYTES: Final = 64  # of SHA-1
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
@@ -22,31 +25,36 @@ UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"  # Apache's client signs it, its b
 
 
 class Signer:
-    """Signs with one secret, whose part of the computation is done once."""
+    """Signs with one secret, whose part of the computation is done once: the inner and the outer hash of RFC 2104. To copy
+    two hashes takes half as long as to copy OpenSSL's HMAC."""
 
-    __slots__ = ("_keyed",)
+    __slots__ = ("_inner", "_outer")
 
     def __init__(self, secret: str) -> None:
-        self._keyed = hmac.new(secret.encode(), digestmod="sha1")
+        key = secret.encode()
+        key = (hashlib.sha1(key).digest() if len(key) > _BLOCK_BYTES else key).ljust(_BLOCK_BYTES, b"\0")
+        self._inner = hashlib.sha1(bytes(byte ^ 0x36 for byte in key))
+        self._outer = hashlib.sha1(bytes(byte ^ 0x5C for byte in key))
 
     def signature(self, ext: Ext, body: bytes, without: str = SIGNATURE) -> str:
         """Base64 of the HMAC. `without`: a field that does not count beside the signature."""
-        keyed = self._keyed.copy()
+        inner, outer = self._inner.copy(), self._outer.copy()
         values = [
             value if type(value := ext[name]) is str else text_of(value)
             for name in sorted(ext)
             if name != SIGNATURE and name != without
         ]
-        keyed.update("".join(values).encode())
-        keyed.update(body)
-        return base64.b64encode(keyed.digest()).decode()
+        inner.update("".join(values).encode())
+        inner.update(body)
+        outer.update(inner.digest())
+        return b2a_base64(outer.digest(), newline=False).decode()
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same secret."""
-        return isinstance(other, Signer) and hmac.compare_digest(self._keyed.digest(), other._keyed.digest())
+        return isinstance(other, Signer) and hmac.compare_digest(self._inner.digest(), other._inner.digest())
 
     def __hash__(self) -> int:
-        return hash(self._keyed.digest())
+        return hash(self._inner.digest())
 
     def has_signed(self, ext: Ext, body: bytes) -> bool:
         """Whether the signature among the fields is this secret's; takes as long for every wrong one."""

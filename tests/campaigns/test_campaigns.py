@@ -16,6 +16,7 @@ SHORT = {
     "kill": 3,
     "descriptors": 2,
     "exhaustion": 8,
+    "stalls": 27,
     "chaos": 6,
 }
 
