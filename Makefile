@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
-SIDE_BY_SIDE := -n auto --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help dev fmt lint types test cover docs demo bench dist image up down clean

@@ -27,15 +27,13 @@ from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.testing.ports import free_port
 
-from . import spark_home
+from . import side_by_side, spark_home
 
 PATIENCE_S = 60.0
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
 PYRIGHT = "pyright@1.1.414"
 
 _LOGS = structlog.get_config()  # nothing has configured them yet
-
-WORKERS_PER_CORE = 2
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -63,37 +61,18 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop}
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """More workers than cores, because tests wait for other processes; not many more, because Spark gives up on a Python
-    process that has not answered after 10 s."""
-    return WORKERS_PER_CORE * (os.cpu_count() or 1)
+    return side_by_side.WORKERS_PER_CORE * (os.cpu_count() or 1)
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> side_by_side.Scheduling:
+    return side_by_side.Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side (`--dist loadgroup`), what shares a Spark session or a cluster of Apache's runs in one worker. What takes
-    longest begins first, so that no worker is left alone with it at the end."""
-    order: dict[pytest.Item, int] = {}
-    for item in items:
-        shared = _shared(item)
-        if shared:
-            item.add_marker(pytest.mark.xdist_group(shared))
-        is_long = item.get_closest_marker("long") is not None
-        order[item] = 0 if is_long else 1 if shared.startswith("spark") else 2 if shared else 3
-    items.sort(key=order.__getitem__)
-
-
-def _shared(item: pytest.Item) -> str:
-    """What is expensive to start, which several tests share. Spark has two sessions, for half of its tests each."""
-    fixtures = getattr(item, "fixturenames", ())
-    file = item.path.stem
-    if "spark" in fixtures:
-        return "spark 1" if file in ("test_source", "test_faults") else "spark 2"
-    if "system" in fixtures:
-        return f"{file} {cast('pytest.Function', item).callspec.params['system']}"
-    if item.get_closest_marker("pyright"):
-        return "pyright"  # npx installs it where it finds none
-    return file if file == "test_access" else ""
+    items.sort(key=lambda item: side_by_side.place(item.nodeid, is_long=item.get_closest_marker("long") is not None))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,48 @@
+"""Which tests run in one worker of pytest-xdist: those that share what is expensive to start.
+
+This is a scheduler of our own, because the marker `xdist_group` has no effect with pytest 9.2 and pytest-xdist 3.8.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from xdist.scheduler import LoadScopeScheduling
+
+WORKERS_PER_CORE: Final = 2
+"""More than one, because tests wait for other processes; not many more, because Spark gives up on a Python process that has
+not answered after 10 s."""
+
+# Tests whose id matches form a group, one for each value of what is captured. Spark has two sessions.
+GROUPS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"tests/spark/test_(?:source|faults)\.py",
+        r"tests/spark/test_(?:sink|standalone|stop)\.py",
+        r"tests/interop/(test_\w+)\.py::.*\[(rocketlet|4\.9\.7|5\.3\.3)\b",  # a cluster of each version
+        r"tests/interop/test_access\.py",
+        r"_pyright_",  # npx installs it where it finds none
+    )
+)
+
+
+def group(test: str) -> str:
+    """The group of a test by its id; the id itself if it needs none."""
+    for number, pattern in enumerate(GROUPS):
+        found = pattern.search(test)
+        if found:
+            return " ".join((f"group {number}", *found.groups()))
+    return test
+
+
+def place(test: str, *, is_long: bool) -> int:
+    """What takes longest begins first, so that no worker is left alone with it at the end."""
+    return 0 if is_long else 1 if "tests/spark/" in test else 2 if group(test) != test else 3
+
+
+class Scheduling(LoadScopeScheduling):
+    """A group goes to one worker, and every other test to whichever has least to do."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)

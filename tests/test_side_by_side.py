@@ -1,0 +1,31 @@
+"""Tests that share something expensive are in one group, and begin before the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from .side_by_side import group, place
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_shared"),
+    [
+        ("tests/spark/test_source.py::test_a", "tests/spark/test_faults.py::test_b[x]", True),
+        ("tests/spark/test_source.py::test_a", "tests/spark/test_sink.py::test_b", False),
+        ("tests/spark/test_planner.py::test_a", "tests/spark/test_planner.py::test_b", False),
+        ("tests/interop/test_our_client.py::test_a[4.9.7]", "tests/interop/test_our_client.py::test_b[4.9.7-x]", True),
+        ("tests/interop/test_our_client.py::test_a[4.9.7]", "tests/interop/test_our_client.py::test_a[5.3.3]", False),
+        ("tests/interop/test_our_client.py::test_a[4.9.7]", "tests/interop/test_planners.py::test_a[4.9.7]", False),
+        ("tests/interop/test_access.py::test_a", "tests/interop/test_access.py::test_b", True),
+        ("tests/client/test_types.py::test_by_pyright_strict", "tests/packaging/test_x.py::test_with_pyright_x", True),
+        ("tests/client/test_log.py::test_a", "tests/client/test_log.py::test_b", False),
+    ],
+)
+def test_what_is_shared_is_one_group(one: str, other: str, is_shared: bool) -> None:
+    assert (group(one) == group(other)) == is_shared
+
+
+def test_what_takes_long_begins_first() -> None:
+    tests = ["tests/a.py::test", "tests/interop/test_access.py::test", "tests/spark/test_sink.py::test"]
+    assert sorted(tests, key=lambda test: place(test, is_long=test == tests[0])) == [tests[0], tests[2], tests[1]]
+    assert [place(test, is_long=False) for test in tests] == [3, 2, 1]
