@@ -24,7 +24,7 @@ MARKS = [
     pytest.mark.spark,
     pytest.mark.skipif(shutil.which("java") is None, reason="Java is missing, which Spark needs"),
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
 ]
 QUEUES = 4
 
@@ -71,7 +71,7 @@ def report(address: str, group: str) -> dict[str, Any]:
     return uvloop.run(run())
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 180.0) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "not in time"
