@@ -12,6 +12,7 @@ clock       the broker's time, which `advance` moves
 faults      what may go wrong, in one line each
 tap         sees each request and each answer, and lets faults act
 ports       free ports, also beside other processes that look for some
+config      every limit
 control     the rig behind HTTP, for `rocketlet start --control-port`
 operations  what can be asked of it there
 shapes, fault_orders   the JSON of questions and answers, and of faults

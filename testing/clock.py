@@ -8,13 +8,9 @@ like the death of all of them, connected members count as heard from, unless a f
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from ..broker.clock import MovableClock
-
-FINE_S: Final = 5.0  # less than any lease, so that a member that is kept alive never looks late
-MAX_ADVANCE_S: Final = 366 * 86_400.0  # which takes half a minute
-COARSE_S: Final = 60.0  # sweeps run once in it when nobody's lease can end
+from .config import COARSE_S, FINE_S, MAX_ADVANCE_S
 
 
 class BrokerClock(MovableClock):

@@ -8,7 +8,7 @@ from ..client.admin import AdminClient
 from ..client.config import TOPIC_QUEUES
 from ..client.settling import settled
 from .broker import Broker
-from .under_test import WAIT_S
+from .config import WAIT_S
 
 
 class Cluster:

@@ -29,14 +29,13 @@ from ..broker.config import LimitExceeded
 from ..broker.net.connection import is_loopback
 from ..client.errors import RocketletError
 from . import openapi
+from .config import MAX_BODY_BYTES, STOP_S
 from .operations import OPERATIONS, Call, Operation
 from .rig import Rig
 from .shapes import Problem
 
 log = structlog.get_logger("rocketlet.control")
 
-MAX_BODY_BYTES: Final = 1024 * 1024
-STOP_S: Final = 1  # how long calls that still wait may take when it closes
 
 _LOCAL_NAMES: Final = ["localhost", "127.0.0.1", "[::1]", "::1"]
 _STATUS: Final = {"ValueError": 400, "KeyError": 404, "TimeoutError": 409, "RuntimeError": 409}

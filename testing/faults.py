@@ -19,11 +19,11 @@ from typing import Any, Final, Literal, get_args
 
 from ..protocol.bodies import Route
 from ..protocol.codes import RequestCode, ResponseCode, code_name, request_name
+from .config import MAX_DELAY_S
 
 Action = Literal["answer", "late", "silence", "drop", "close", "close_after", "lose", "slow", "freeze", "route"]
 ACTIONS: Final = get_args(Action)
 WHICH: Final = ("client", "group", "topic", "queue_id", "nth", "times", "probability", "seed")
-MAX_DELAY_S: Final = 31_536_000.0  # a year
 _ANY: Final = -1
 
 

@@ -13,12 +13,11 @@ from ..client.settling import settled
 from ..protocol import names
 from ..protocol.bodies import Queue
 from . import shapes, state
+from .config import LOOK_S
 from .fault_orders import fault_of, order_of
 from .report import report
 from .rig import Rig
 from .tap import Request
-
-LOOK_S: Final = 0.002
 
 
 class Call(NamedTuple):

@@ -15,14 +15,14 @@ from ..client.message import Message
 from ..protocol.bodies import Queue
 from ..protocol.message import decode_records
 from . import shapes
+from .config import ANSWER_S, WAIT_S
 from .fault_orders import fault_of, order_of
 from .faults import Fault, Injected
 from .tap import Request
-from .under_test import WAIT_S, BrokerTime, BrokerUnderTest
+from .under_test import BrokerTime, BrokerUnderTest
 
 T = TypeVar("T")
 
-ANSWER_S: Final = 120.0  # a jump of a year takes half a minute
 _ERRORS: Final[Mapping[str, type[Exception]]] = {
     "ValueError": ValueError,
     "KeyError": KeyError,

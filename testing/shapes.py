@@ -6,14 +6,13 @@ the fields of a fault, is checked by whoever makes it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..client.config import TOPIC_QUEUES
-from .faults import MAX_DELAY_S, Action
-
-MAX_WAIT_S: Final = 600.0
+from .config import MAX_DELAY_S, MAX_WAIT_S
+from .faults import Action
 
 Count = Annotated[int, Meta(ge=1)]
 Code = Annotated[str | int, Meta(description="a request code by name or number, such as SEND_MESSAGE_V2")]

@@ -16,9 +16,9 @@ from ..protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, code_name,
 from ..protocol.frame import Ext, Frame, FrameReader, encode
 from ..protocol.headers import HeaderError, read_send_v2
 from ..protocol.schema import BodyError
+from .config import KEPT_REQUESTS
 from .faults import Fault, Faults, Seen
 
-KEPT_REQUESTS: Final = 10_000
 _SENDS_V2: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 _BEFORE: Final = ("answer", "drop", "close")
 _AFTER: Final = ("late", "silence", "close_after", "slow", "route")

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
 from ..client.settling import settled
 from ..protocol import names
 from ..protocol.bodies import Queue
+from .config import LOOK_S, WAIT_S
 from .faults import Fault, Injected
 from .tap import Request
-
-WAIT_S: Final = 20.0
-LOOK_S: Final = 0.002
 
 
 class BrokerTime(Protocol):

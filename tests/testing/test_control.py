@@ -21,7 +21,8 @@ from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.admin import AdminClient
 from rocketlet.command.cli import main
 from rocketlet.testing import RemoteBroker
-from rocketlet.testing.control import MAX_BODY_BYTES, Control, application
+from rocketlet.testing.config import MAX_BODY_BYTES
+from rocketlet.testing.control import Control, application
 from rocketlet.testing.operations import OPERATIONS
 from rocketlet.testing.rig import Listening, Rig
 

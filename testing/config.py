@@ -1,0 +1,26 @@
+"""Every limit and interval of the test kit."""
+
+from __future__ import annotations
+
+from typing import Final
+
+WAIT_S: Final = 20.0  # how long a wait of a test may take, unless it says otherwise
+LOOK_S: Final = 0.002  # between two looks whether a condition holds
+KEPT_REQUESTS: Final = 10_000  # the newest that clients made
+
+# The clock
+
+MAX_ADVANCE_S: Final = 366 * 86_400.0  # at a time, which takes half a minute
+FINE_S: Final = 5.0  # less than any lease, so that a member that is kept alive never looks late
+COARSE_S: Final = 60.0  # sweeps run once in it when nobody's lease can end
+
+# Faults
+
+MAX_DELAY_S: Final = 31_536_000.0  # of a late answer: a year
+
+# The control interface
+
+MAX_BODY_BYTES: Final = 1024 * 1024  # of one call
+MAX_WAIT_S: Final = 600.0  # of one `wait-for`
+STOP_S: Final = 1  # how long calls that still wait may take when it closes
+ANSWER_S: Final = 120.0  # how long a RemoteBroker waits for an answer: a jump of a year takes half a minute
