@@ -68,7 +68,7 @@ async def process(arguments: Sequence[str], log: Path, **environment: str) -> As
                 await child.wait()
 
 
-async def listening(port: int, timeout_s: float = 60.0) -> None:
+async def listening(port: int, timeout_s: float = 180.0) -> None:
     """Returns when something accepts connections on the port."""
     async with asyncio.timeout(timeout_s):
         while True:
