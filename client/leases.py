@@ -185,6 +185,8 @@ class Leases:
         self._doubtful.discard(queue)
         if not connection.is_open:
             return  # and the lock went with it
+        if lease.is_over:
+            return  # the answer was too long on its way; the next pass asks again
         self.owned[queue] = lease
         self._user.take_queue(queue, offset, lease)
         log.info("queue_assigned", queue=str(queue), offset=offset, epoch=lease.epoch)
