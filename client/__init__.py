@@ -18,6 +18,7 @@ deliveries           messages for a consumer without a handler
 shares               whose queues are whose, asked of brokers
 admin, message_search  what an administrator asks and sets
 track, ownership     what became of a message; who owned which queue when
+mirror               copies topics and groups to another cluster
 transactions         half messages and their outcome
 questions            what brokers ask a consumer for an administrator
 pulling, handling    bytes to messages; messages to the user's handler

@@ -87,3 +87,13 @@ class PullLimits:
     messages: int = 1000
     size_bytes: int = 100 * 1024 * 1024
     span: int = 2000
+
+
+# Mirror
+MIRROR_BATCH_MESSAGES: Final = 256  # copies in one request
+MIRROR_BATCH_BYTES: Final = 1024 * 1024
+MIRROR_LOOK_BACK: Final = 10_000  # messages of others behind the newest copy in a queue
+MIRROR_QUEUES_AT_ONCE: Final = 16
+MIRROR_POLL_S: Final = 0.5  # between two rounds of a mirror that follows
+MIRROR_BACKOFF_S: Final = 1.0
+MIRROR_PATIENCE_S: Final = 60.0

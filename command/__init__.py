@@ -10,6 +10,7 @@ console         serves the web page
 doctor          what is wrong, and what to do
 dump            shows what clients and brokers say to each other
 frames          frames as people and programs read them
+mirror          copies to another cluster
 fsck            checks a data folder, repairs it
 completion      for bash, zsh and fish
 output          columns for people, JSON for programs

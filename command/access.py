@@ -8,35 +8,47 @@ from pathlib import Path
 
 from ..client.access import Access
 
-
-def add_client_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how to connect")
-    group.add_argument("--tls", action="store_true", help="connect by TLS")
-    group.add_argument(
-        "--tls-ca", metavar="FILE", help="who signed the servers' certificates; default: the system's list"
-    )
-    group.add_argument("--tls-cert", metavar="FILE", help="the client's own certificate, if servers ask for one")
-    group.add_argument("--tls-key", metavar="FILE", help="its key; default: in the same file")
-    group.add_argument(
-        "--access-key",
-        default=os.environ.get("ROCKETLET_ACCESS_KEY", ""),
-        help="sign as this account; default: $ROCKETLET_ACCESS_KEY; the secret is $ROCKETLET_SECRET_KEY",
-    )
-    group.add_argument(
-        "--secret-key-file", type=Path, metavar="FILE", help="the secret, instead of $ROCKETLET_SECRET_KEY"
-    )
+_NAMES = ("tls", "tls_ca", "tls_cert", "tls_key", "access_key", "secret_key_file")
 
 
-def access_of(options: argparse.Namespace) -> Access:
+def add_client_options(parser: argparse.ArgumentParser, side: str = "") -> None:
+    """`side`: of a command with two clusters, such as `from-`, with which the options begin."""
+    group = parser.add_argument_group(f"how to connect {side.rstrip('-')}".strip())
+    group.add_argument(f"--{side}tls", action="store_true", help="connect by TLS")
+    group.add_argument(
+        f"--{side}tls-ca", metavar="FILE", help="who signed the servers' certificates; default: the system's list"
+    )
+    group.add_argument(f"--{side}tls-cert", metavar="FILE", help="the client's own certificate, if servers ask for one")
+    group.add_argument(f"--{side}tls-key", metavar="FILE", help="its key; default: in the same file")
+    group.add_argument(
+        f"--{side}access-key",
+        default=os.environ.get(_variable(side, "ACCESS_KEY"), ""),
+        help=f"sign as this account; default: ${_variable(side, 'ACCESS_KEY')}; "
+        f"the secret is ${_variable(side, 'SECRET_KEY')}",
+    )
+    group.add_argument(
+        f"--{side}secret-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"the secret, instead of ${_variable(side, 'SECRET_KEY')}",
+    )
+
+
+def access_of(options: argparse.Namespace, side: str = "") -> Access:
     """Raises ConfigError, OSError."""
-    secret = os.environ.get("ROCKETLET_SECRET_KEY", "")
-    if options.secret_key_file:
-        secret = options.secret_key_file.read_text().strip()
+    given = {name: getattr(options, f"{side}{name}".replace("-", "_")) for name in _NAMES}
+    secret = os.environ.get(_variable(side, "SECRET_KEY"), "")
+    if given["secret_key_file"]:
+        secret = given["secret_key_file"].read_text().strip()
     return Access(
-        access_key=options.access_key,
-        secret_key=secret if options.access_key else "",
-        tls=options.tls,
-        ca_file=options.tls_ca,
-        cert_file=options.tls_cert,
-        key_file=options.tls_key,
+        access_key=given["access_key"],
+        secret_key=secret if given["access_key"] else "",
+        tls=given["tls"],
+        ca_file=given["tls_ca"],
+        cert_file=given["tls_cert"],
+        key_file=given["tls_key"],
     )
+
+
+def _variable(side: str, name: str) -> str:
+    return f"ROCKETLET_{side.replace('-', '_').upper()}{name}"

@@ -25,6 +25,7 @@ _MODULES = {
     "doctor": "doctor",
     "dump": "dump",
     "console": "console",
+    "mirror": "mirror",
     "fsck": "fsck",
     "completion": "completion",
 }

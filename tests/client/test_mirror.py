@@ -1,0 +1,189 @@
+"""Topics and groups move to another cluster: in order, complete, once, whatever ends meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from rocketlet.client import AdminClient, ConfigError, Consumer, Producer
+from rocketlet.client.mirror import ORIGIN, Begin, Mirror
+from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.testing import Broker, Cluster, Fault
+
+from ..conftest import eventually
+from ..handlers import Inbox
+
+
+@pytest.fixture
+async def there() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+async def mirrored(here: Any, there: Any, **options: Any) -> Mirror:
+    """A mirror that has run once."""
+    async with Mirror(here.address, there.address, **options) as mirror:
+        await mirror.run()
+    return mirror
+
+
+@asynccontextmanager
+async def following(here: Any, there: Any, **options: Any) -> AsyncIterator[Mirror]:
+    async with Mirror(here.address, there.address, **options) as mirror:
+        task = asyncio.create_task(mirror.run(follow=True))
+        try:
+            yield mirror
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def by_queue(broker: Broker, topic: str) -> dict[int, list[bytes]]:
+    found: dict[int, list[bytes]] = {}
+    for message in sorted(broker.messages(topic), key=lambda message: (message.queue.queue_id, message.queue_offset)):
+        found.setdefault(message.queue.queue_id, []).append(message.body)
+    return found
+
+
+async def test_messages_are_copied_with_all_they_have_queue_by_queue(rocketlet: Broker, there: Broker) -> None:
+    rocketlet.create_topic("orders", queues=3)
+    async with Producer(rocketlet.address) as producer:
+        for number in range(30):
+            await producer.send(
+                "orders",
+                b"%d" % number,
+                tag="new",
+                keys=[f"k{number}", "all"],
+                properties={"colour": "red"},
+                queue_key=str(number % 5),
+            )
+        await producer.send("orders", b"z" * 100_000, queue_key="large")
+    mirror = await mirrored(rocketlet, there, topics=["orders"])
+    assert by_queue(there, "orders") == by_queue(rocketlet, "orders")
+    assert sum(copy.copied for copy in mirror.copies.values()) == 31
+    originals = {message.message_id: message for message in rocketlet.messages("orders")}
+    copies = there.messages("orders")
+    assert {message.message_id for message in copies} == originals.keys()
+    for message in copies:
+        original = originals[message.message_id]
+        assert (message.tag, message.keys) == (original.tag, original.keys)
+        origin = f"{original.queue.broker_name}:{original.queue.queue_id}:{original.queue_offset}"
+        assert message.user_properties == original.user_properties | {ORIGIN: origin}
+    async with AdminClient(there.address) as admin:
+        assert len((await admin.topic("orders")).ranges) == 3
+
+
+async def test_a_mirror_goes_on_behind_the_newest_copy(rocketlet: Broker, there: Broker) -> None:
+    rocketlet.create_topic("orders", queues=1)
+    async with Producer(rocketlet.address) as producer, Producer(there.address) as stranger:
+        await producer.send_batch("orders", [b"1", b"2"])
+        await mirrored(rocketlet, there)
+        await stranger.send_batch("orders", [b"not ours"] * 300)
+        await producer.send_batch("orders", [b"3", b"4"])
+        second = await mirrored(rocketlet, there)
+        third = await mirrored(rocketlet, there)
+    assert [body for body in by_queue(there, "orders")[0] if body != b"not ours"] == [b"1", b"2", b"3", b"4"]
+    assert sum(copy.copied for copy in second.copies.values()) == 2
+    assert sum(copy.copied for copy in third.copies.values()) == 0
+
+
+@pytest.mark.parametrize(("begin", "wanted"), [(Begin(last=2), 2), (Begin(last=0), 0), (Begin(since_ms=0), 5)])
+async def test_it_begins_where_it_is_told(rocketlet: Broker, there: Broker, begin: Begin, wanted: int) -> None:
+    rocketlet.create_topic("orders", queues=1)
+    async with Producer(rocketlet.address) as producer:
+        await producer.send_batch("orders", [b"%d" % number for number in range(5)])
+    await mirrored(rocketlet, there, begin=begin)
+    assert len(there.messages("orders")) == wanted
+
+
+async def test_a_group_goes_on_at_the_same_message(rocketlet: Broker, there: Broker) -> None:
+    rocketlet.create_topic("orders", queues=2)
+    inbox = Inbox()
+    async with AdminClient(rocketlet.address) as admin:
+        await admin.create_group(GroupConfig("shop", retry_max_times=3))
+    async with Producer(rocketlet.address) as producer, Producer(there.address) as stranger:
+        await producer.send_batch("orders", [b"%d" % number for number in range(20)], queue_key="a")
+        async with Consumer(rocketlet.address, "shop", "orders", inbox, start="first") as consumer:
+            await eventually(lambda: len(inbox.messages) == 20)
+            await consumer.commit()
+        await stranger.send("orders", b"before the first copy")
+        await producer.send_batch("orders", [b"%d" % number for number in range(20, 30)], queue_key="a")
+    mirror = await mirrored(rocketlet, there, groups=["shop"])
+    assert mirror.offsets
+    async with AdminClient(there.address) as admin:
+        assert {config.retry_max_times for config in (await admin.group_configs("shop")).values()} == {3}
+    moved = Inbox()
+    async with Consumer(there.address, "shop", "orders", moved):
+        await eventually(lambda: len(moved.messages) >= 10)
+    assert [m.body for m in moved.messages if ORIGIN in m.properties] == [b"%d" % number for number in range(20, 30)]
+
+
+async def test_what_is_sent_meanwhile_follows_and_so_do_offsets(rocketlet: Broker, there: Broker) -> None:
+    rocketlet.create_topic("orders", queues=2)
+    inbox = Inbox()
+    async with (
+        Producer(rocketlet.address) as producer,
+        Consumer(rocketlet.address, "shop", "orders", inbox),
+        following(rocketlet, there, topics=["orders"]) as mirror,
+    ):
+        for number in range(20):
+            await producer.send("orders", b"%d" % number)
+        await eventually(lambda: len(there.messages("orders")) == 20)
+        await rocketlet.consumed("shop", "orders")
+        await eventually(lambda: sum(mirror.offsets.values()) == 20)
+    assert by_queue(there, "orders") == by_queue(rocketlet, "orders")
+
+
+async def test_both_clusters_may_end_meanwhile(rocketlet: Broker, there: Broker) -> None:
+    rocketlet.create_topic("orders", queues=2)
+    async with Producer(rocketlet.address) as producer, following(rocketlet, there, topics=["orders"]):
+        for round_ in range(4):
+            await producer.send_batch(
+                "orders", [b"%d" % (round_ * 300 + number) for number in range(300)], queue_key="a"
+            )
+            broker = (rocketlet, there)[round_ % 2]
+            await broker.akill()
+        await eventually(lambda: len(there.messages("orders")) >= 1200)
+    assert by_queue(there, "orders") == by_queue(rocketlet, "orders")
+
+
+async def test_a_send_whose_answer_is_lost_is_not_sent_again(rocketlet: Broker, there: Broker) -> None:
+    rocketlet.create_topic("orders", queues=1)
+    async with Producer(rocketlet.address) as producer:
+        await producer.send_batch("orders", [b"%d" % number for number in range(10)])
+    there.faults.add(Fault.close("SEND_BATCH_MESSAGE", after=True, times=1))
+    await mirrored(rocketlet, there)
+    assert by_queue(there, "orders") == by_queue(rocketlet, "orders")
+
+
+async def test_queues_of_several_brokers_are_spread(rocketlet: Broker) -> None:
+    rocketlet.create_topic("orders", queues=5)
+    async with Producer(rocketlet.address) as producer, Cluster(brokers=2) as cluster:
+        for number in range(50):
+            await producer.send("orders", b"%d" % number, queue_key=str(number))
+        await mirrored(rocketlet, cluster)
+        copies = [message for broker in cluster.brokers for message in broker.messages("orders")]
+        assert sorted(message.body for message in copies) == sorted(m.body for m in rocketlet.messages("orders"))
+        again = await mirrored(rocketlet, cluster)
+        assert sum(copy.copied for copy in again.copies.values()) == 0
+
+
+async def test_what_cannot_be_mirrored_is_refused(rocketlet: Broker, there: Broker) -> None:
+    with pytest.raises(ConfigError, match="both"):
+        Mirror(there.address, there.address)
+    with pytest.raises(ConfigError, match="give one of them"):
+        Begin(last=1, since_ms=1)
+    rocketlet.create_topic("orders", queues=2)
+    async with Producer(rocketlet.address) as producer:
+        for number in range(8):
+            await producer.send("orders", b"%d" % number)
+        async with Producer(there.address) as other:
+            await other.send("orders", b"x")
+            (message, *_) = there.messages("orders")
+            await other.send("orders", b"y", properties={ORIGIN: "another-broker:0:7"}, queue=message.queue)
+    if message.queue.queue_id < 2:
+        with pytest.raises(ConfigError, match="brokers of one side have changed"):
+            await mirrored(rocketlet, there)
