@@ -25,6 +25,7 @@ from rocketlet.client.offsets import GroupOffsets, begin_offset
 from rocketlet.client.process_queue import ProcessQueue
 from rocketlet.client.pulling import Puller
 from rocketlet.client.shares import Shares
+from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Queue
 from rocketlet.protocol.frame import Frame
 
@@ -231,7 +232,7 @@ FAULTS: dict[str, list[Fault]] = {
     "short-reclaim": [(Locks, "__init__", _short_reclaim)],
     "sorted-differently": [(Shares, "_members", _mirrored)],
     "stale-list": [(Shares, "_members", _stale_list)],
-    "start-over": [(GroupOffsets, "begin", _start_over)],
+    "start-over": [(GroupOffsets, "begin", _start_over), (group_bodies, "decode_committed", lambda body: {})],
     "suspended-goes-on": [(ProcessQueue, "may_begin", property(_goes_on_suspended))],
     "table-overwritten": [
         (Member, "update", _table_overwritten),
@@ -243,6 +244,7 @@ FAULTS: dict[str, list[Fault]] = {
 # In which situation chance would need many seeds to find them.
 SCENARIO_OF = {
     "blind-newcomer": "broker-away",
+    "commit-not-repeated": "broker-killed",
     "epoch-kept": "member-away",
     "foreign-commits-behind": "foreign-members",
     "foreign-not-drained": "foreign-members",

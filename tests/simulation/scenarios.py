@@ -93,6 +93,12 @@ async def _lost_while_handled(world: World) -> None:
             await chaos.cut_member(world, member, world.rng.choice(member.process.transports))
 
 
+async def _broker_killed(world: World) -> None:
+    """A killed broker has forgotten the last commits, and nothing is sent after that."""
+    await asyncio.sleep(world.rng.uniform(37, 39.9))
+    await chaos.kill_broker(world)
+
+
 async def _foreign_members(world: World) -> None:
     """Apache's members come and go beside ours, also several at once: whose handlers are quick, nothing is handled twice."""
     for _ in range(3):
@@ -149,6 +155,7 @@ SCENARIOS: dict[str, Scenario] = {
         {**_CALM, "brokers": 2, "orderly": False, "sticky": False, "mixed": False, "members": 2},
         _foreign_members_of_two,
     ),
+    "broker-killed": Scenario({**_CALM, "gentle": False, "queues": 8, "brokers": 1}, _broker_killed),
     "long-hand-over": Scenario({**_CALM, **_LONG, "members": 3}, _long_hand_over),
     "unheard-restart": Scenario({"gentle": False, "members": 3, "mixed": False}, _unheard_restart),
     "only-a-broker-stands": Scenario({**_CALM, "handler_s": 0.2}, _only_a_broker_stands),
