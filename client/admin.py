@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -16,6 +16,7 @@ from ..protocol.bodies import BrokerData, GroupConfig, Queue, TopicConfig
 from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import (
+    AccountName,
     ClientInfo,
     ConsumerGroup,
     CreateTopic,
@@ -23,10 +24,12 @@ from ..protocol.headers import (
     GroupName,
     GroupTopic,
     Offset,
+    PutAccount,
     ResetOffset,
     SearchOffset,
     TopicName,
     UpdateOffset,
+    WhiteAddresses,
     read,
     write,
 )
@@ -421,6 +424,26 @@ class AdminClient:
         """Sends a stored message, such as a dead letter, to the topic that it was first sent to; with `group` only to that
         group. Returns the new offset id. The stored message stays where it is."""
         return await replay.send_again(self._cluster, message, group)
+
+    # Accounts
+
+    async def accounts(self) -> dict[str, dict[str, Any]]:
+        """Each broker's accounts without their secrets, and its addresses that need none, by broker name: the fields of
+        plain_acl.yml. Apache's brokers of 4.9.8 and later tell nobody (BrokerRefused)."""
+        answers = await self._each(await self._masters(), RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
+        return {name: orjson.loads(answer.body) for name, answer in answers.items()}
+
+    async def put_account(self, account: PutAccount) -> None:
+        """Creates an account on all brokers, or changes the fields that are given."""
+        await self._each(await self._masters(), RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, write(account))
+
+    async def delete_account(self, access_key: str) -> None:
+        await self._each(await self._masters(), RequestCode.DELETE_ACL_CONFIG, write(AccountName(access_key)))
+
+    async def put_white_addresses(self, addresses: Sequence[str]) -> None:
+        """Clients with these addresses need no account: `10.0.0.*`, `10.0.0.{1,2}`, `10.0.1-5.*`."""
+        header = write(WhiteAddresses(",".join(addresses)))
+        await self._each(await self._masters(), RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
 
     # Asking
 

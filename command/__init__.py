@@ -4,7 +4,7 @@ cli             its commands
 serve           runs brokers and name servers
 server_options  their options
 administration  what `rocketlet NOUN VERB` commands share
-brokers, topics, groups, offsets, messages   the nouns
+brokers, topics, groups, offsets, messages, acl   the nouns
 group_report    what `rocketlet groups show` prints
 console         serves the web page
 doctor          what is wrong, and what to do
@@ -12,6 +12,7 @@ dump            shows what clients and brokers say to each other
 frames          frames as people and programs read them
 mirror          copies to another cluster
 fsck            checks a data folder, repairs it
+version         of this program and of brokers
 completion      for bash, zsh and fish
 output          columns for people, JSON for programs
 control         a broker under test, behind HTTP

@@ -22,12 +22,14 @@ _MODULES = {
     "offsets": "offsets",
     "messages": "messages",
     "brokers": "brokers",
+    "acl": "acl",
     "doctor": "doctor",
     "dump": "dump",
     "console": "console",
     "mirror": "mirror",
     "fsck": "fsck",
     "completion": "completion",
+    "version": "version",
 }
 """Each command's module, which has `add_to(commands)`."""
 

@@ -41,7 +41,9 @@ def put_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers
         "topicPerms": _parts(header.topic_perms),
         "groupPerms": _parts(header.group_perms),
     }
-    entry = {"accessKey": header.access_key, "secretKey": header.secret_key, "admin": header.admin}
+    entry: dict[str, Any] = {"accessKey": header.access_key, "admin": header.admin}
+    if header.secret_key:  # Apache's keeps the secret when none is sent (PlainPermissionManager.updateAccessConfig)
+        entry["secretKey"] = header.secret_key
     entry |= {name: value for name, value in given.items() if value is not None}
     file = _file(broker, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
     _change(ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED, lambda: file.put_account(entry))

@@ -30,16 +30,25 @@ Run = Callable[..., Awaitable[Ran]]
 
 
 @pytest.fixture
-def run(node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """`await run("topics", "list")` asks the cluster of `node`."""
+def run_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Node], Run]]:
+    """`await run_on(node)("topics", "list")` asks the cluster of a node."""
     # the broker of this process logs, too: not into what commands print
     monkeypatch.setattr(logs, "configure", lambda level: None)
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 
-    async def ran(*arguments: str) -> Ran:
-        capsys.readouterr()
-        status = await asyncio.to_thread(main, [*arguments, "--nameserver", node.address])
-        return Ran(status, *capsys.readouterr())
+    def on(node: Node) -> Run:
+        async def ran(*arguments: str) -> Ran:
+            capsys.readouterr()
+            status = await asyncio.to_thread(main, [*arguments, "--nameserver", node.address])
+            return Ran(status, *capsys.readouterr())
 
-    yield ran
+        return ran
+
+    yield on
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def run(node: Node, run_on: Callable[[Node], Run]) -> Run:
+    """`await run("topics", "list")` asks the cluster of `node`."""
+    return run_on(node)
