@@ -30,6 +30,8 @@ from .config import (
     MIRROR_BACKOFF_S,
     MIRROR_BATCH_BYTES,
     MIRROR_BATCH_MESSAGES,
+    MIRROR_INDEXED_LIMIT_S,
+    MIRROR_INDEXED_S,
     MIRROR_LOOK_BACK,
     MIRROR_PATIENCE_S,
     MIRROR_POLL_S,
@@ -66,11 +68,13 @@ class Begin:
 
 @dataclass(slots=True)
 class QueueCopy:
-    """How far a queue is copied. `next`: the offset of the next original; None until it is known."""
+    """How far a queue is copied. `next`: the offset of the next original; None until it is known. `end`: the offset over
+    there behind the last copy that was acknowledged."""
 
     source: Queue
     target: Queue
     next: int | None = None
+    end: int = 0
     copied: int = 0
     dropped: int = 0
     """Originals that were deleted before they were copied."""
@@ -205,17 +209,18 @@ class Mirror:
                 copy.next = span.begin
             async for messages in self._source.read(copy.source, copy.next, span.end):
                 for batch in _batches(copy, messages):
-                    await self._send(copy, batch)
+                    copy.end = await self._send(copy, batch) + len(batch)
                     copy.copied += len(batch)
                 if messages:
                     copy.next = messages[-1].queue_offset + 1
 
-    async def _send(self, copy: QueueCopy, batch: list[Outgoing]) -> None:
+    async def _send(self, copy: QueueCopy, batch: list[Outgoing]) -> int:
+        """Returns the offset of the first one over there."""
         if (
             len(batch) == 1 and len(batch[0].body) > MIRROR_BATCH_BYTES
         ):  # alone it may be compressed, as its original was
             (one,) = batch
-            await self._producer.send(
+            result = await self._producer.send(
                 copy.target.topic,
                 one.body,
                 tag=one.tag,
@@ -225,11 +230,12 @@ class Mirror:
                 queue=copy.target,
             )
         else:
-            await self._producer.send_batch(copy.target.topic, batch, queue=copy.target)
+            result = await self._producer.send_batch(copy.target.topic, batch, queue=copy.target)
+        return result.queue_offset
 
     async def _place(self, copy: QueueCopy, span: Range) -> int:
         """The offset behind the original of the newest copy, or where a queue without copies begins."""
-        there = await self._span(copy.target)
+        there = (await self._target_as_copied([copy]))[copy.target]
         end = there.end
         while end > there.begin and there.end - end < MIRROR_LOOK_BACK:
             begin = max(end - MIRROR_BATCH_MESSAGES, there.begin)
@@ -249,8 +255,23 @@ class Mirror:
             return await self._source.offset_at(copy.source, self._begin.since_ms)
         return span.begin
 
-    async def _span(self, target: Queue) -> Range:
-        return (await self._target.topic(target.topic)).ranges[target]
+    async def _target_as_copied(self, copies: Iterable[QueueCopy]) -> Mapping[Queue, Range]:
+        """What the queues over there hold, as soon as they show each copy that was acknowledged: Apache's brokers index a
+        message a moment later (ReputMessageService). What they do not show after some seconds was lost over there, and is
+        copied again."""
+        wanted = {copy.target: copy.end for copy in copies}
+        topic = next(iter(wanted)).topic
+        deadline_s = _now_s() + MIRROR_INDEXED_LIMIT_S
+        while True:
+            there = (await self._target.topic(topic)).ranges
+            missing = [queue for queue, end in wanted.items() if queue not in there or there[queue].end < end]
+            if not missing:
+                return there
+            if _now_s() > deadline_s:
+                raise RequestTimeout(
+                    f"{missing[0]} does not show all copies that were acknowledged; were they lost over there?"
+                )
+            await asyncio.sleep(MIRROR_INDEXED_S)
 
     # Groups
 
@@ -276,11 +297,11 @@ class Mirror:
         }
         if not changed:
             return
-        there = await self._target.topic(topic)
+        there = await self._target_as_copied(self.copies[queue] for queue in changed)
         wanted: dict[Queue, int] = {}
         for queue, offset in changed.items():
             copy = self.copies[queue]
-            wanted[copy.target] = await self._first_copy(copy, there.ranges[copy.target], offset)
+            wanted[copy.target] = await self._first_copy(copy, there[copy.target], offset)
         await self._copy_settings(group)
         if (await self._target.group(group)).members:
             log.info("mirror_leaves_group", group=group, hint="it has members over there")

@@ -137,19 +137,6 @@ async def test_what_is_sent_meanwhile_follows_and_so_do_offsets(rocketlet: Broke
     assert by_queue(there, "orders") == by_queue(rocketlet, "orders")
 
 
-async def test_both_clusters_may_end_meanwhile(rocketlet: Broker, there: Broker) -> None:
-    rocketlet.create_topic("orders", queues=2)
-    async with Producer(rocketlet.address) as producer, following(rocketlet, there, topics=["orders"]):
-        for round_ in range(4):
-            await producer.send_batch(
-                "orders", [b"%d" % (round_ * 300 + number) for number in range(300)], queue_key="a"
-            )
-            broker = (rocketlet, there)[round_ % 2]
-            await broker.akill()
-        await eventually(lambda: len(there.messages("orders")) >= 1200)
-    assert by_queue(there, "orders") == by_queue(rocketlet, "orders")
-
-
 async def test_a_send_whose_answer_is_lost_is_not_sent_again(rocketlet: Broker, there: Broker) -> None:
     rocketlet.create_topic("orders", queues=1)
     async with Producer(rocketlet.address) as producer:

@@ -32,11 +32,13 @@ from rocketlet.client import (
     Sql,
 )
 from rocketlet.client.cluster import Cluster as ClientCluster
+from rocketlet.client.mirror import Mirror
 from rocketlet.client.offsets import GroupOffsets
 from rocketlet.protocol.bodies import GroupConfig, Queue, encode_group
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 from rocketlet.protocol.names import dlq_topic
+from rocketlet.testing import Broker as KitBroker
 from rocketlet.testing.ports import free_port
 
 from bench.peers import Apache
@@ -477,3 +479,29 @@ async def test_spark_reads_and_writes_topics(system: System, tmp_path: Path) -> 
     assert process.returncode == 0, errors.decode()[-3000:]
     assert output.decode().split()[-4:] == [str(sum(range(50))), "50", "50", "9"]
     assert sum(await system.committed(group, topic)) == 50
+
+
+@feature("`rocketlet mirror`, to it and from it, with the progress of groups")
+async def test_a_topic_moves_there_and_back(system: System) -> None:
+    topic, group = f"t{next(_numbers)}", f"g{next(_numbers)}"
+    inbox, moved = Inbox(), Inbox()
+    async with KitBroker() as source, KitBroker() as back:
+        source.create_topic(topic, queues=2)
+        async with Producer(source.address) as producer:
+            for number in range(40):
+                await producer.send(topic, b"%d" % number, tag="A", keys=f"k{number}", queue_key=str(number % 7))
+            async with Consumer(source.address, group, topic, inbox, start="first") as consumer:
+                await eventually(lambda: len(inbox.messages) == 40)
+                await consumer.commit()
+            for number in range(40, 60):
+                await producer.send(topic, b"%d" % number, queue_key=str(number % 7))
+        async with Mirror(source.address, system.address, topics=[topic], groups=[group]) as mirror:
+            await mirror.run()
+        async with Consumer(system.address, group, topic, moved):
+            await eventually(lambda: len(moved.messages) >= 20)
+        assert {message.body for message in moved.messages} == {b"%d" % number for number in range(40, 60)}
+        async with Mirror(system.address, back.address, topics=[topic], groups=[]) as mirror:
+            await mirror.run()
+        wanted = sorted((m.queue.queue_id, m.queue_offset, m.body, m.message_id) for m in source.messages(topic))
+        found = sorted((m.queue.queue_id, m.queue_offset, m.body, m.message_id) for m in back.messages(topic))
+    assert found == wanted
