@@ -193,7 +193,9 @@ class Broker:
         await self.turns.done()
         if self.flusher is not None:
             await self.flusher.drain()
-        await asyncio.to_thread(self._device.shutdown)
+        # not in the loop's own executor: a handler in the same loop may have shut that down
+        await asyncio.get_running_loop().run_in_executor(self._device, _nothing)
+        self._device.shutdown(wait=False)
         self.persist(closes=True)
         self.store.close()
 
@@ -348,3 +350,7 @@ def _store_host(address: str) -> bytes:
     except MessageError:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         return encode_host(str(found[4][0]), int(port))
+
+
+def _nothing() -> None:
+    """The device's last call: when it is made, those before have been."""

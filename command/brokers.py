@@ -32,7 +32,7 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
         except RocketletError as error:
             rows.append(row | {"state": "away", "reason": str(error)})
             continue
-        rates = {name: float((status.get(key) or "0").split()[0]) for name, key in _RATES.items()}
+        rates = {name: float(next(iter((status.get(key) or "").split()), "0")) for name, key in _RATES.items()}
         used = float(status.get("commitLogDiskRatio") or 0)
         started = local_time(int(status.get("bootTimestamp") or 0))
         row |= {"state": "up", "version": status.get("brokerVersionDesc"), "started": started}

@@ -38,8 +38,8 @@ class Row:
         return self._rate("getTransferedTps")  # Apache's spelling
 
     def _rate(self, name: str) -> float:
-        """The first of three: over 10 s, a minute, ten minutes."""
-        return _float((self.status.get(name) or "0").split()[0])
+        """The first of three: over 10 s, a minute, ten minutes. Apache's broker has none in its first seconds."""
+        return _float(next(iter((self.status.get(name) or "").split()), "0"))
 
     @property
     def disk_ratio(self) -> float:
