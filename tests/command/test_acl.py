@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ..broker.accounts import ADMIN, SECRETS, AccountsFile
+from ..broker.accounts import ACCOUNTS, ADMIN, SECRETS, AccountsFile
 from ..conftest import Node, Nodes
 from .conftest import Ran, Run
 
@@ -27,7 +27,9 @@ async def test_accounts_are_listed_made_changed_and_deleted(
     async def acl(*arguments: str) -> Ran:
         return await run_on(node)("acl", *arguments, "--access-key", ADMIN)
 
-    assert {record["account"] for record in (await acl("list", "--json")).records} == SECRETS.keys()
+    assert {record["account"] for record in (await acl("list", "--json")).records} == {
+        entry["accessKey"] for entry in ACCOUNTS
+    }
     shown = (await acl("list")).out
     assert not any(secret in shown for secret in SECRETS.values())
     refused = await acl("put", "new-key", "--new-secret")

@@ -317,7 +317,7 @@ async def test_java_goes_on_where_it_was(nodes: Nodes, connect: Connect, java: R
             await producer.send("t", b"%d" % number, queue=Queue("t", "broker-a", 0))
         async with java("consume", ns=node.address, group="g", topic="t") as peer:
             await peer.until(lambda: len(peer.bodies) == 10)
-    assert node.broker.offsets.get("g", "t", 0) == 10
+    await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 10)
 
 
 @pytest.mark.long
