@@ -19,6 +19,7 @@ from ..config import MAX_QUERY_ENTRIES
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
 from ..store.files import StoreFull
+from ..store.jobs import Job
 
 log = structlog.get_logger("rocketlet.topics")
 
@@ -58,13 +59,13 @@ def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     broker.topics.delete(name)
     broker.offsets.forget_topic(name)
     log.info("topic_deleted", topic=name)
-    broker.tasks.answer(_delete(broker, connection, frame, name))
+    broker.tasks.answer(_delete(broker, connection, frame, broker.store.deleting(name)))
     return None
 
 
-async def _delete(broker: Broker, connection: Connection, frame: Frame, topic: str) -> None:
+async def _delete(broker: Broker, connection: Connection, frame: Frame, removing: Job[None]) -> None:
     try:
-        await broker.do(broker.store.deleting(topic))
+        await broker.do(removing)
     except StoreFull as error:
         connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"not all of it is gone: {error}"))
     else:

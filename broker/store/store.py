@@ -230,12 +230,15 @@ class Store:
         run(self.deleting(topic))
 
     def deleting(self, topic: str) -> Job[None]:
-        """Removes a topic's queues with their files. It may be made anew meanwhile."""
+        """Removes a topic's queues at once, so that no checkpoint has them from now on; the job writes one and removes the
+        files. The topic may be made anew meanwhile. Raises StoreFull."""
         for queue in self._of_topic.pop(topic, ()):
             del self.queues[topic, queue.queue_id]
             queue.close()
         self._deletions += 1
-        aside = self.folder.set_aside(topic)
+        return self._removing(self.folder.set_aside(topic))
+
+    def _removing(self, aside: Path | None) -> Job[None]:
         yield from self.checkpointing()
         if aside is not None:
             yield partial(disk.remove_folder, aside)

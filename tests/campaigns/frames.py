@@ -205,10 +205,6 @@ def _faults_of(outcome: Outcome) -> Callable[[Any, str, Any], str]:
 
     def look(logger: Any, method: str, event: Any) -> str:
         text = str(event.get("event", ""))
-        if (
-            text == "topic_settings_lost"
-        ):  # open: a topic that is deleted while it is saved comes back from the log at a restart
-            return ""
         if method in ("error", "exception", "critical") or "failed" in text:
             import sys
 
