@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing.ports import free_port
 
 APACHE_VERSION = "4.9.7"  # the newest 4.9 whose broker and name server are on Maven Central
+APACHE_START_S = 90.0  # it takes 3 s on a machine with nothing else to do
+APACHE_TRIES = 3
 APACHE_HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=2g")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rocketlet"
 POM = Path(__file__).parent / "apache" / "pom.xml"
@@ -68,13 +71,15 @@ async def process(arguments: Sequence[str], log: Path, **environment: str) -> As
                 await child.wait()
 
 
-async def listening(port: int, timeout_s: float = 180.0) -> None:
-    """Returns when something accepts connections on the port."""
+async def listening(port: int, timeout_s: float = 180.0, *, pid: int | None = None) -> None:
+    """Returns when something accepts connections on the port. Raises ProcessLookupError when the process `pid` has ended."""
     async with asyncio.timeout(timeout_s):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
+                if pid is not None:
+                    os.kill(pid, 0)
                 await asyncio.sleep(0.005)
                 continue
             writer.close()
@@ -137,16 +142,23 @@ def apache_fault() -> str | None:
 
 
 async def maven_jars(folder: Path, needed: str, pom: Path, *options: str) -> Path:
-    """The folder with the jars of a pom, fetched from Maven Central if none that is `needed` is there."""
+    """The folder with the jars of a pom, fetched from Maven Central if none that is `needed` is there. It comes into being
+    with all of them: others may be looking for it, too."""
     if any(folder.glob(needed)):
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    child = await asyncio.create_subprocess_exec(
-        "mvn", "-q", "-B", "-f", str(pom), *options, "dependency:copy-dependencies",
-        f"-DoutputDirectory={folder}", stdout=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    if await child.wait():
-        raise RuntimeError(f"Maven could not fetch {folder.name}; see its output above")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}-", dir=folder.parent) as coming:
+        child = await asyncio.create_subprocess_exec(
+            "mvn", "-q", "-B", "-f", str(pom), *options, "dependency:copy-dependencies",
+            f"-DoutputDirectory={coming}/jars", stdout=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        if await child.wait():
+            raise RuntimeError(f"Maven could not fetch {folder.name}; see its output above")
+        try:
+            Path(coming, "jars").rename(folder)
+        except OSError:  # somebody else was faster
+            if not any(folder.glob(needed)):
+                raise
     return folder
 
 
@@ -210,14 +222,19 @@ class Apache:
         self._heap = heap
         self._options = options
         self._jars = Path()
-        name_port, self._port = free_port(), free_port()
-        self.address = f"127.0.0.1:{name_port}"
-        self.broker_address = f"127.0.0.1:{self._port}"
+        self._settings = settings
         self._stack = AsyncExitStack()
         self._broker = AsyncExitStack()
         self.pid = 0
+        self._configure()
+
+    def _configure(self) -> None:
+        """Writes what both read, with ports that are free."""
+        name_port, self._port = free_port(), free_port()
+        self.address = f"127.0.0.1:{name_port}"
+        self.broker_address = f"127.0.0.1:{self._port}"
         home = self.home
-        (home / "conf").mkdir(parents=True)
+        (home / "conf").mkdir(parents=True, exist_ok=True)
         for name in ("broker", "namesrv"):
             for file in (f"logback_{name}.xml", f"rmq.{name}.logback.xml"):
                 (home / "conf" / file).write_text(LOGGING)
@@ -231,21 +248,24 @@ class Apache:
             "storePathCommitLog": f"{home}/store/commitlog",
             "haListenPort": free_port(),
             "defaultTopicQueueNums": 8,
-            **settings,
+            **self._settings,
         }
         (home / "broker.properties").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
 
     async def __aenter__(self) -> Apache:
         self._jars = await _apache_jars(self._version)
-        await self._stack.enter_async_context(
-            process(
-                self._java("namesrv.NamesrvStartup", "namesrv.properties", "-Xmx256m"),
-                self.home / "log",
-                ROCKETMQ_HOME=str(self.home),
-            )
-        )
-        await listening(int(self.address.rpartition(":")[2]))
-        await self._start_broker()
+        for tries_left in reversed(range(APACHE_TRIES)):
+            try:
+                await self._start()
+                break
+            except (TimeoutError, OSError) as error:
+                await self.__aexit__()
+                if not tries_left:
+                    said = (self.home / "log").read_text(errors="replace")[-2000:]
+                    raise RuntimeError(
+                        f"Apache {self._version} does not start ({error!r}); it printed {said!r}"
+                    ) from error
+                self._configure()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -257,13 +277,19 @@ class Apache:
         await self._broker.aclose()
         await self._start_broker()
 
+    async def _start(self) -> None:
+        arguments = self._java("namesrv.NamesrvStartup", "namesrv.properties", "-Xmx256m")
+        pid = await self._stack.enter_async_context(process(arguments, self.home / "log", ROCKETMQ_HOME=str(self.home)))
+        await listening(int(self.address.rpartition(":")[2]), APACHE_START_S, pid=pid)
+        await self._start_broker()
+
     async def _start_broker(self) -> None:
         arguments = self._java("broker.BrokerStartup", "broker.properties", *self._heap)
         self._broker = AsyncExitStack()
         self.pid = await self._broker.enter_async_context(
             process(arguments, self.home / "log", ROCKETMQ_HOME=str(self.home))
         )
-        await listening(self._port)
+        await listening(self._port, APACHE_START_S, pid=self.pid)
         await _registered(self.address)
 
     def _java(self, main: str, properties: str, *heap: str) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ from rocketlet.protocol.names import dlq_topic
 from rocketlet.testing import Broker as KitBroker
 from rocketlet.testing.ports import free_port
 
-from bench.peers import Apache
+from bench.peers import APACHE_START_S, APACHE_TRIES, Apache
 
 from ..conftest import eventually
 from ..handlers import Inbox
@@ -106,11 +106,11 @@ class System:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.run(system.__aenter__())
+        self.run(system.__aenter__(), timeout_s=APACHE_TRIES * 3 * APACHE_START_S)
         self.address = system.address
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     async def restart_broker(self) -> None:
         await asyncio.to_thread(self.run, self._system.restart_broker())

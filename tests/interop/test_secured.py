@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -201,12 +201,11 @@ async def test_mqadmin_sets_up_accounts(secured: Node, accounts: AccountsFile, j
 
 @feature("getAclConfig, without secrets", client="mqadmin 4.9.7")
 async def test_an_older_mqadmin_shows_accounts(
-    secured: Node, accounts: AccountsFile, classpath: str, tmp_path: Path
+    secured: Node, accounts: AccountsFile, classpath: str, tmp_path: Path, fetch_apache: Callable[[str], None]
 ) -> None:
     """4.9.8 has the command no more, for it showed the secrets."""
     jars = CACHE / "apache-4.9.7"
-    if not any(jars.glob("rocketmq-tools-*.jar")):
-        pytest.skip("the jars of mqadmin 4.9.7 are not there")
+    await asyncio.to_thread(fetch_apache, "4.9.7")
     tools_file(tmp_path, ADMIN)
     old = program(
         "java", "-Xmx256m", "-Drocketmq.client.logUseSlf4j=true", "-cp", f"{HERE}/java/target/classes:{jars}/*",
