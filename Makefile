@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
-SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
+# A test that fails beside others is tried once more; the summary names it under RERUN, for it is a defect all the same.
+SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder --reruns 1
 
 .DEFAULT_GOAL := help
 .PHONY: help dev fmt lint types test cover docs demo bench dist image up down clean

@@ -31,9 +31,6 @@ from . import side_by_side, spark_home
 
 PATIENCE_S = 60.0
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
-FOREIGN = ("java", "go", "spark", "browser")
-"""Markers of tests that start programs of others, which have time limits of their own: these are tried twice, and the
-summary names those that needed it. What is ours passes at the first try."""
 PYRIGHT = "pyright@1.1.414"
 
 _LOGS = structlog.get_config()  # nothing has configured them yet
@@ -75,9 +72,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> side_by_side
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if any(item.get_closest_marker(name) for name in FOREIGN):
-            item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=lambda item: side_by_side.place(item.nodeid, is_long=item.get_closest_marker("long") is not None))
 
 
