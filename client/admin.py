@@ -420,10 +420,10 @@ class AdminClient:
             tags = subscription.tags
             yield [message for message in messages if not tags or message.tag in tags]
 
-    async def send_again(self, message: Message, *, group: str | None = None) -> str:
+    async def send_again(self, message: Message, *, group: str | None = None) -> None:
         """Sends a stored message, such as a dead letter, to the topic that it was first sent to; with `group` only to that
-        group. Returns the new offset id. The stored message stays where it is."""
-        return await replay.send_again(self._cluster, message, group)
+        group. The stored message stays where it is. Apache's brokers of 5.x give `group` one try, after a second."""
+        await replay.send_again(self._cluster, message, group)
 
     # Accounts
 

@@ -60,6 +60,7 @@ DISK_FULL_RATIO: Final = 0.9
 CLOCK_SKEW_S: Final = 5.0
 SHORT_LAG_S: Final = 0.5  # what is consumed so soon is no lag that grows
 OLDEST_VERSION: Final = 393  # V4_9_0's ordinal in Apache's MQVersion
+LOCKS_MEAN_ORDER_VERSION: Final = 412  # V5_0_0_SNAPSHOT's: see replay.py
 
 ADMIN_TIMEOUT_S: Final = 10.0
 SEARCH_TIMEOUT_S: Final = 30.0  # a search by key may read much of a commit log

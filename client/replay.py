@@ -2,6 +2,11 @@
 
 `Producer.resend` is for services: it sends as any message is sent. This is for administrators: the bytes stay as they are
 stored, compressed or not, and it may send to a group's retry topic, which a producer must not.
+
+Apache's brokers of 5.x put what is sent to the retry topic of a group with locked queues among its dead letters at once
+(SendMessageProcessor.handleRetryAndDLQ): they take such a group for an orderly one, and our members always lock. There the
+message is handed back instead, as by a consumer that could not handle it. The broker counts that as a try, so what fails
+once more is a dead letter again.
 """
 
 from __future__ import annotations
@@ -12,19 +17,48 @@ import time
 from ..protocol import names
 from ..protocol import properties as props
 from ..protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_MASK, RequestCode
-from ..protocol.headers import SendMessage, write
+from ..protocol.headers import SendBack, SendMessage, TopicQueue, write
 from .cluster import Cluster
+from .config import LOCKS_MEAN_ORDER_VERSION
+from .connection import Connection
 from .message import Message
 
 GROUP = "rocketlet-replay"
+SOONEST_LEVEL = 1  # 1 s; with none, the broker makes a message wait longer the more often it was tried
+ANY_TRIES = 0x7FFFFFFF  # a dead letter has had all that its group allows
 _KEPT = frozenset((props.KEYS, props.TAGS, props.UNIQUE_KEY))
 
 
-async def send_again(cluster: Cluster, message: Message, group: str | None) -> str:
-    """To the topic that the message was first sent to, or with `group` to its retry topic, which only that group reads.
+async def send_again(cluster: Cluster, message: Message, group: str | None) -> None:
+    """To the topic that the message was first sent to, or with `group` only to that group. Raises RocketletError."""
+    if group is not None:
+        connection = await cluster.broker(message.queue.broker_name)
+        if await _version(connection, message) >= LOCKS_MEAN_ORDER_VERSION:
+            await _hand_back(connection, message, group)
+            return
+    await _send(cluster, message, group)
 
-    Returns the new offset id. Raises RocketletError.
-    """
+
+async def _version(connection: Connection, message: Message) -> int:
+    """The broker's; each answer has it."""
+    place = TopicQueue(message.topic, message.queue_id)
+    return (await connection.request(RequestCode.GET_MAX_OFFSET, write(place))).version
+
+
+async def _hand_back(connection: Connection, message: Message, group: str) -> None:
+    header = SendBack(
+        message.record.physical_offset,
+        group,
+        SOONEST_LEVEL,
+        message.message_id,
+        message.origin,
+        False,
+        ANY_TRIES,
+    )
+    await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header))
+
+
+async def _send(cluster: Cluster, message: Message, group: str | None) -> None:
     own = {name: value for name, value in message.properties.items() if name in _KEPT or name not in props.RESERVED}
     if group is not None:
         own[props.RETRY_TOPIC] = message.origin  # by which a consumer knows which topic it stands for
@@ -42,5 +76,4 @@ async def send_again(cluster: Cluster, message: Message, group: str | None) -> s
         properties=props.encode(own),
     )
     connection = await cluster.broker(queue.broker_name)
-    answer = await connection.request(RequestCode.SEND_MESSAGE, write(header), message.record.body)
-    return str(answer.ext["msgId"])
+    await connection.request(RequestCode.SEND_MESSAGE, write(header), message.record.body)

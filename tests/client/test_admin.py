@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from rocketlet.client import BrokerRefused, ConfigError, Consumer, Producer, TopicNotFound, settled
+from rocketlet.client import BrokerRefused, ConfigError, Consumer, Producer, Reject, TopicNotFound, replay, settled
 from rocketlet.client.admin import AdminClient, OffsetChange
 from rocketlet.client.message import Message
 from rocketlet.protocol.bodies import GroupConfig, Queue
@@ -156,3 +156,33 @@ async def test_brokers_tell_their_state_and_take_settings(nodes: Nodes) -> None:
         assert (await admin.broker_config(broker.addresses[0]))["defaultTopicQueueNums"] == "3"
         with pytest.raises(BrokerRefused, match="cannot be changed while the broker runs"):
             await admin.update_broker_config(broker.addresses[0], {"listenPort": "1"})
+
+
+@pytest.mark.parametrize("takes_locks_for_order", [False, True])
+async def test_a_dead_letter_is_sent_to_its_group_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, takes_locks_for_order: bool
+) -> None:
+    """True: the way for Apache's 5.x, which works on each broker."""
+    node = await nodes.start(delay_levels_ms=(1,) * 18)
+    if takes_locks_for_order:
+        monkeypatch.setattr(replay, "LOCKS_MEAN_ORDER_VERSION", 0)
+    seen: list[Message] = []
+
+    async def handle(message: Message) -> Reject | None:
+        seen.append(message)
+        return Reject() if len(seen) == 1 else None
+
+    async with (
+        AdminClient(node.address) as admin,
+        Consumer(node.address, "g", "t", handle, start="first"),
+        Producer(node.address) as producer,
+    ):
+        sent = await producer.send("t", b"x" * 5000, tag="A", keys="k1", properties={"colour": "red"})
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
+        [[dead]] = [found async for found in admin.read(Queue("%DLQ%g", "broker-a", 0), 0, 1)]
+        await admin.send_again(dead, group="g")
+        await eventually(lambda: len(seen) == 2)
+    again = seen[1]
+    assert (again.body, again.tag, again.keys, again.message_id) == (b"x" * 5000, "A", ["k1"], sent.message_id)
+    assert (again.topic, again.properties["colour"]) == ("t", "red")
+    assert (again.reconsume_times > 0) == takes_locks_for_order, "handed back counts as a try"

@@ -23,7 +23,7 @@ HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512
 SETTINGS: dict[str, Any] = {"mappedFileSizeCommitLog": 64 * 1024 * 1024}
 
 
-@pytest.fixture(params=["4.9.7"])  # on 5.3.3 a replay to the retry topic was not seen to arrive yet
+@pytest.fixture(params=["4.9.7", "5.3.3"])
 async def apache(
     request: pytest.FixtureRequest, tmp_path: Path, fetch_apache: Callable[[str], None]
 ) -> AsyncIterator[Apache]:
