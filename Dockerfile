@@ -30,7 +30,7 @@ VOLUME /data
 # --control-port and --console-port are off unless ROCKETLET_CONTROL_PORT or ROCKETLET_CONSOLE_PORT is set; then they are reached from outside as the broker is
 ENV PATH=/opt/rocketlet/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/data ROCKETLET_CONTROL_HOST=0.0.0.0 ROCKETLET_CONSOLE_HOST=0.0.0.0
 EXPOSE 9876 19876 10911 9880 9890
-HEALTHCHECK --interval=2s --timeout=2s --start-period=10s --retries=5 CMD ["python3", "-c", \
+HEALTHCHECK --interval=2s --timeout=20s --start-period=10s --retries=5 CMD ["python3", "-ISc", \
     "import os, socket; socket.create_connection(('127.0.0.1', int(os.environ.get('ROCKETLET_PORT', 9876)))).close()"]
 # A container is reached from outside only if it listens on all interfaces. Neighbours are told its own address, clients that
 # come through a published port are told localhost and that port, or ROCKETLET_ADVERTISE_EXTERNAL.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the images, checks that the broker's is small, starts the compose file, waits until rows arrive in Spark's output and until a client on this host is
-# served through the published ports, scales the consumers, runs the Spark job on a cluster of which a worker is killed, and
+# served through the published ports, looks at the console, scales the consumers, runs the Spark job on a cluster of which a worker is killed, and
 # takes everything down. Needs a Docker engine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -46,6 +46,14 @@ async def main():
     print(f"a client on the host sent and consumed {len(seen)} messages")
 
 asyncio.run(main())
+PY
+
+"$python" - <<'PY'
+import urllib.request
+
+page = urllib.request.urlopen("http://localhost:9890/groups", timeout=30).read().decode()
+assert "departures" in page, "FAULT: the console does not show the group of the consumers"
+print("the console shows the consumers' group")
 PY
 
 compose up -d --scale consumer=4 --no-recreate
