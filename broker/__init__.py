@@ -3,7 +3,8 @@
 server        listens, and owns what runs in this process
 broker        a broker's state and its timers
 registration  tells name servers of the broker
-metrics       Prometheus metrics, health
+metrics       what is measured for Prometheus
+metrics_port  serves it, and health checks
 histogram     how long something took
 clock         the time that a broker reads and waits by
 tasks         what runs at intervals, and what answers a request later

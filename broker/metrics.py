@@ -1,4 +1,4 @@
-"""Prometheus metrics and health checks, served by prometheus-client in a thread of its own; it asks the broker's loop.
+"""Prometheus metrics and health checks of a broker.
 
 Imported only if a metrics port is given. Names that begin with `rocketlet_` are ours; those that begin with `rocketmq_` are
 the ones of Apache's exporter (RMQMetricsCollector) with its labels, so that its dashboards and alerts work here, too.
@@ -7,14 +7,10 @@ the ones of Apache's exporter (RMQMetricsCollector) with its labels, so that its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from importlib.metadata import version
-from socketserver import ThreadingMixIn
-from threading import Thread
-from typing import Any, TypeVar
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -27,7 +23,6 @@ from ..protocol import names
 from ..protocol.codes import RequestCode
 from ..protocol.work import Work
 from .broker import Broker
-from .config import METRICS_ANSWER_S
 from .histogram import Histogram
 from .net.memory import Memory
 
@@ -37,19 +32,17 @@ T = TypeVar("T")
 
 
 class Collector:
-    """What is measured; `collect` runs in the thread, `snapshot` in the loop."""
+    """What is measured in a broker, and whether it can serve clients."""
 
-    def __init__(
-        self, broker: Broker, memory: Memory, connections: Sized, ask: Callable[[Coroutine[Any, Any, Any]], Any]
-    ) -> None:
+    def __init__(self, broker: Broker, memory: Memory, connections: Sized) -> None:
         self._broker = broker
         self._memory = memory
         self._connections = connections
-        self._ask = ask
 
-    def collect(self) -> Iterable[Metric]:
-        found: list[Metric] = self._ask(self.snapshot())
-        return found
+    async def readiness(self) -> str | None:
+        if self._broker.store.fault is not None:
+            return self._broker.store.fault
+        return None if self._broker.registration.is_registered else "the broker is not registered"
 
     async def snapshot(self) -> list[Metric]:
         return [
@@ -247,67 +240,3 @@ async def _done(work: Work[T]) -> T:
             result: T = end.value
             return result
         await asyncio.sleep(0)
-
-
-class _Threads(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Quiet(WSGIRequestHandler):
-    def log_message(self, *arguments: object) -> None:
-        """Requests are not logged."""
-
-
-class Metrics:
-    """Serves /metrics, /healthz and /readyz until `close`. Raises OSError if the port is taken."""
-
-    def __init__(self, broker: Broker, memory: Memory, connections: Sized, host: str, port: int) -> None:
-        self._broker = broker
-        self._loop = asyncio.get_running_loop()
-        registry = CollectorRegistry(auto_describe=False)
-        collector: Any = Collector(broker, memory, connections, self._ask)
-        collector.describe = list  # nothing is collected before the first request
-        registry.register(collector)
-        ProcessCollector(registry=registry)
-        self._metrics = make_wsgi_app(registry)
-        try:
-            self._server = make_server(host, port, self._answer, _Threads, handler_class=_Quiet)
-        except OSError as error:
-            raise OSError(error.errno, f"the metrics port {host}:{port}: {error.strerror}") from None
-        self.port = int(self._server.server_port)
-        self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
-
-    def _ask(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs in the loop, for a thread. Raises TimeoutError when the loop does not answer."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(METRICS_ANSWER_S)
-
-    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO")
-        if path == "/metrics":
-            found: Iterable[bytes] = self._metrics(environ, start_response)
-            return found
-        if path in ("/healthz", "/readyz"):
-            fault = self._fault(is_ready=path == "/readyz")
-            status, text = ("503 Service Unavailable", fault) if fault else ("200 OK", "ok")
-        else:
-            status, text = "404 Not Found", "There are /metrics, /healthz and /readyz."
-        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-        return [f"{text}\n".encode()]
-
-    def _fault(self, *, is_ready: bool) -> str | None:
-        """What keeps the broker from living, or with `is_ready` from serving clients."""
-        try:
-            return self._ask(self._readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return]
-        except TimeoutError:
-            return f"the event loop has not answered for {METRICS_ANSWER_S:g} s"
-
-    async def _readiness(self) -> str | None:
-        if self._broker.store.fault is not None:
-            return self._broker.store.fault
-        return None if self._broker.registration.is_registered else "the broker is not registered"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)

@@ -34,7 +34,7 @@ from .tasks import Tasks
 from .turns import Turns
 
 if TYPE_CHECKING:
-    from .metrics import Metrics
+    from .metrics_port import MetricsPort
 
 log = structlog.get_logger("rocketlet.server")
 
@@ -67,7 +67,7 @@ class Server:
         self._acl = acl
         self._external: asyncio.Server | None = None
         self._vip: asyncio.Server | None = None
-        self._metrics: Metrics | None = None
+        self._metrics: MetricsPort | None = None
         self._broker = broker
         if broker is not None and broker.name_servers.local is not routes:
             raise ValueError("give the name server's routes to the broker, too: Broker(config, routes)")
@@ -124,10 +124,11 @@ class Server:
     def _serve_metrics(self, broker: Broker) -> None:
         config = broker.config
         if config.metrics_port is not None:
-            from .metrics import Metrics
+            from .metrics import Collector
+            from .metrics_port import MetricsPort
 
-            host = config.metrics_host or self._host
-            self._metrics = Metrics(broker, self.memory, self._connections, host, config.metrics_port)
+            measured = Collector(broker, self.memory, self._connections)
+            self._metrics = MetricsPort(measured, config.metrics_host or self._host, config.metrics_port)
 
     async def __aexit__(self, *exception: object) -> None:
         assert self._server is not None

@@ -3,6 +3,9 @@
 cli             its commands
 serve           runs brokers and name servers
 server_options  their options
+layout          the ports, folders and commands of several brokers on one machine
+supervisor      keeps their processes running
+supervisor_metrics  counts what it does
 administration  what `rocketlet NOUN VERB` commands share
 brokers, topics, groups, offsets, messages, acl   the nouns
 group_report    what `rocketlet groups show` prints
@@ -17,6 +20,7 @@ completion      for bash, zsh and fish
 output          columns for people, JSON for programs
 control         a broker under test, behind HTTP
 access          how a command connects: TLS and accounts
+config          its limits
 settings        options from the environment and a TOML file
 logs            how it logs
 """

@@ -15,12 +15,21 @@ log = structlog.get_logger("rocketlet")
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
+_place: dict[str, str] = {}  # of this process, said in each line
+
+
+def name_broker(name: str) -> None:
+    """Each line says from now on which broker's it is, where it says nothing of another."""
+    _place["broker"] = name
+
+
 def configure(level: str = "info") -> None:
     """Logs go to stderr, so that stdout belongs to the commands' own output. What the client, asyncio and other libraries
     log through the standard `logging` looks the same."""
     on_terminal = sys.stderr.isatty()
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        _with_place,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if on_terminal else "iso", utc=not on_terminal),
     ]
@@ -51,6 +60,12 @@ def report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
     """What escapes from a timer or a callback of the loop is an event of the log like any other."""
     error = context.get("exception")
     log.error("unhandled_error", reason=context.get("message"), action=str(context.get("handle", "")), exc_info=error)
+
+
+def _with_place(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    for name, value in _place.items():
+        event.setdefault(name, value)
+    return event
 
 
 def _with_fields(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -26,20 +28,23 @@ from ..broker.open_files import raise_limit
 from ..broker.server import Server
 from ..broker.store.files import StoreError
 from ..client.errors import RocketletError
-from . import console, control, logs
+from . import console, control, layout, logs
 from .server_options import (
+    AUTO,
     DEFAULT_DATA,
     add_access_options,
     add_broker_options,
+    add_brokers_option,
     add_external_port_option,
     add_listen_options,
+    add_parent_option,
     add_registration_options,
 )
 from .settings import SettingsParser
+from .supervisor import READY, Supervised, Supervisor
 
 log = structlog.get_logger("rocketlet")
 
-AUTO = "auto"
 _NETWORKS = Path("/proc/net/route")
 DEFAULT_PORT = 9876
 BROKER_PORT = 10911
@@ -51,6 +56,8 @@ def add_to(commands: argparse._SubParsersAction[SettingsParser]) -> None:
     start = _server(commands, "start", "run a name server and a broker on one port", DEFAULT_PORT, _start)
     add_external_port_option(start)
     add_broker_options(start)
+    add_brokers_option(start)
+    add_registration_options(start)
     console.add_start_options(start)
     start.read_settings()
     broker = _server(
@@ -58,6 +65,7 @@ def add_to(commands: argparse._SubParsersAction[SettingsParser]) -> None:
     )
     add_registration_options(broker)
     add_broker_options(broker)
+    add_parent_option(broker)
     broker.add_argument(
         "--nameserver", required=True, metavar="HOST:PORT[;HOST:PORT]", help="the name servers to register with"
     )
@@ -95,7 +103,12 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
 
 
 async def _start(options: argparse.Namespace) -> int:
+    layout.check(options)
+    if options.data is not None or options.control_port is None:
+        layout.check_folder(_data(options), options.brokers)
     raise_limit()
+    if options.brokers is not None:
+        return await _start_several(options)
     tls, acl = tls_of(options), acl_of(options)
     address = _bind(options)
     networks = _networks(options)
@@ -127,12 +140,15 @@ async def _start(options: argparse.Namespace) -> int:
 
 def _ready(config: BrokerConfig) -> str:
     if config.name_servers:
-        return f"rocketlet broker {config.name} is ready on {config.address}"
+        return f"rocketlet broker {config.name}{READY.decode()}{config.address}"
+    return f"rocketlet is ready on {config.address}: name server and broker {config.name}\n{_hints(config.address)}"
+
+
+def _hints(address: str) -> str:
     return (
-        f"rocketlet is ready on {config.address}: name server and broker {config.name}\n"
-        f"  Python   Producer(name_server={config.address!r})\n"
-        f"  Java     producer.setNamesrvAddr({_quoted(config.address)})\n"
-        f"  Spark    .option({_quoted('nameServer')}, {_quoted(config.address)})"
+        f"  Python   Producer(name_server={address!r})\n"
+        f"  Java     producer.setNamesrvAddr({_quoted(address)})\n"
+        f"  Spark    .option({_quoted('nameServer')}, {_quoted(address)})"
     )
 
 
@@ -158,11 +174,71 @@ async def _start_controlled(
         control.controlled(options, config, listening) as url,
         console.beside_broker(options, config.address) as page,
     ):
-        done = _termination()
+        done = _termination(options)
         print(f"{_ready(config)}{_line_of(page)}\n  Control  {url}/openapi.json", flush=True)
         await done.wait()
         log.info("closing", port=options.port)
     return 0
+
+
+async def _start_several(options: argparse.Namespace) -> int:
+    """A name server in this process, and brokers in others."""
+    done = _termination()
+    routes = Routes()
+    async with Server(
+        options.host,
+        options.port,
+        broker=None,
+        routes=routes,
+        external_port=options.external_port,
+        tls=tls_of(options),
+        acl=acl_of(options),
+        admin_is_local=_admin_is_local(options),
+    ) as server:
+        places = layout.places(options, _data(options))
+        options.port = server.port
+        address = f"{_told_host(options)}:{server.port}"
+        # a certificate is for the name that clients know; without TLS the shortest way will do
+        host = _told_host(options) if options.nameserver_tls else _local(options.host)
+        commands = [layout.arguments(options, place, f"{host}:{server.port}") for place in places]
+        brokers = [Supervised(place.name, command) for place, command in zip(places, commands, strict=True)]
+        async with Supervisor(options.cluster, brokers, done) as supervisor:
+            async with _metrics(options, supervisor) as port, console.beside_broker(options, address) as page:
+                if not done.is_set():
+                    print(_ready_several(address, places) + _line_of_metrics(port) + _line_of(page), flush=True)
+                await done.wait()
+            log.info("closing", port=server.port)
+    return 0
+
+
+def _ready_several(address: str, places: Sequence[layout.Place]) -> str:
+    brokers = "".join(
+        f"\n  Broker   {place.name}: port {place.port}{_metrics_of(place)}, {place.folder}" for place in places
+    )
+    return f"rocketlet is ready on {address}: name server and {len(places)} brokers\n{_hints(address)}{brokers}"
+
+
+def _line_of_metrics(port: int | None) -> str:
+    return f"\n  Metrics  port {port}: of all brokers' processes, and whether all are ready" if port else ""
+
+
+def _metrics_of(place: layout.Place) -> str:
+    return "" if place.metrics_port is None else f", metrics {place.metrics_port}"
+
+
+@asynccontextmanager
+async def _metrics(options: argparse.Namespace, supervisor: Supervisor) -> AsyncIterator[int | None]:
+    """The port of the supervisor's metrics, if they are wanted."""
+    if options.metrics_port is None:
+        yield None
+        return
+    from ..broker.metrics_port import MetricsPort
+
+    served = MetricsPort(supervisor, options.metrics_host or options.host, options.metrics_port)
+    try:
+        yield served.port
+    finally:
+        await asyncio.to_thread(served.close)
 
 
 def _admin_is_local(options: argparse.Namespace) -> bool:
@@ -175,6 +251,7 @@ def _quoted(text: str) -> str:
 
 async def _broker(options: argparse.Namespace) -> int:
     raise_limit()
+    logs.name_broker(options.name)
     tls, acl = tls_of(options), acl_of(options)
     address = _bind(options)
     name_servers = tuple(part for part in options.nameserver.replace(",", ";").split(";") if part)
@@ -194,7 +271,7 @@ async def _broker(options: argparse.Namespace) -> int:
         acl=acl,
         admin_is_local=_admin_is_local(options),
     ) as server:
-        done = _termination()
+        done = _termination(options)
         _announce(broker)
         print(_ready(config), flush=True)
         await done.wait()
@@ -248,8 +325,17 @@ def _bind(options: argparse.Namespace) -> str:
             probe.bind((options.host, 0))
             options.port = probe.getsockname()[1]
     told = "" if options.advertise == AUTO else options.advertise or ""
-    host, _, port = told.partition(":")
-    return f"{host or _reachable(options.host)}:{port or options.port}"
+    return f"{_told_host(options)}:{told.partition(':')[2] or options.port}"
+
+
+def _told_host(options: argparse.Namespace) -> str:
+    told = "" if options.advertise == AUTO else options.advertise or ""
+    return told.partition(":")[0] or _reachable(options.host)
+
+
+def _local(host: str) -> str:
+    """Where this machine reaches what listens on a host."""
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "[::1]"}.get(host, host)
 
 
 def _reachable(host: str) -> str:
@@ -281,7 +367,7 @@ def _networks(options: argparse.Namespace) -> Networks | None:
 
 def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, ...]) -> BrokerConfig:
     return BrokerConfig(
-        data_dir=options.data or Path(DEFAULT_DATA),
+        data_dir=_data(options),
         address=address,
         external_address=_external(options),
         name=options.name,
@@ -300,6 +386,10 @@ def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, 
     )
 
 
+def _data(options: argparse.Namespace) -> Path:
+    return options.data or Path(DEFAULT_DATA)
+
+
 def _announce(broker: Broker) -> None:
     found = broker.recovered
     if found.torn_bytes:
@@ -314,11 +404,21 @@ def _announce(broker: Broker) -> None:
         log.info("recovered", messages=found.records)
 
 
-def _termination() -> asyncio.Event:
-    """Set by SIGTERM or Ctrl-C, from before the broker says that it is ready."""
+def _termination(options: argparse.Namespace | None = None) -> asyncio.Event:
+    """Set by SIGTERM or Ctrl-C, from before the broker says that it is ready; with --stop-with-stdin by its end, too."""
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(logs.report_unhandled)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, done.set)
+    if getattr(options, "stop_with_stdin", False):
+        loop.add_reader(sys.stdin.fileno(), _read_stdin, done)
     return done
+
+
+def _read_stdin(done: asyncio.Event) -> None:
+    """Somebody has written to standard input, or it has ended."""
+    descriptor = sys.stdin.fileno()
+    if not os.read(descriptor, 4096):
+        asyncio.get_running_loop().remove_reader(descriptor)
+        done.set()

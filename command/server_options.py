@@ -7,8 +7,11 @@ from pathlib import Path
 
 from ..broker.net.tls import TLS_MODES
 from . import logs
+from .config import MAX_LOCAL_BROKERS, PORT_STEP
 
 DEFAULT_DATA = "rocketlet-data"
+DEFAULT_NAME = "broker-a"
+AUTO = "auto"
 
 
 def add_listen_options(parser: argparse.ArgumentParser, port: int) -> None:
@@ -60,7 +63,9 @@ def _control_options(parser: argparse.ArgumentParser) -> None:
 
 def _identity_options(parser: argparse.ArgumentParser) -> None:
     """Who the broker is, and where clients find it."""
-    parser.add_argument("--name", default="broker-a", help="the broker's name in the cluster (default: broker-a)")
+    parser.add_argument(
+        "--name", default=DEFAULT_NAME, help=f"the broker's name in the cluster (default: {DEFAULT_NAME})"
+    )
     parser.add_argument("--cluster", default="DefaultCluster", help="the cluster's name (default: DefaultCluster)")
     parser.add_argument(
         "--advertise",
@@ -154,6 +159,25 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_brokers_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--brokers",
+        type=_brokers,
+        metavar="N",
+        help="run N brokers, a, b, ..., in processes of their own, and start one that dies again: their ports follow --port "
+        f"in steps of {PORT_STEP}, their metrics ports follow --metrics-port, their folders are in --data; --memory and "
+        "--retain-bytes are for all together (default: one broker, in the name server's process)",
+    )
+
+
+def add_parent_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stop-with-stdin",
+        action="store_true",
+        help="stop when standard input ends: give a pipe, and the broker stops when who holds its other end is gone",
+    )
+
+
 def add_registration_options(parser: argparse.ArgumentParser) -> None:
     """Of a broker with name servers in other processes."""
     parser.add_argument(
@@ -176,6 +200,12 @@ def _port(text: str) -> int:
 def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
+    return int(text)
+
+
+def _brokers(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_LOCAL_BROKERS:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of brokers; give 1 to {MAX_LOCAL_BROKERS}")
     return int(text)
 
 

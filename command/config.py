@@ -1,0 +1,12 @@
+"""Every limit and interval of the command: of the brokers that `rocketlet start --brokers N` looks after."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_LOCAL_BROKERS: Final = 26  # a to z
+PORT_STEP: Final = 3  # from one broker's port to the next: each also has the one of its VIP channel, two below
+RESTART_DELAY_S: Final = 0.1  # before a broker that died is started again; doubled each time that it dies soon
+MAX_RESTART_DELAY_S: Final = 10.0
+STEADY_S: Final = 60.0  # a broker that was ready for so long did not die soon
+STOP_S: Final = 25.0  # how long a broker may take to stop, before it is killed

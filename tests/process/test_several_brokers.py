@@ -1,0 +1,223 @@
+"""`rocketlet start --brokers N`: brokers that are killed come back, and none outlives its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from rocketlet.client import Access, AdminClient, BrokerRefused, Consumer, Message, Producer
+
+from ..broker.certificates import Certificates
+from ..conftest import PATIENCE_S
+
+
+class Supervisor:
+    """The process, and what it printed when it was ready."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self.child = child
+        self.said = ""
+
+    @classmethod
+    async def start(cls, folder: Path, *options: str) -> Supervisor:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "rocketlet.command.cli", "start", "--data", str(folder), *options,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "ROCKETLET_FLUSH": "os"},
+        )  # fmt: skip
+        return cls(child)
+
+    async def ready(self, brokers: int) -> None:
+        assert self.child.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            while f"and {brokers} broker" not in self.said or "\n  Metrics " not in self.said:
+                line = await self.child.stdout.readline()
+                assert line, "it ended before it was ready"
+                self.said += line.decode()
+
+    @property
+    def address(self) -> str:
+        return str(re.findall(r"ready on (\S+:\d+):", self.said)[0])
+
+    @property
+    def metrics_port(self) -> int:
+        return int(re.findall(r"Metrics +port (\d+)", self.said)[0])
+
+    async def restarted(self, broker: str) -> None:
+        """Returns when the broker is ready once more."""
+        count = f'rocketlet_broker_restarts_total{{broker="{broker}",cluster="DefaultCluster"}} 1.0'
+        while count not in (await fetched(self.metrics_port, "/metrics"))[1]:
+            await asyncio.sleep(0.01)
+        while (await fetched(self.metrics_port, "/readyz"))[0] != 200:
+            await asyncio.sleep(0.01)
+
+    def brokers(self) -> dict[str, int]:
+        """The ids of the brokers' processes, by name."""
+        pid = self.child.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        commands = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
+        return {command.partition("--name=")[2].partition("\0")[0]: child for child, command in commands.items()}
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[list[Supervisor]]:
+    """What a test has started; it is killed if it still runs."""
+    started: list[Supervisor] = []
+    yield started
+    for supervisor in started:
+        if supervisor.child.returncode is None:
+            supervisor.child.kill()
+        await supervisor.child.communicate()
+
+
+async def gone(pid: int) -> None:
+    """Returns when the process has ended, also while nobody has asked for its status."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await ended.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def fetched(port: int, path: str) -> tuple[int, str]:
+    def fetch() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    return await asyncio.to_thread(fetch)
+
+
+async def test_a_killed_broker_comes_back_and_nothing_acknowledged_is_lost(
+    tmp_path: Path, running: list[Supervisor]
+) -> None:
+    supervisor = await Supervisor.start(tmp_path, "--brokers", "2", "--port", "0", "--metrics-port", "0")
+    running.append(supervisor)
+    await supervisor.ready(2)
+    before = supervisor.brokers()
+    assert sorted(before) == ["a", "b"]
+    assert await fetched(supervisor.metrics_port, "/readyz") == (200, "ok\n")
+    seen: set[bytes] = set()
+    places: set[str] = set()
+    acknowledged: set[bytes] = set()
+    news = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        seen.add(message.body)
+        news.set()
+
+    async def send(producer: Producer, first: int) -> None:
+        for number in range(first, first + 20):
+            body = b"%d" % number
+            result = await producer.send("t", body)
+            places.add(result.queue.broker_name)
+            acknowledged.add(body)
+
+    async with AdminClient(supervisor.address) as admin:
+        await admin.create_topic("t", queues=4)
+    async with Producer(supervisor.address) as producer, asyncio.timeout(PATIENCE_S):
+        await send(producer, 0)
+        assert places == {"a", "b"}, "clients see one cluster"
+        os.kill(before["a"], signal.SIGKILL)
+        await send(producer, 100)
+    async with asyncio.timeout(PATIENCE_S):
+        await supervisor.restarted("a")
+    places.clear()
+    async with (  # those before would look for routes within 30 s
+        Producer(supervisor.address) as producer,
+        Consumer(supervisor.address, "g", "t", handle, start="first"),
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await send(producer, 200)
+        assert places == {"a", "b"}
+        while not acknowledged <= seen:
+            news.clear()
+            await news.wait()
+    after = supervisor.brokers()
+    assert after["b"] == before["b"], "the other broker ran on"
+    assert after["a"] != before["a"]
+    supervisor.child.terminate()
+    async with asyncio.timeout(PATIENCE_S):
+        _, err = await supervisor.child.communicate()
+    assert supervisor.child.returncode == 0
+    for pid in after.values():
+        assert not Path(f"/proc/{pid}").exists(), "it was waited for"
+    assert b'"event": "broker_died"' in err
+    assert b'"reason": "SIGKILL"' in err
+    closed = [line for line in err.splitlines() if b'"event": "closing"' in line]
+    assert sum(b'"broker": "a"' in line for line in closed) == 1, "a broker's lines bear its name"
+    assert sum(b'"broker": "b"' in line for line in closed) == 1
+    assert b"Traceback" not in err
+
+
+async def test_brokers_stop_when_their_supervisor_was_killed(tmp_path: Path, running: list[Supervisor]) -> None:
+    supervisor = await Supervisor.start(tmp_path, "--brokers", "1", "--port", "0", "--metrics-port", "0")
+    running.append(supervisor)
+    await supervisor.ready(1)
+    pids = supervisor.brokers().values()
+    assert pids
+    supervisor.child.kill()
+    for pid in pids:
+        await gone(pid)
+
+
+async def test_a_broker_that_cannot_start_ends_the_start(tmp_path: Path, running: list[Supervisor]) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        supervisor = await Supervisor.start(tmp_path, "--brokers", "1", "--port", "0")
+        running.append(supervisor)
+        async with asyncio.timeout(PATIENCE_S):
+            out, err = await supervisor.child.communicate()
+    assert supervisor.child.returncode == 1
+    assert b"ready" not in out
+    assert b"another broker uses the data folder" in err
+    assert b"rocketlet: the broker a ended before it was ready (exit status 1)" in err
+
+
+def test_it_says_what_does_not_go_together_and_does_not_start(tmp_path: Path) -> None:
+    arguments = ["start", "--data", str(tmp_path / "d"), "--brokers", "2", "--name", "x"]
+    command = [sys.executable, "-m", "rocketlet.command.cli", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "rocketlet: --name does not go with --brokers" in ended.stderr
+    assert not (tmp_path / "d").exists()
+
+
+async def test_accounts_and_tls_are_passed_on(tmp_path: Path, running: list[Supervisor]) -> None:
+    Certificates.make(tmp_path)
+    accounts = tmp_path / "plain_acl.yml"
+    accounts.write_text("accounts: [{accessKey: admin-key, secretKey: its-secret, admin: true}]")
+    accounts.chmod(0o600)
+    supervisor = await Supervisor.start(
+        tmp_path / "data", "--brokers", "1", "--port", "0", "--metrics-port", "0", "--tls", "enforcing",
+        "--tls-cert", f"{tmp_path}/server.pem", "--tls-key", f"{tmp_path}/server.key",
+        "--nameserver-tls", f"{tmp_path}/ca.pem", "--acl", str(accounts), "--nameserver-account", "admin-key",
+    )  # fmt: skip
+    running.append(supervisor)
+    await supervisor.ready(1)
+    shown = Access(tls=True, ca_file=f"{tmp_path}/ca.pem", access_key="admin-key", secret_key="its-secret")
+    async with Producer(supervisor.address, access=shown) as producer:
+        await producer.send("t", b"x")
+    with pytest.raises(BrokerRefused, match="accessKey"):
+        async with Producer(supervisor.address, access=Access(tls=True, ca_file=f"{tmp_path}/ca.pem")):
+            pass
