@@ -2,12 +2,15 @@
 
 Nothing waits: the batch leaves when the turn ends, which is when a single message would have left. A message that is alone in
 its turn is a SEND_MESSAGE_V2. Each message has its own future, and so its own result and error.
+
+While a broker is slower than its senders, batches wait for it, one behind the other. Senders are not woken meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +19,7 @@ from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.frame import ExtValue, Frame
 from .connection import Connection
+from .errors import RequestTimeout
 from .message import SendResult
 
 Pending = tuple["asyncio.Future[SendResult]", str, bytes, str, str | None, Queue | None]
@@ -24,16 +28,16 @@ plain tuple, because one is made per message."""
 
 
 class Batch:
-    """What goes to one queue in this turn. `new_future` makes the future of a message."""
+    """What goes to one queue in this turn. `new_future` makes the future of a message, `began_s` is when the first came."""
 
-    __slots__ = ("connection", "messages", "new_future", "queue", "sent_s", "size_bytes")
+    __slots__ = ("began_s", "connection", "messages", "new_future", "queue", "size_bytes")
 
     def __init__(self, connection: Connection, queue: Queue) -> None:
         self.connection = connection
         self.queue = queue
         self.messages: list[Pending] = []
         self.size_bytes = 0
-        self.sent_s = 0.0
+        self.began_s = time.monotonic()
         self.new_future: Callable[[], asyncio.Future[SendResult]] = asyncio.get_running_loop().create_future
 
 
@@ -50,6 +54,7 @@ class Accumulator:
         self._answered = answered
         self._timeout_s = timeout_s
         self._batches: dict[Queue, Batch] = {}
+        self._waiting: dict[Connection, deque[Batch]] = {}
         # by topic: where this turn's messages go that may go anywhere, so that they travel together
         self.queue_of_turn: dict[str, Queue] = {}
         self.batch_of_turn: dict[str, Batch] = {}
@@ -59,7 +64,7 @@ class Accumulator:
         batch = self._batches.get(queue)
         if batch is None:
             if not self._batches:
-                connection.before_flush(self.flush)
+                connection.before_flush(self._end_turn)
             batch = self._batches[queue] = Batch(connection, queue)
         return batch
 
@@ -69,22 +74,62 @@ class Accumulator:
         self._batches.pop(batch.queue, None)
         self.queue_of_turn.pop(topic, None)
         self.batch_of_turn.pop(topic, None)
-        self._send(batch)
+        self._leave(batch)
         batch.connection.write_now()
 
     def flush(self) -> None:
         """Sends what was taken, in order. Whoever sends something else first calls this, so that order holds."""
+        waiting, self._waiting = self._waiting, {}
+        for batches in waiting.values():
+            for batch in batches:
+                self._send(batch)
+        self._end_turn()
+
+    def _end_turn(self) -> None:
         batches, self._batches = self._batches, {}
         self.queue_of_turn.clear()
         self.batch_of_turn.clear()
         for batch in batches.values():
+            self._leave(batch)
+
+    def _leave(self, batch: Batch) -> None:
+        connection = batch.connection
+        waiting = self._waiting.get(connection)
+        if waiting is not None:
+            waiting.append(batch)
+        elif connection.is_writable:
             self._send(batch)
+        else:
+            self._waiting[connection] = deque((batch,))
+            connection.when_writable(partial(self._go_on, connection))
+            asyncio.get_running_loop().call_later(self._timeout_s, self._expire, connection)
+
+    def _go_on(self, connection: Connection) -> None:
+        """Sends what waits, for as long as the broker takes it."""
+        waiting = self._waiting.get(connection)
+        if waiting is None:
+            return
+        while waiting and connection.is_writable:
+            self._send(waiting.popleft())
+            connection.write_now()
+        if waiting:
+            connection.when_writable(partial(self._go_on, connection))
+        else:
+            del self._waiting[connection]
+
+    def _expire(self, connection: Connection) -> None:
+        """The broker reads nothing, and time is up for those who have waited longest."""
+        waiting, now_s = self._waiting.get(connection, deque()), time.monotonic()
+        while waiting and waiting[0].began_s + self._timeout_s <= now_s:
+            self._answered(waiting.popleft(), RequestTimeout(f"{connection.address} did not take the message in time"))
+        if waiting:
+            left_s = waiting[0].began_s + self._timeout_s - now_s
+            asyncio.get_running_loop().call_later(left_s, self._expire, connection)
 
     def _send(self, batch: Batch) -> None:
         messages = batch.messages = [item for item in batch.messages if not item[0].done()]  # some senders gave up
         if not messages:
             return
-        batch.sent_s = time.monotonic()
         try:
             self._call(batch)
         except Exception as error:  # nobody else would hear of it: this is a callback of the loop
@@ -99,4 +144,5 @@ class Accumulator:
             body = encode_batch([(0, item[2], item[3]) for item in messages])
         ext = self._header(queue.topic, text, int(time.time() * 1000))
         ext["e"], ext["m"] = queue.queue_id, len(messages) > 1
-        batch.connection.call(code, ext, body, partial(self._answered, batch), self._timeout_s)
+        timeout_s = batch.began_s + self._timeout_s - time.monotonic()
+        batch.connection.call(code, ext, body, partial(self._answered, batch), timeout_s)

@@ -61,6 +61,7 @@ class Connection(asyncio.Protocol):
         self._before_flush: list[Callable[[], None]] = []
         self._writable = asyncio.Event()
         self._writable.set()
+        self._when_writable: list[Callable[[], None]] = []
 
     @property
     def speaks_msgpack(self) -> bool:
@@ -136,6 +137,10 @@ class Connection(asyncio.Protocol):
     async def writable(self) -> None:
         """Returns when the peer takes more bytes, or the connection is gone."""
         await self._writable.wait()
+
+    def when_writable(self, action: Callable[[], None]) -> None:
+        """Calls `action` once, as soon as the peer takes more bytes or the connection is gone."""
+        self._when_writable.append(action)
 
     def _send(self, data: bytes) -> None:
         if not self._is_flush_due:
@@ -216,13 +221,16 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable.set()
+        actions, self._when_writable = self._when_writable, []
+        for action in actions:
+            action()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
-        self._writable.set()
         if self._sweep is not None:
             self._sweep.cancel()
         self._on_lost(self)  # first, so that whoever waits for an answer finds things as they are
+        self.resume_writing()
         pending, self._pending = self._pending, {}
         for answered, _, code in pending.values():
             answered(ConnectionFailed(f"{self.address} closed the connection before it answered {request_name(code)}"))

@@ -225,7 +225,6 @@ class Producer(Sender):
         message_id: str | None,
     ) -> SendResult:
         if not delay_level:
-            await self._until_writable(topic, queue_key, queue)
             future = self._joined(topic, body, tag, keys, properties, queue_key, queue, message_id)
             if future is not None:
                 return await future

@@ -129,7 +129,7 @@ class Sender:
         # a fault of one message refuses all: alone, each gets its own answer
         is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
         tries = 1 if is_anothers else self._retries
-        timeout_s = batch.sent_s + self._timeout_s - time.monotonic()
+        timeout_s = batch.began_s + self._timeout_s - time.monotonic()
         try:
             if not tries or timeout_s <= 0 or not (is_anothers or _may_help(error)):
                 raise error
@@ -156,7 +156,7 @@ class Sender:
         queue: Queue | None,
         message_id: str | None,
     ) -> asyncio.Future[SendResult] | None:
-        """The result of a message that travels with others of this turn; None if it must wait, or go alone: a compressed one,
+        """The result of a message that travels with others of this turn; None if it must go alone: a compressed one,
         say. Raises MessageIllegal. A plain function with as few steps as can be, because it runs per message."""
         if type(body) is not bytes or not 0 < len(body) < self._join_below_bytes or self._accumulator is None:
             return None
@@ -175,11 +175,11 @@ class Sender:
         return future
 
     def _batch(self, accumulator: Accumulator, topic: str, queue_key: str | None, queue: Queue | None) -> Batch | None:
-        """This turn's batch to the queue of a message, or to the one of all messages that may go anywhere. None if its broker
-        cannot be written to now, or nobody knows the topic yet."""
+        """This turn's batch to the queue of a message, or to the one of all messages that may go anywhere. None without a
+        connection to its broker, or a known route."""
         target = self._target(accumulator, topic, queue_key, queue)
         connection = self._greeted.get(target.broker_name) if target is not None else None
-        if target is None or connection is None or not connection.is_open or not connection.is_writable:
+        if target is None or connection is None or not connection.is_open:
             return None
         batch = accumulator.batch(connection, target)
         if queue_key is None and queue is None:
@@ -198,15 +198,6 @@ class Sender:
         if target is None:
             target = accumulator.queue_of_turn[topic] = self._choose(queues, None, None)
         return target
-
-    async def _until_writable(self, topic: str, queue_key: str | None, queue: Queue | None) -> bool:
-        """Waits while a broker is slower than its senders. Whether it waited."""
-        target = self._target(self._accumulator, topic, queue_key, queue) if self._accumulator is not None else None
-        connection = self._greeted.get(target.broker_name) if target is not None else None
-        if connection is None or connection.is_writable or not connection.is_open:
-            return False
-        await connection.writable()
-        return True
 
     def _prepared(
         self,
@@ -295,7 +286,11 @@ class Sender:
         if connection is None or not connection.is_open:
             connection = await self._connect(target)
         if not connection.is_writable:
-            await connection.writable()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await connection.writable()
+            except TimeoutError:
+                raise RequestTimeout(f"{connection.address} did not take the message in time") from None
         if self._accumulator is not None:  # what was sent before goes first
             self._accumulator.flush()
         answer = await connection.ask(code, ext, body, timeout_s)

@@ -238,3 +238,78 @@ async def test_an_answer_that_does_not_say_where_fails_each_sender_at_once(
             found = await asyncio.gather(producer.send("t", b"a"), producer.send("t", b"b"), return_exceptions=True)
         assert all("stored the messages and does not say where" in str(error) for error in found)
     assert len(await stored(node)) == 3
+
+
+def only_connection(producer: Producer) -> Connection:
+    (connection,) = producer._greeted.values()
+    return connection
+
+
+async def test_messages_that_wait_for_a_slow_broker_travel_in_batches_too_in_order(
+    node: Node, wire: Wire, requests: Requests
+) -> None:
+    """Each turn's on its own. When all senders woke at once, most did so in vain, and then went alone."""
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        connection = only_connection(producer)
+        connection.pause_writing()
+        requests.taken()
+        sends = []
+        for turn in range(5):
+            sends += [asyncio.create_task(producer.send("t", b"%d" % turn, queue_key="k")) for _ in range(20)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert requests.taken() == []
+        sends[1].cancel()
+        await asyncio.sleep(0)
+        connection.resume_writing()
+        results = await asyncio.gather(*sends[:1], *sends[2:])
+        assert set(requests.taken()) == {RequestCode.SEND_BATCH_MESSAGE}
+    offsets = [result.queue_offset for result in results]
+    assert offsets == sorted(offsets)
+    assert len(await stored(node)) == 1 + 99, "whoever gave up meanwhile sent nothing"
+
+
+async def test_who_sends_alone_sends_what_waits_before(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address, compress_over_bytes=1000) as producer:
+        await producer.send("t", b"first")
+        connection = only_connection(producer)
+        connection.pause_writing()
+        before = asyncio.create_task(producer.send("t", b"small", queue_key="k"))
+        await asyncio.sleep(0)
+        behind = asyncio.create_task(producer.send("t", b"x" * 2000, queue_key="k"))
+        await asyncio.sleep(0)
+        connection.resume_writing()
+        first, second = await asyncio.gather(before, behind)
+    assert first.queue_offset < second.queue_offset
+
+
+async def test_who_waits_for_a_broker_that_reads_nothing_hears_of_it_in_time(
+    node: Node, wire: Wire, requests: Requests
+) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address, compress_over_bytes=1000) as producer:
+        await producer.send("t", b"first")
+        only_connection(producer).pause_writing()
+        requests.taken()
+        assert producer._accumulator is not None
+        producer._timeout_s = producer._accumulator._timeout_s = 0.05
+        bodies = (b"a", b"b", b"goes alone" * 200)
+        outcomes = await asyncio.gather(*(producer.send("t", body) for body in bodies), return_exceptions=True)
+        assert requests.taken() == []
+        only_connection(producer).resume_writing()
+    assert [type(outcome) for outcome in outcomes] == [RequestTimeout] * 3
+
+
+async def test_what_waits_for_a_broker_that_hangs_up_is_sent_again(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        connection = only_connection(producer)
+        connection.pause_writing()
+        sends = [asyncio.create_task(producer.send("t", b"x")) for _ in range(3)]
+        await asyncio.sleep(0)
+        connection.close()
+        assert len(await asyncio.gather(*sends)) == 3

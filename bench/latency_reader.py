@@ -1,0 +1,118 @@
+"""The other end of `bench.latency`: a process with members of one group, which note when a message reaches a handler.
+
+`python -m bench.latency_reader SYSTEM ADDRESS` takes orders from stdin, a line each, and answers each with a line:
+
+    members N       lets members join or leave, one after the other with a pause, until there are N: DONE
+    drain COUNT     reads a backlog of so many messages with a group of its own: DONE
+    samples RUN     SAMPLES and their count, then two int64 for each handled message of that run: its number, and the ns from
+                    the time for which it was scheduled. The run is forgotten then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import nats
+import uvloop
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig
+from rocketlet.client import Consumer, Message
+from rocketlet.command import logs
+
+from . import drain
+from .common import BODY_BYTES
+from .peers import Peer
+
+NAME = "latency"  # of the topic, the group, the stream
+HEAD = struct.Struct(
+    ">qII"
+)  # when a message was due (CLOCK_MONOTONIC, which all processes share, ns), the run, its number
+PADDING = b"." * (BODY_BYTES - HEAD.size)
+PAUSE_S = 0.1  # of members that join or leave one after the other
+Join = Callable[[AsyncExitStack], Awaitable[None]]
+
+
+class Reader:
+    """What the handlers saw, by run."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, array[int]] = defaultdict(lambda: array("q"))
+
+    def note(self, body: bytes) -> None:
+        due_ns, run, number = HEAD.unpack_from(body)
+        self._samples[run].extend((number, time.monotonic_ns() - due_ns))
+
+    async def handle(self, message: Message) -> None:
+        self.note(message.body)
+
+    async def heard(self, message: Msg) -> None:
+        self.note(message.data)
+
+    def take(self, run: int) -> array[int]:
+        return self._samples.pop(run, array("q"))
+
+
+def joins(peer: Peer, reader: Reader) -> Join:
+    """How a member joins; it leaves when the stack unwinds."""
+
+    async def ours(stack: AsyncExitStack) -> None:
+        await stack.enter_async_context(Consumer(peer.address, NAME, NAME, reader.handle, start="first"))
+
+    async def jetstream(stack: AsyncExitStack) -> None:
+        connection = await nats.connect(f"nats://{peer.address}")
+        settings = ConsumerConfig(max_ack_pending=100_000)
+        await connection.jetstream().subscribe(NAME, NAME, cb=reader.heard, durable=NAME, config=settings)
+        stack.push_async_callback(connection.drain)
+
+    return jetstream if peer.name == "jetstream" else ours
+
+
+class Members:
+    def __init__(self, join: Join) -> None:
+        self._join = join
+        self._present: list[AsyncExitStack] = []
+
+    async def be(self, count: int) -> None:
+        while len(self._present) < count:
+            stack = AsyncExitStack()
+            await self._join(stack)
+            self._present.append(stack)
+            await asyncio.sleep(PAUSE_S)
+        while len(self._present) > count:
+            await self._present.pop().aclose()
+            await asyncio.sleep(PAUSE_S)
+
+
+async def run(system: str, address: str) -> None:
+    peer, reader = Peer(system, address, 0), Reader()
+    members = Members(joins(peer, reader))
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    drained = 0
+    while line := (await lines.readline()).decode():
+        order, number = line.split()
+        if order == "samples":
+            samples = reader.take(int(number))
+            sys.stdout.buffer.write(b"SAMPLES %d\n" % (len(samples) // 2) + samples.tobytes())
+        else:
+            if order == "members":
+                await members.be(int(number))
+            else:
+                drained += 1
+                way = drain.fetch_and_acknowledge if system == "jetstream" else drain.in_batches
+                await way(peer, int(number), drained)
+            sys.stdout.buffer.write(b"DONE\n")
+        sys.stdout.buffer.flush()
+    await members.be(0)
+
+
+if __name__ == "__main__":
+    logs.configure("error")
+    uvloop.run(run(*sys.argv[1:]))
