@@ -35,6 +35,15 @@ def used(pid: int) -> Used | None:
     return Used(pid, int(fields[1]), name, user + system, children_user + children_system, resident)
 
 
+def proportional_bytes(pid: int) -> int:
+    """Of a process' resident memory its share: a page that n processes have counts for each with 1/n. 0 if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
 def below(pid: int) -> Iterator[Used]:
     """The descendants of a process."""
     found = [item for item in map(used, _pids()) if item is not None]

@@ -23,7 +23,7 @@ from rocketlet.testing.ports import free_port
 
 from . import common
 from .peers import Peer, listening, process, rocketlet
-from .processes import below, used
+from .processes import below, proportional_bytes, used
 from .spark import create_topic
 
 MIB = 1 << 20
@@ -63,19 +63,20 @@ async def cluster(folder: Path) -> AsyncIterator[str]:
 
 
 def memory(broker: Peer, driver_pid: int) -> dict[str, float]:
-    """Resident MiB: the broker, the driver's JVM and its Python, the executors' JVMs and theirs, both workers together."""
+    """MiB: the broker, the driver's JVM and its Python, the executors' JVMs and theirs, both workers together. Pages that
+    several processes share count once: Spark forks its Python workers."""
     found = {"broker": broker.resident_mib(), "driver": 0.0, "driver_python": 0.0, "executors": 0.0, "python": 0.0}
     for item in (used(driver_pid), *below(driver_pid)):
         if item is not None:
-            found["driver" if item.name == "java" else "driver_python"] += item.resident_bytes / MIB
+            found["driver" if item.name == "java" else "driver_python"] += proportional_bytes(item.pid) / MIB
     for item in below(os.getpid()):
         try:
             command = Path(f"/proc/{item.pid}/cmdline").read_bytes()
         except OSError:
             continue
         if b"CoarseGrainedExecutorBackend" in command:
-            found["executors"] += item.resident_bytes / MIB
-            found["python"] += sum(worker.resident_bytes for worker in below(item.pid)) / MIB
+            found["executors"] += proportional_bytes(item.pid) / MIB
+            found["python"] += sum(proportional_bytes(worker.pid) for worker in below(item.pid)) / MIB
     return {name: round(value, 1) for name, value in found.items()}
 
 

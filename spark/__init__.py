@@ -24,6 +24,7 @@ failures    errors that begin with our sentence
 ledger      which batches Spark has finished, told by the driver's listener
 driver_process  the planner's process
 sink        rows as messages; stream_sink: those of a stream
+worker_start  how Spark's Python processes for the format start
 autoload    by which Spark finds the format by itself
 """
 
@@ -34,6 +35,8 @@ import pkgutil
 import shutil
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -65,13 +68,32 @@ def register(spark: SparkSession) -> None:
         raise RuntimeError(fault)
     if not lack:
         _listen(spark)
-    if not _is_found():
+    if not hasattr(spark, "_jsparkSession"):  # Spark Connect: the processes are elsewhere
+        if not _is_found():
+            spark.dataSource.register(RocketletDataSource)
+        return
+    from .worker_start import fast_start
+
+    with fast_start(spark.sparkContext), _without_warning(spark) if _is_found() else nullcontext():
         spark.dataSource.register(RocketletDataSource)
 
 
 def _is_found() -> bool:
-    """Whether Spark finds the format by itself, which looks for it like this: to register it again would make Spark warn."""
+    """Whether Spark finds the format by itself, which looks for it like this."""
     return any(module.name == "pyspark_rocketlet" for module in pkgutil.iter_modules())
+
+
+@contextmanager
+def _without_warning(spark: SparkSession) -> Iterator[None]:
+    """Spark warns where a format is registered that it found by itself."""
+    logging: Any = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    name = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+    before = logging.LogManager.getLogger(name).getLevel()
+    logging.core.config.Configurator.setLevel(name, logging.Level.ERROR)
+    try:
+        yield
+    finally:
+        logging.core.config.Configurator.setLevel(name, before)
 
 
 def _listen(spark: SparkSession) -> None:

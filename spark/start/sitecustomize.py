@@ -1,0 +1,29 @@
+"""Python runs this when it starts, in Spark's Python processes for the format: `worker_start` puts this folder on their path.
+
+Spark puts its own pyspark.zip first on the path. It holds sources without bytecode, which each process compiles again: 0.5 of
+its 0.8 s of processor time. In a PySpark that pip has installed, the zip lies inside of the package, which has the same
+sources and keeps their bytecode. So zips of that folder are looked at last.
+"""
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+
+
+def _with_zips_last(path: list[str]) -> list[str]:
+    zips = tuple(os.path.join(os.path.realpath(entry), "pyspark", "python", "lib", "") for entry in path)
+    return sorted(path, key=lambda entry: os.path.realpath(entry).startswith(zips))
+
+
+def _run_next() -> None:
+    """Runs the sitecustomize that Python would have found without this one."""
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = _with_zips_last([entry for entry in sys.path if os.path.abspath(entry) != _HERE])
+_run_next()

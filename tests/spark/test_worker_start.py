@@ -1,0 +1,85 @@
+"""How Spark's Python processes for the format start. Without Spark; the last test with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+import pyspark
+import rocketlet.spark
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from rocketlet.spark.worker_start import fast_start
+
+from .running import MARKS
+
+START = Path(rocketlet.spark.__file__).with_name("start")
+LIB = Path(pyspark.__file__).parent / "python" / "lib"
+
+
+def path_of(*entries: Path, show: str = "sys.path") -> list[str]:
+    """The path of a Python that starts with these entries before its own."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, entries))}
+    command = [sys.executable, "-c", f"import sys; print(*{show}, sep='\\n')"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_the_zips_inside_of_the_package_come_last() -> None:
+    zips = [LIB / "pyspark.zip", LIB / "py4j-0.10.9.9-src.zip"]
+    found = path_of(*zips, START)
+    assert found[-2:] == [str(entry) for entry in zips]
+    assert str(LIB.parents[2]) in found
+    assert str(START) not in found
+
+
+def test_the_zip_of_a_spark_elsewhere_stays_first(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "spark" / "python" / "lib" / "pyspark.zip"
+    assert path_of(elsewhere, START)[1] == str(elsewhere)
+
+
+def test_the_sitecustomize_of_others_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.ran = [__file__, __name__]\n")
+    assert path_of(START, tmp_path, show="sys.ran") == [str(tmp_path / "sitecustomize.py"), "sitecustomize"]
+
+
+def told() -> type[DataSource]:
+    """A source with one row: where its process has PySpark from. Made here, because the processes do not find this module."""
+
+    class Reader(DataSourceReader):
+        def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
+            import pyspark
+
+            yield (pyspark.__file__,)
+
+    class Told(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "told"
+
+        def schema(self) -> str:
+            return "file STRING"
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            return Reader()
+
+    return Told
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(600)
+@MARKS[1]
+def test_processes_of_the_format_have_pyspark_from_the_package(spark: SparkSession) -> None:
+    before = dict(spark.sparkContext.environment)
+    with fast_start(spark.sparkContext):
+        spark.dataSource.register(told())
+    assert spark.sparkContext.environment == before
+    assert [row.file for row in spark.read.format("told").load().collect()] == [pyspark.__file__]
