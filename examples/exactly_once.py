@@ -17,7 +17,7 @@ import sys
 from rocketlet.client import Consumer, Message
 from rocketlet.protocol.bodies import Queue
 from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, create_engine, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 metadata = MetaData()
 places = Table(
@@ -37,7 +37,7 @@ class Ledger:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        metadata.create_all(engine)
+        make_tables(engine)
 
     def pay(self, message: Message) -> None:
         """The handler: effect and offset in one transaction, or neither."""
@@ -67,6 +67,17 @@ class Ledger:
         except IntegrityError:  # another member was quicker
             return self.next_offset(queue)
         return 0
+
+
+def make_tables(engine: Engine) -> None:
+    """Members that start together may find that another one makes a table just now: then they look again."""
+    for tries_left in reversed(range(len(metadata.tables) + 1)):
+        try:
+            metadata.create_all(engine)
+            return
+        except DBAPIError:
+            if not tries_left:
+                raise
 
 
 async def main(

@@ -42,7 +42,7 @@ class LoopThread:
 
 def _new_loop() -> asyncio.AbstractEventLoop:
     with suppress(ImportError):
-        import uvloop
+        from .loop import Loop
 
-        return uvloop.new_event_loop()
+        return Loop()
     return asyncio.new_event_loop()

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import pytest
 import structlog
-import uvloop
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from rocketlet.broker.broker import Broker
@@ -25,6 +24,7 @@ from rocketlet.broker.server import Server
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.testing.loop import Loop
 from rocketlet.testing.ports import free_port
 
 from . import side_by_side, spark_home
@@ -58,7 +58,7 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the loop that brokers and clients run on."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": Loop}
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -17,9 +17,10 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pwd import getpwnam
+from typing import Any
 
 import pytest
 from rocketlet.client import Producer
@@ -79,30 +80,31 @@ def running_postgres(programs: Path) -> Iterator[str]:
         shutil.rmtree(folder)
 
 
-@dataclass
 class Member:
-    process: Process
-    proxy: Process
+    """The example, and the proxy between it and the broker."""
+
+    def __init__(self) -> None:
+        self.process: Process | None = None
+        self.proxy: Process | None = None
+
+    async def start(self, address: str, url: str) -> None:
+        dump = (*PROXY, "0", "--to", address, "--only", "UNREGISTER_CLIENT")
+        self.proxy = await asyncio.create_subprocess_exec(*dump, stdout=PIPE)
+        line = await _first_line(self.proxy)  # give clients 127.0.0.1:PORT; ...
+        command = (sys.executable, str(EXAMPLE), line.split(";")[0].split()[-1], url, "t")
+        self.process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+        assert await _first_line(self.process) == "ready"
+
+    async def end(self) -> None:
+        for process in (self.process, self.proxy):
+            if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
 
 
-async def member(address: str, url: str) -> Member:
-    proxy = await asyncio.create_subprocess_exec(
-        *PROXY, "0", "--to", address, "--only", "UNREGISTER_CLIENT", stdout=PIPE
-    )
-    assert proxy.stdout is not None
-    port = int((await proxy.stdout.readline()).split(b";")[0].rpartition(b":")[2])  # give clients 127.0.0.1:PORT; ...
-    command = (sys.executable, str(EXAMPLE), f"127.0.0.1:{port}", url, "t")
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+async def _first_line(process: Process) -> str:
     assert process.stdout is not None
-    assert await process.stdout.readline() == b"ready\n"
-    return Member(process, proxy)
-
-
-async def end(ended: Member) -> None:
-    for process in (ended.process, ended.proxy):
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    return (await process.stdout.readline()).decode().rstrip()
 
 
 async def disturb(chance: random.Random, address: str, url: str, members: list[Member]) -> None:
@@ -110,13 +112,42 @@ async def disturb(chance: random.Random, address: str, url: str, members: list[M
     victim = chance.randrange(len(members))
     how = chance.choice(("kill", "freeze", "cut off"))
     if how == "kill":
-        await end(members[victim])
-        members[victim] = await member(address, url)
+        await members[victim].end()
+        members[victim] = Member()
+        await members[victim].start(address, url)
     else:
         stopped = members[victim].process if how == "freeze" else members[victim].proxy
+        assert stopped is not None
         stopped.send_signal(signal.SIGSTOP)
         await asyncio.sleep(chance.uniform(0, FREEZE_S))
         stopped.send_signal(signal.SIGCONT)
+
+
+def loaded(path: Path) -> Any:
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_members_that_start_together_make_the_tables_once(url: str) -> None:
+    """Another member makes each table between this one's look and its own try."""
+    example = loaded(EXAMPLE)
+    mine, another = sqlalchemy.create_engine(url), sqlalchemy.create_engine(url)
+    tables = list(example.metadata.sorted_tables)
+
+    def quicker(table: Any, connection: Any, **options: Any) -> None:
+        if connection.engine is mine:
+            table.create(another)
+
+    for table in tables:
+        sqlalchemy.event.listen(table, "before_create", quicker)
+    example.make_tables(mine)
+    assert set(sqlalchemy.inspect(mine).get_table_names()) == {table.name for table in tables}
+    mine.dispose()
+    another.dispose()
 
 
 @pytest.mark.timeout(600)
@@ -130,8 +161,10 @@ async def test_every_message_is_in_the_table_once(node: Node, wire: Wire, url: s
         with engine.begin() as database:
             return list(database.execute(sqlalchemy.text("select body from payments")).scalars())
 
-    members = list(await asyncio.gather(*(member(node.address, url) for _ in range(3))))
+    members = [Member() for _ in range(3)]
     try:
+        starts = (member.start(node.address, url) for member in members)
+        assert await asyncio.gather(*starts, return_exceptions=True) == [None, None, None]
         async with Producer(node.address) as producer:
             for number in range(MESSAGES):
                 await producer.send("t", f"{seed}-{number}".encode())
@@ -140,7 +173,7 @@ async def test_every_message_is_in_the_table_once(node: Node, wire: Wire, url: s
         wanted = {f"{seed}-{number}" for number in range(MESSAGES)}
         await eventually(lambda: wanted <= set(rows()), timeout_s=120)
     finally:
-        await asyncio.gather(*map(end, members))
+        await asyncio.gather(*(member.end() for member in members))
     mine = [body for body in rows() if body.startswith(f"{seed}-")]
     assert len(mine) == MESSAGES
     engine.dispose()
