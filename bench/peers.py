@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from rocketlet.testing.ports import free_port
 APACHE_VERSION = "4.9.7"  # the newest 4.9 whose broker and name server are on Maven Central
 APACHE_START_S = 90.0  # it takes 3 s on a machine with nothing else to do
 APACHE_TRIES = 3
+FETCH_S = 600.0  # it takes seconds, or a minute with an empty cache
 APACHE_HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=2g")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rocketlet"
 POM = Path(__file__).parent / "apache" / "pom.xml"
@@ -141,6 +143,26 @@ def apache_fault() -> str | None:
     return None
 
 
+def fetch(command: Sequence[str], folder: Path | None = None) -> str:
+    """Runs a command that fetches something. What it said at last if it failed, and nothing if it did not.
+
+    One runs at a time on this machine, because Maven's repository and the caches of Go and npm are not made for several that
+    fill them. What fails is tried once more, because networks have hiccups."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    said = ""
+    with (CACHE / "fetching.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for _ in range(2):
+            try:
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_S)
+            except subprocess.TimeoutExpired:
+                return f"not within {FETCH_S:.0f} s"
+            if not done.returncode:
+                return ""
+            said = (done.stdout + done.stderr).strip() or f"it ended with {done.returncode}"
+    return said
+
+
 async def maven_jars(folder: Path, needed: str, pom: Path, *options: str) -> Path:
     """The folder with the jars of a pom, fetched from Maven Central if none that is `needed` is there. It comes into being
     with all of them: others may be looking for it, too."""
@@ -148,12 +170,10 @@ async def maven_jars(folder: Path, needed: str, pom: Path, *options: str) -> Pat
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}-", dir=folder.parent) as coming:
-        child = await asyncio.create_subprocess_exec(
-            "mvn", "-q", "-B", "-f", str(pom), *options, "dependency:copy-dependencies",
-            f"-DoutputDirectory={coming}/jars", stdout=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-        if await child.wait():
-            raise RuntimeError(f"Maven could not fetch {folder.name}; see its output above")
+        command = ("mvn", "-q", "-B", "-f", str(pom), *options, "dependency:copy-dependencies")
+        fault = await asyncio.to_thread(fetch, (*command, f"-DoutputDirectory={coming}/jars"))
+        if fault:
+            raise RuntimeError(f"Maven could not fetch {folder.name}: {fault[-2000:]}")
         try:
             Path(coming, "jars").rename(folder)
         except OSError:  # somebody else was faster

@@ -23,6 +23,7 @@ from .flights import TOTAL, Flight, read_flights
 TOPIC = "flights"
 IN_FLIGHT = 64
 STATUS_EVERY = 256
+PATIENCE_S = 30.0  # with processes that all start at once
 
 
 async def replay(name_server: str, limit: int, rate: float, status: Path | None, *, forever: bool = False) -> int:
@@ -43,7 +44,7 @@ async def replay(name_server: str, limit: int, rate: float, status: Path | None,
             if status is not None and sent % STATUS_EVERY == 0:
                 _write(status, sent)
 
-    async with Producer(name_server, "replay", timeout_s=30, retries=10) as producer:
+    async with Producer(name_server, "replay", timeout_s=PATIENCE_S, retries=10) as producer:
         await _send(producer, next(flights)[1])  # alone: it makes the topic
         sent = 1
         await asyncio.gather(*(worker(producer) for _ in range(IN_FLIGHT)))
@@ -61,7 +62,7 @@ async def create_topic(name_server: str, queues: int, brokers: int = 1) -> None:
         for broker in found:
             connection = await cluster.connection(broker.addresses[0])
             ext = write(CreateTopic(TOPIC, queues, queues, 6))
-            await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+            await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext, timeout_s=PATIENCE_S)
         while True:
             route = await cluster.find_route(TOPIC)
             if route is not None and len(route.queues) >= len(found):

@@ -31,6 +31,10 @@ from . import side_by_side, spark_home
 
 PATIENCE_S = 60.0
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
+FOREIGN = ("java", "go", "spark", "browser", "pyright")
+"""Markers of tests that start programs of others."""
+FOREIGN_S = 900.0
+"""How long such a test may take: it may have to wait until everything is fetched, with empty caches."""
 PYRIGHT = "pyright@1.1.414"
 
 _LOGS = structlog.get_config()  # nothing has configured them yet
@@ -72,6 +76,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> side_by_side
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.get_closest_marker(name) for name in FOREIGN):
+            item.add_marker(pytest.mark.timeout(FOREIGN_S), append=False)
     items.sort(key=lambda item: side_by_side.place(item.nodeid, is_long=item.get_closest_marker("long") is not None))
 
 
@@ -107,7 +114,8 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 @dataclass
 class Node:
-    """A running broker with a name server, in this process. Its clock goes on, and further when a test advances it."""
+    """A running broker with a name server, in this process. Its clock goes on, and further when a test advances it. A test
+    that says what has NOT happened yet gives it a clock that stands: this machine may stand still at any moment."""
 
     address: str
     broker: Broker
@@ -130,14 +138,14 @@ class Nodes:
     folder: Path
     stack: AsyncExitStack
 
-    async def start(self, **settings: Any) -> Node:
+    async def start(self, *, clock: MovableClock | None = None, **settings: Any) -> Node:
         port = free_port()
         address = f"127.0.0.1:{port}"
         name = settings.pop("name", "broker-a")
         of_server = {key: settings.pop(key) for key in ("tls", "acl") if key in settings}
         settings.setdefault("data_dir", self.folder / name)
         config = replace(BrokerConfig(data_dir=Path(), address=address, name=name), **settings)
-        clock = MovableClock()
+        clock = clock or MovableClock()
         routes = None if config.name_servers else Routes(clock)
         broker = Broker(config, routes, clock, **of_server)
         server = Server("127.0.0.1", port, broker=broker, routes=routes, **of_server)

@@ -64,7 +64,9 @@ async def test_a_clock_that_is_not_moved_goes_on_by_itself() -> None:
     await eventually(lambda: seen == [1])
 
 
-async def test_every_delay_level_comes_when_the_clock_is_moved(node: Node, wire: Wire) -> None:
+async def test_every_delay_level_comes_when_the_clock_is_moved(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    wire = await connect(node.address)
     await create_topic(wire, "t", 1)
     queue = node.broker.store.queue("t", 0)
     for level, delay_ms in enumerate(DELAY_LEVELS_MS, 1):

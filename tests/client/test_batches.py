@@ -22,7 +22,7 @@ from rocketlet.client.connection import Connection
 from rocketlet.client.message import UniqueKeys
 from rocketlet.protocol.codes import RequestCode
 
-from ..conftest import Node, Nodes, Wire, create_topic
+from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic
 
 
 class Requests:
@@ -205,7 +205,7 @@ async def test_queues_of_brokers_that_are_met_for_the_first_time_take_their_turn
     await nodes.start(name="broker-b", name_servers=(node.address,))
     async with AdminClient(node.address) as admin:
         await admin.create_topic("t", queues=4)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while len((await admin.topic("t")).ranges) != 8:
                 await asyncio.sleep(0.01)
     for _ in range(8):  # each begins at another queue
@@ -234,7 +234,7 @@ async def test_an_answer_that_does_not_say_where_fails_each_sender_at_once(
             call(connection, code, header, body, answer, *rest)
 
         monkeypatch.setattr(Connection, "call", garbled)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             found = await asyncio.gather(producer.send("t", b"a"), producer.send("t", b"b"), return_exceptions=True)
         assert all("stored the messages and does not say where" in str(error) for error in found)
     assert len(await stored(node)) == 3

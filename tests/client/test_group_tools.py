@@ -14,6 +14,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LEASE_SWEEP_S, ORPHAN_S
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Producer, settled
 from rocketlet.command import logs
@@ -203,7 +204,9 @@ async def test_a_queue_that_comes_back_by_its_lock_has_one_reader(node: Node, co
     assert node.broker.watch.double_readers == 0
 
 
-async def test_a_queue_that_nobody_reads_is_named(node: Node, wire: Wire) -> None:
+async def test_a_queue_that_nobody_reads_is_named(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    wire = await connect(node.address)
     await create_topic(wire, "t", 2)
     await send(wire)
     await join(wire, "c1")

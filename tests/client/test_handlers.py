@@ -210,7 +210,11 @@ def test_a_delay_level_is_a_number_from_0(level: Any) -> None:
 
 
 async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(nodes: Nodes, connect: Connect) -> None:
-    settings = {"transaction_sweep_s": 0.02, "transaction_timeout_s": 0.0, "transaction_check_max": 10**6}
+    settings: dict[str, Any] = {
+        "transaction_sweep_s": 0.02,
+        "transaction_timeout_s": 0.0,
+        "transaction_check_max": 10**6,
+    }
     node = await nodes.start(**settings)
     await create_topic(await connect(node.address), "t", 1)
     asked = 0

@@ -272,7 +272,7 @@ async def test_a_lease_that_is_not_reclaimed_after_a_restart_ends(nodes: Nodes) 
     request = LockRequest("gone", "g", (Queue("t", "guest", 0),), True)
     guest.broker.locks.lock(request, peer())
     await guest.stop()
-    again = await restart(nodes, guest)
+    again = await restart(nodes, guest, stands=True)
     assert again.broker.locks.owners("g") == {("t", 0): "gone"}
     again.clock.advance(HANDOVER_LEASE_S - LEASE_SWEEP_S)
     assert again.broker.locks.owners("g") == {("t", 0): "gone"}
@@ -321,9 +321,9 @@ async def test_members_and_brokers_that_come_and_go_at_random_lose_and_repeat_no
     assert watch.overlaps == [] or not orderly
 
 
-async def restart(nodes: Nodes, node: Node) -> Node:
+async def restart(nodes: Nodes, node: Node, *, stands: bool = False) -> Node:
     """The same broker on the same port and folder."""
-    clock = MovableClock()
+    clock = MovableClock(stands=stands)
     broker = Broker(node.config, clock=clock)
     port = int(node.address.rpartition(":")[2])
     server = await Server("127.0.0.1", port, broker=broker, routes=None).__aenter__()

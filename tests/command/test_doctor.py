@@ -6,15 +6,17 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
-from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, settled
-from rocketlet.client.diagnosis import Finding, diagnose
+import pytest
+from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, diagnosis, settled
+from rocketlet.client.admin import Group
+from rocketlet.client.diagnosis import Finding, Observed, diagnose
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import dlq_topic
 from rocketlet.protocol.registration_body import encode_registration
 from rocketlet.protocol.subscription import parse_subscription
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from .conftest import Run
 
 
@@ -77,7 +79,9 @@ async def test_a_queue_that_stands_names_its_owner(node: Node, wire: Wire) -> No
         stuck.set()
 
 
-async def test_lag_that_grows_says_by_how_much_and_what_helps(node: Node, wire: Wire) -> None:
+async def test_lag_that_grows_says_by_how_much_and_what_helps(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten messages arrive between the two looks, and the handler commits one of them."""
     await create_topic(wire, "t", 1)
     go = asyncio.Semaphore(1)
@@ -92,23 +96,24 @@ async def test_lag_that_grows_says_by_how_much_and_what_helps(node: Node, wire: 
         for _ in range(3):
             await producer.send("t", b"x")
         async with AdminClient(node.address) as admin:
-            async with asyncio.timeout(30):
-                while sum(item.consumer_offset for item in (await admin.progress("g", "t")).values()) != 1:
-                    await asyncio.sleep(0.01)
 
-            async def meanwhile() -> None:
-                async with asyncio.timeout(30):
-                    while not looked.done():
-                        await producer.send("t", b"x")
-                        go.release()
-                        await producer.send("t", b"x")
-                        await asyncio.sleep(0.02)
+            async def committed(count: int) -> None:
+                async with asyncio.timeout(PATIENCE_S):
+                    while sum(item.consumer_offset for item in (await admin.progress("g", "t")).values()) != count:
+                        await asyncio.sleep(0.01)
 
-            looked = asyncio.ensure_future(diagnose(admin, watch_s=1.0))
-            sending = asyncio.ensure_future(meanwhile())
-            findings = {finding.kind: finding for finding in await looked}
-            await sending
-        assert "are consumed" in findings["growing_lag"].text
+            async def second_look(admin: AdminClient, group: Group, seconds: float) -> Observed:
+                for _ in range(10):
+                    await producer.send("t", b"x")
+                go.release()
+                await committed(2)
+                return await observe(admin, group, 1.0)
+
+            await committed(1)
+            observe = diagnosis._observe
+            monkeypatch.setattr(diagnosis, "_observe", second_look)
+            findings = {finding.kind: finding for finding in await diagnose(admin, watch_s=0.0)}
+        assert "10 messages/s arrive, 1 are consumed" in findings["growing_lag"].text
         assert "1 queues for 1 members: add queues" in findings["growing_lag"].cure
         for _ in range(1000):
             go.release()
@@ -151,7 +156,7 @@ async def test_dead_letters_have_a_cure(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     async with Producer(node.address) as producer, Consumer(node.address, "g", "t", lambda message: Reject()):
         await producer.send("t", b"x")
-        async with AdminClient(node.address) as admin, asyncio.timeout(30):
+        async with AdminClient(node.address) as admin, asyncio.timeout(PATIENCE_S):
             while dlq_topic("g") not in await admin.topics(system=True):
                 await asyncio.sleep(0.01)
             while not (await admin.topic(dlq_topic("g"))).messages:

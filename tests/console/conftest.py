@@ -12,7 +12,7 @@ import httpx
 import pytest
 from rocketlet.console.server import ConsoleServer
 
-from ..conftest import Node
+from ..conftest import PATIENCE_S, Node
 
 _TOKEN = re.compile(r'name="token" value="([0-9a-f]{64})"')
 _HIDDEN = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
@@ -57,7 +57,7 @@ class Site:
     async def stream(self, path: str) -> AsyncIterator[tuple[str, str]]:
         """The live parts of a page as they come: name and HTML."""
         headers = {"accept": "text/event-stream"}
-        async with self.http.stream("GET", self.url + path, headers=headers, timeout=60) as answer:
+        async with self.http.stream("GET", self.url + path, headers=headers, timeout=PATIENCE_S) as answer:
             assert answer.status_code == 200
             name, lines = "", list[str]()
             async for line in answer.aiter_lines():
@@ -82,11 +82,11 @@ def token_of(page: str) -> str:
 
 @pytest.fixture
 async def site(node: Node) -> AsyncIterator[Site]:
-    async with ConsoleServer(node.address) as server, httpx.AsyncClient(timeout=60) as http:
+    async with ConsoleServer(node.address) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
         yield Site(server.url, http)
 
 
 @pytest.fixture
 async def read_only_site(node: Node) -> AsyncIterator[Site]:
-    async with ConsoleServer(node.address, read_only=True) as server, httpx.AsyncClient(timeout=60) as http:
+    async with ConsoleServer(node.address, read_only=True) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
         yield Site(server.url, http)

@@ -126,6 +126,8 @@ async def filled(node: Node, stack: AsyncExitStack) -> str:
         sent = await producer.send(
             "orders", b'{"order": %d, "total": 9.95}' % number, tag="new", keys=f"order-{number}"
         )
+    for group in ("shipping", "billing"):  # known to the broker when the topic has come into being, not before
+        await settled(node.address, group, members=1)
     return f"/messages/orders/{sent.queue.broker_name}/{sent.queue.queue_id}/{sent.queue_offset}"
 
 
@@ -182,7 +184,6 @@ async def test_a_rebalance_is_seen_as_it_happens(windows: Windows, node: Node) -
         await window.has("#live_members tbody tr:only-child")
 
 
-@pytest.mark.skip(reason="open: the page does not show the dead letters in time when other tests run beside it")
 async def test_dead_letters_are_replayed_with_the_mouse(windows: Windows, node: Node) -> None:
     is_broken, mended = True, Inbox()
 
@@ -195,6 +196,7 @@ async def test_dead_letters_are_replayed_with_the_mouse(windows: Windows, node: 
     async with Producer(node.address) as producer, Consumer(node.address, "g", "orders", handle, start="first"):
         for body in (b"one", b"two", b"three"):
             await producer.send("orders", body)
+        await settled(node.address, "g", members=1)  # a group that no broker knows has no page
         window = await windows.new(height=480)
         await window.open("/groups/g")
         await window.has("#live_summary .figure.bad dd >> text=3")

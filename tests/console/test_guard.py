@@ -9,7 +9,7 @@ import pytest
 from rocketlet.client import AdminClient
 from rocketlet.console.config import MAX_FORM_BYTES, MAX_STREAMS
 
-from ..conftest import Node
+from ..conftest import PATIENCE_S, Node
 from .conftest import Site, plain, token_of
 
 
@@ -98,7 +98,7 @@ async def test_open_pages_are_limited_and_given_back(site: Site) -> None:
         beyond = await site.http.get(site.url + "/groups", headers=headers)
         assert beyond.status_code == 503
         assert str(MAX_STREAMS) in beyond.text
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             async with site.http.stream("GET", site.url + "/groups", headers=headers) as again:
                 if again.status_code == 200:

@@ -70,7 +70,7 @@ def run_here(snippet: Snippet, page: Path, names: dict[str, Any], runner: asynci
     with contextlib.redirect_stdout(io.StringIO()) as said:
         outcome = eval(code, names)
         if inspect.iscoroutine(outcome):
-            runner.run(asyncio.wait_for(outcome, 60))
+            runner.run(asyncio.wait_for(outcome, 180))
     return said.getvalue()
 
 
@@ -81,7 +81,7 @@ def run_file(snippet: Snippet, page: Path, names: dict[str, Any], runner: asynci
         return ""
     with_pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
     command = [sys.executable, *(with_pytest if name.startswith("test_") else ()), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     if done.returncode:
         raise AssertionError(f"{page}:{snippet.line}: {name} failed\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -22,7 +22,7 @@ from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language
 from rocketlet.testing.ports import free_port
 
-from bench.peers import apache_fault, fetch_fault
+from bench.peers import apache_fault, fetch, fetch_fault
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, made_once
 from . import compatibility
@@ -31,6 +31,9 @@ HERE = Path(__file__).parent
 JAVA_CLIENT = "Java 4.9.8"
 MQADMIN = "mqadmin 4.9.8"
 GO_CLIENT = "Go 2.1.2"
+SMALL_JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+START_S = 120.0
+"""What a foreign program may take to start and do something. A second is usual."""
 
 
 def missing(*programs: str) -> str:
@@ -124,11 +127,13 @@ class Program:
     def bodies(self) -> list[str]:
         return [line[5] for line in self.found("GOT")]
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = START_S) -> None:
         """Returns when the condition holds; fails when the program says FAILED, ends, or time is up."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition():
+                    if self.process.returncode:
+                        await self._reader  # it may have said why
                     failed = self.found("FAILED")
                     assert not failed, failed
                     assert not self.process.returncode, self.lines[-20:]
@@ -184,10 +189,9 @@ async def program(*arguments: str, **environment: str) -> AsyncIterator[Program]
 
 def fetched(command: list[str], folder: Path) -> None:
     """Fetches what foreign programs are made of; skips the test where that cannot be reached."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        pytest.skip(f"{command[0]} cannot fetch what is needed: {said[-1] if said else 'no reason given'}")
+    fault = fetch(command, folder)
+    if fault:
+        pytest.skip(f"{command[0]} cannot fetch what is needed: {fault.splitlines()[-1]}")
 
 
 @pytest.fixture(scope="session")
@@ -228,7 +232,7 @@ def java(classpath: str, tmp_path: Path) -> Run:
     def run(program_mode: str, /, jvm: Sequence[str] = (), **options: object) -> AbstractAsyncContextManager[Program]:
         named = [f"{name.replace('_', '-')}={value}" for name, value in options.items()]
         return program(
-            "java", *jvm, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8",
+            "java", *jvm, *SMALL_JVM, "-Dfile.encoding=UTF-8",
             "-Drocketmq.client.logUseSlf4j=true", f"-Dlogback.configurationFile={logback}", f"-Duser.home={tmp_path}",
             "-cp", classpath, "Peer", program_mode, *named, ROCKETMQ_HOME=str(tmp_path),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from rocketlet.console.server import ConsoleServer
 
 from bench.peers import Apache
 
-from ..conftest import eventually
+from ..conftest import PATIENCE_S, eventually
 from ..console.conftest import Site
 from ..handlers import Inbox
 
@@ -34,7 +34,7 @@ async def apache(
 
 async def until(site: Site, path: str, words: str) -> str:
     """The text of a page as soon as it has some words."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while words not in (page := await site.text(path)):
             await asyncio.sleep(0.1)
     return page
@@ -49,7 +49,7 @@ async def test_apaches_cluster_is_shown_and_changed(apache: Apache) -> None:
         await mended(message)
         return None
 
-    async with ConsoleServer(apache.address) as server, httpx.AsyncClient(timeout=60) as http:
+    async with ConsoleServer(apache.address) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
         site = Site(server.url, http)
         await site.change("/new/topic", "/new/topic", topic="orders", queues="4", perm="6")
         for group in ("shipping", "billing"):

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import retry_topic
 
@@ -152,13 +152,14 @@ async def test_go_shares_a_group(cluster: Cluster, go: Run, request: pytest.Fixt
         await eventually(lambda: own(consumer, "t") == queues // 3)
         for number in range(120):
             await producer.send("t", b"%d" % number)
-        everywhere = [one, two]
-        await one.until(lambda: len(inbox.messages) + sum(len(peer.bodies) for peer in everywhere) >= 120)
-    mine = {message.body.decode() for message in inbox.messages if isinstance(message, Message)}
-    assert mine
+        programs = (one, two)
+        everything = {str(number) for number in range(120)}
+        await one.until(
+            lambda: {body.decode() for body in inbox.bodies}.union(*(peer.bodies for peer in programs)) == everything
+        )
+    assert inbox.bodies
     assert one.bodies
     assert two.bodies
-    assert mine | set(one.bodies) | set(two.bodies) == {str(number) for number in range(120)}
 
 
 async def test_gos_odd_habits_are_answered(cluster: Cluster, go: Run) -> None:

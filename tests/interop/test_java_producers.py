@@ -16,7 +16,7 @@ from bench.peers import APACHE_VERSION, Apache
 
 from ..conftest import eventually
 from ..handlers import Inbox
-from .conftest import Cluster, Run, StartCluster, missing
+from .conftest import START_S, Cluster, Run, StartCluster, missing
 
 pytestmark = [
     pytest.mark.java,
@@ -229,11 +229,11 @@ async def test_errors_have_the_codes_of_apaches_broker(
 async def test_java_learns_that_it_may_not_write(start_cluster: StartCluster, java: Run) -> None:
     cluster = await start_cluster(1, auto_create_topics=False)
     async with java("produce", ns=cluster.address, topic="nobody_made_it") as peer:
-        await eventually(lambda: bool(peer.found("FAILED")))
+        await eventually(lambda: bool(peer.found("FAILED")), START_S)
     assert "No route info of this topic" in " ".join(peer.found("FAILED")[0])
     await cluster.create_topic("t", perm=4)
     async with java("produce", ns=cluster.address, topic="t") as peer:
-        await eventually(lambda: bool(peer.found("FAILED")))
+        await eventually(lambda: bool(peer.found("FAILED")), START_S)
     assert "No route info of this topic" in " ".join(peer.found("FAILED")[0])
 
 

@@ -34,7 +34,7 @@ async def admin(cluster: Cluster, java: Run) -> AsyncIterator[Admin]:
         async def run(*words: str) -> str:
             before = len(peer.lines)
             await peer.write("\t".join((words[0], "-n", cluster.address, *words[1:])))
-            await peer.until(lambda: "== done" in peer.lines[before:], 25)
+            await peer.until(lambda: "== done" in peer.lines[before:])
             text = "\n".join(peer.lines[before : peer.lines.index("== done", before)])
             assert "Exception" not in text, text
             return text
@@ -149,6 +149,7 @@ async def test_a_java_member_is_shown(cluster: Cluster, admin: Admin, java: Run)
     await cluster.create_topic("t", 2)
     async with java("consume", ns=cluster.address, group="g", topic="t") as peer:
         await peer.started()
+        await eventually(lambda: waiting(cluster, "g") == 3 * len(cluster.nodes))  # it has its queues, and the retries'
         text = await admin("consumerConnection", "-g", "g")
         assert re.search(r"JAVA\s+V4_9_8", text)
         client_id = re.findall(r"(\S+@\S+)\s", text)[0]

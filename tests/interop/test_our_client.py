@@ -43,7 +43,7 @@ from rocketlet.testing.ports import free_port
 
 from bench.peers import APACHE_START_S, APACHE_TRIES, Apache
 
-from ..conftest import eventually
+from ..conftest import PATIENCE_S, eventually
 from ..handlers import Inbox
 from .conftest import Run, own
 
@@ -109,7 +109,7 @@ class System:
         self.run(system.__aenter__(), timeout_s=APACHE_TRIES * 3 * APACHE_START_S)
         self.address = system.address
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 3 * APACHE_START_S) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     async def restart_broker(self) -> None:
@@ -127,7 +127,7 @@ class System:
         cluster = ClientCluster(self.address)
         connection = await cluster.connection(self._system.broker_address)
         await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(name, queues, queues, 6)))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while await cluster.find_route(name) is None:
                 await asyncio.sleep(0.01)
         await cluster.close()
@@ -230,7 +230,7 @@ async def test_a_cluster_is_administered(system: System) -> None:
         sent = [await producer.send(topic, b"%d" % number, keys=f"k{number}") for number in range(8)]
         assert topic in await admin.topics()
         # Apache's broker makes its indexes a moment after it has stored a message
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while (await admin.topic(topic)).messages != 8:
                 await asyncio.sleep(0.05)
         async with Consumer(system.address, group, topic, inbox, start="first") as consumer:
@@ -249,7 +249,7 @@ async def test_a_cluster_is_administered(system: System) -> None:
         message = await admin.message(sent[5].offset_id)
         assert message is not None
         assert message.body == b"5"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while [item.body for item in await admin.messages_with_key(topic, "k3")] != [b"3"]:
                 await asyncio.sleep(0.05)
         queue = sent[0].queue
@@ -429,11 +429,10 @@ async def test_members_share_a_group_with_java(system: System, java: Run) -> Non
             await eventually(lambda: own(consumer, topic) == 3)
             for number in range(60):
                 await producer.send(topic, b"%d" % number)
-            await peer.until(lambda: len(inbox.messages) + len(peer.bodies) >= 60)
-        mine = {body.decode() for body in inbox.bodies}
-        assert mine
+            everything = {str(number) for number in range(60)}
+            await peer.until(lambda: {body.decode() for body in inbox.bodies} | set(peer.bodies) == everything)
+        assert inbox.bodies
         assert peer.bodies
-        assert mine | set(peer.bodies) == {str(number) for number in range(60)}
 
 
 @feature("a broker that restarts")
@@ -450,7 +449,7 @@ async def test_a_broker_that_restarts_is_found_again(system: System) -> None:
         await consumer.commit()
         await system.restart_broker()
         for number in range(20, 40):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(2 * PATIENCE_S):
                 while True:
                     try:
                         await producer.send(topic, b"%d" % number)

@@ -21,7 +21,7 @@ from ..broker.accounts import ADMIN, SECRETS, AccountsFile, access, account, sig
 from ..broker.certificates import Certificates
 from ..conftest import Node, Nodes, eventually
 from ..handlers import Inbox
-from .conftest import HERE, Program, Run, missing, program
+from .conftest import HERE, SMALL_JVM, Program, Run, missing, program
 from .test_go import binary, go
 
 __all__ = ["binary", "go"]
@@ -167,7 +167,7 @@ async def mqadmin(peer: AbstractAsyncContextManager[Program], node: Node) -> Asy
         async def run(*words: str) -> str:
             before = len(tool.lines)
             await tool.write("\t".join((words[0], "-n", node.address, *words[1:])))
-            await tool.until(lambda: "== done" in tool.lines[before:], 60)
+            await tool.until(lambda: "== done" in tool.lines[before:])
             return "\n".join(tool.lines[before : tool.lines.index("== done", before)])
 
         yield run
@@ -209,7 +209,7 @@ async def test_an_older_mqadmin_shows_accounts(
     await asyncio.to_thread(fetch_apache, "4.9.7")
     tools_file(tmp_path, ADMIN)
     old = program(
-        "java", "-Xmx256m", "-Drocketmq.client.logUseSlf4j=true", "-cp", f"{HERE}/java/target/classes:{jars}/*",
+        "java", *SMALL_JVM, "-Drocketmq.client.logUseSlf4j=true", "-cp", f"{HERE}/java/target/classes:{jars}/*",
         "Peer", "mqadmin", ROCKETMQ_HOME=str(tmp_path),
     )  # fmt: skip
     async with mqadmin(old, secured) as admin:

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rocketlet.client import Consumer, Producer
 from rocketlet.otel import TracedHandlers, TracedSends
 
-from ..conftest import eventually
+from ..conftest import made_once
 from ..handlers import Inbox
 from .conftest import HERE, Cluster, Run, fetched, missing
 
@@ -28,13 +28,14 @@ AGENT = "opentelemetry-javaagent-2.10.0.jar"
 
 
 @pytest.fixture(scope="session")
-def agent() -> Path:
-    folder = HERE / "java" / "target"
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     artifact = "io.opentelemetry.javaagent:opentelemetry-javaagent:2.10.0"
-    fetched(
-        ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}"], HERE / "java"
-    )
-    return folder / AGENT
+
+    def make(folder: Path) -> None:
+        command = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}"]
+        fetched(command, HERE / "java")
+
+    return made_once(tmp_path_factory, "opentelemetry-agent", make) / AGENT
 
 
 class Collector:
@@ -117,7 +118,7 @@ async def test_python_continues_a_trace_of_java(
         ),
         java("produce", jvm=traced_jvm(agent, collector), ns=cluster.address, topic="t", count=1) as peer,
     ):
-        await eventually(lambda: bool(exported.get_finished_spans()))
+        await peer.until(lambda: bool(exported.get_finished_spans()))
         (processed,) = exported.get_finished_spans()
         assert processed.parent is not None
         assert processed.parent.is_remote

@@ -15,7 +15,7 @@ import pytest
 from rocketlet.client import Consumer, Message
 from rocketlet.demo.replay import TOPIC, replay
 
-from ..conftest import Node
+from ..conftest import PATIENCE_S, Node
 
 
 def run(tmp_path: Path, *options: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -73,7 +73,7 @@ async def test_a_replay_that_runs_forever_begins_again(node: Node, tmp_path: Pat
 
     replaying = asyncio.create_task(replay(node.address, limit=5, rate=50.0, status=None, forever=True))
     try:
-        async with asyncio.timeout(60), Consumer(node.address, "watchers", TOPIC, handle, start="first"):
+        async with asyncio.timeout(PATIENCE_S), Consumer(node.address, "watchers", TOPIC, handle, start="first"):
             await second_year.wait()
     finally:
         replaying.cancel()

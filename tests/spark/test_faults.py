@@ -22,6 +22,7 @@ from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.subscription import parse_subscription
 
+from ..conftest import PATIENCE_S
 from .conftest import StoppableBroker
 from .running import MARKS, Sink, fill, run_once, stream, wait_for
 
@@ -43,10 +44,12 @@ def running(spark: SparkSession, address: str, sink: Any, folder: Path, **option
         query.stop()
 
 
-def queue_range(address: str, begin: int, end: int, *, fail: bool = True, queue_id: int = 0) -> QueueRange:
+def queue_range(
+    address: str, begin: int, end: int, *, fail: bool = True, queue_id: int = 0, patience_s: float = 2.0
+) -> QueueRange:
     queue = Queue("t", "broker-a", queue_id)
     everything = parse_subscription("t", "*", version=1)
-    return QueueRange(queue, begin, end, address, Access(), "g", everything, fail, 1000, 2.0)
+    return QueueRange(queue, begin, end, address, Access(), "g", everything, fail, 1000, patience_s)
 
 
 def rows_of(span: QueueRange) -> list[int]:
@@ -68,13 +71,13 @@ def test_a_broker_that_is_away_for_long_ends_the_query_which_goes_on_when_it_is_
 ) -> None:
     fill(broker.address, range(100))
     sink = Sink()
-    with running(spark, broker.address, sink, tmp_path, membership=membership, pollTimeoutMs="1500") as query:
+    with running(spark, broker.address, sink, tmp_path, membership=membership, pollTimeoutMs="4000") as query:
         wait_for(lambda: len(sink.numbers) == 100)
         broker.stop()
         with pytest.raises(
             Exception, match=r"no broker of .*t has answered for .*the query goes on from its checkpoint"
         ):
-            query.awaitTermination(60)
+            query.awaitTermination(180)
     broker.start()
     fill(broker.address, range(100, 200))
     with running(spark, broker.address, sink, tmp_path, membership=membership):
@@ -104,7 +107,9 @@ def test_a_task_waits_for_its_broker_for_some_seconds(broker: StoppableBroker) -
         next(batches)
 
     async def restarted() -> list[int]:
-        reading = asyncio.create_task(asyncio.to_thread(rows_of, queue_range(broker.address, 0, 100)))
+        reading = asyncio.create_task(
+            asyncio.to_thread(rows_of, queue_range(broker.address, 0, 100, patience_s=PATIENCE_S))
+        )
         await asyncio.sleep(0.7)
         await asyncio.to_thread(broker.start)
         return await reading

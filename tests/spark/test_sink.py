@@ -14,6 +14,7 @@ import pytest
 import uvloop
 from rocketlet.client import Consumer, Message, RocketletError
 
+from ..conftest import PATIENCE_S
 from .conftest import StoppableBroker
 from .running import MARKS, Sink, fill, run_once, stream
 
@@ -30,7 +31,7 @@ def consumed(address: str, count: int, topic: str = "out") -> list[Message]:
 
     async def run() -> list[Message]:
         found: list[Message] = []
-        async with Consumer(address, "check", topic, start="first") as consumer, asyncio.timeout(30):
+        async with Consumer(address, "check", topic, start="first") as consumer, asyncio.timeout(PATIENCE_S):
             async for message in consumer:
                 found.append(message)
                 if len(found) == count:

@@ -15,6 +15,7 @@ import uvloop
 from rocketlet.client import Consumer, Message, Producer, RetryLater
 from rocketlet.protocol.bodies import Queue
 
+from ..conftest import PATIENCE_S
 from .running import MARKS, QUEUES, Sink, committed, fill, report, rows_of, run_once, stream, wait_for
 
 pytestmark = MARKS
@@ -105,7 +106,7 @@ def test_a_query_shares_its_group_with_a_consumer_and_nothing_is_lost(
 
     try:
         wait_for(lambda: len(sink.numbers) == 100)
-        uvloop.run(asyncio.wait_for(consume(all_there, range(100, 200)), 60))
+        uvloop.run(asyncio.wait_for(consume(all_there, range(100, 200)), PATIENCE_S))
         assert seen
         fill(address, range(200, 300))  # the consumer has left: the query has every queue again
         wait_for(lambda: len(seen.keys() | sink.numbers.keys()) == 300)
@@ -130,7 +131,7 @@ def test_what_another_member_failed_to_handle_comes_with_its_first_topic(
             while len(tried) < 50:
                 await asyncio.sleep(0.01)
 
-    uvloop.run(asyncio.wait_for(fail_all(), 30))
+    uvloop.run(asyncio.wait_for(fail_all(), PATIENCE_S))
     sink = Sink()
     query = stream(spark, address, "g", tags="A").writeStream.foreachBatch(sink)
     running = query.option("checkpointLocation", str(tmp_path / "c")).start()
@@ -167,7 +168,7 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
         planned = member.plan(None)
         assert planned is not None
         assert rows_of(planned) == 400
-        uvloop.run(asyncio.wait_for(join(lambda: member.finish(planned)), 30))
+        uvloop.run(asyncio.wait_for(join(lambda: member.finish(planned)), PATIENCE_S))
         assert committed(address, "g") == 400
     finally:
         member.close()
@@ -190,7 +191,7 @@ def test_a_queue_lost_and_won_back_goes_on_from_the_groups_offset(address: str) 
                 while sum(queue.topic == "t" for queue in consumer.assignment()) < QUEUES // 2 or len(seen) < 180:
                     await asyncio.sleep(0.01)
 
-        uvloop.run(asyncio.wait_for(consume_some(), 30))
+        uvloop.run(asyncio.wait_for(consume_some(), PATIENCE_S))
         before = committed(address, "g")
         assert before == 40 + 180
         wait_for(lambda: len(member._readings) == QUEUES + 1)  # and the retries
