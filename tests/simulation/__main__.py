@@ -16,7 +16,8 @@ import structlog
 
 from .planted import FAULTS, planted
 from .scenarios import SCENARIOS
-from .world import Violation, World, simulate
+from .violations import Violation
+from .world import World, simulate
 
 
 def main() -> int:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .foreign import ForeignMember
     from .loop import Transport
-    from .world import Member, Node, World
+    from .member import Member
+    from .world import Node, World
 
 
 def spare(world: World) -> Member | ForeignMember | None:

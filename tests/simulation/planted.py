@@ -195,6 +195,16 @@ def _commit_ahead(self: Puller, process_queue: ProcessQueue) -> int:
     return process_queue.next_offset
 
 
+def _highest(self: ProcessQueue) -> int:
+    """The last message that is done counts, also while one before it is in its handler."""
+    done = [run.messages[run.done - 1].queue_offset + 1 for run in self.runs if run.done]
+    first_open: int = _first_open.__get__(self)
+    return max([first_open, *done])
+
+
+_first_open = ProcessQueue.__dict__["commit_offset"]
+
+
 def _lost_goes_on(self: Leases, queue: Queue, reason: str) -> None:
     """A member that is told that a queue is another's reads on."""
     lease = self.owned.get(queue)
@@ -210,6 +220,7 @@ FAULTS: dict[str, list[Fault]] = {
     "blind-newcomer": [(shares_module, "_unknown", lambda topic, queues, answer: [])],
     "commit-ahead": [(ProcessQueue, "commit_offset", property(lambda self: self.next_offset))],
     "commit-after-unlock": [(Leases, "_hand_over", _commit_after_unlock)],
+    "commit-highest": [(ProcessQueue, "commit_offset", property(_highest))],
     "commit-not-repeated": [(Assignment, "resume_queue", _resume_quietly)],
     "foreign-commits-behind": [(requests_offsets, "stale_fault", lambda *about: None)],
     "foreign-not-drained": [(Draining, "holds_back", lambda self, connection, header: False)],
@@ -244,6 +255,7 @@ FAULTS: dict[str, list[Fault]] = {
 # In which situation chance would need many seeds to find them.
 SCENARIO_OF = {
     "blind-newcomer": "broker-away",
+    "commit-highest": "handled-out-of-order",
     "commit-not-repeated": "broker-killed",
     "epoch-kept": "member-away",
     "foreign-commits-behind": "foreign-members",

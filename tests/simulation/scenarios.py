@@ -99,6 +99,14 @@ async def _broker_killed(world: World) -> None:
     await chaos.kill_broker(world)
 
 
+async def _handled_out_of_order(world: World) -> None:
+    """Members and brokers are killed while messages are in handlers, and later ones of the same queue are done."""
+    for _ in range(4):
+        await asyncio.sleep(world.rng.uniform(2, 6))
+        world.spawn(chaos.kill_broker(world) if world.rng.random() < 0.2 else chaos.kill(world))
+        await world.join()
+
+
 async def _foreign_members(world: World) -> None:
     """Apache's members come and go beside ours, also several at once: whose handlers are quick, nothing is handled twice."""
     for _ in range(3):
@@ -156,6 +164,10 @@ SCENARIOS: dict[str, Scenario] = {
         _foreign_members_of_two,
     ),
     "broker-killed": Scenario({**_CALM, "gentle": False, "queues": 8, "brokers": 1}, _broker_killed),
+    "handled-out-of-order": Scenario(
+        {**_LONG, "gentle": False, "orderly": False, "mixed": False, "members": 4, "queues": 4, "handler_s": 0.02},
+        _handled_out_of_order,
+    ),
     "long-hand-over": Scenario({**_CALM, **_LONG, "members": 3}, _long_hand_over),
     "unheard-restart": Scenario({"gentle": False, "members": 3, "mixed": False}, _unheard_restart),
     "only-a-broker-stands": Scenario({**_CALM, "handler_s": 0.2}, _only_a_broker_stands),

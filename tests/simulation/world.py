@@ -4,7 +4,7 @@
 - no member begins a message of a queue that its broker has given to another one; a member whose connection was cut is excused
   until it has seen that, nobody else ever is
 - no member handles one message twice at a time, nor, in order, two of one queue
-- every acknowledged message is handled, by a member that subscribes to its topic
+- every acknowledged message is handled to its end, by a member that subscribes to its topic
 - without a crash (kill, standstill, cut, broker killed) every message is handled exactly once
 - where nothing is killed, slow or lost, every queue of a broker that is up has a reader within 2 s
 - in the end every queue is owned, each member has the share that the allocation gives it, and everything is committed
@@ -30,16 +30,17 @@ from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net.clients import Clients
 from rocketlet.broker.net.connection import Connection
 from rocketlet.broker.server import Server
-from rocketlet.client import Consumer, Message, Producer, RocketletError
-from rocketlet.protocol.allocation import AVG, STICKY
+from rocketlet.client import Message, Producer, RocketletError
 from rocketlet.protocol.bodies import Queue, TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest
 
 from . import chaos
 from .foreign import ForeignMember
 from .loop import Process, SimLoop, virtual_time
+from .member import Member
 from .plan import LONGEST_HANDLER_S, Plan
 from .scenarios import SCENARIOS, scenario_of
+from .violations import Violation, check_raised, forget_raised, raise_later
 
 GROUP = "g"
 NAME_SERVER_PORT = 9876
@@ -47,10 +48,6 @@ CHAOS_S = 40.0
 PEACE_S = 240.0
 UNREAD_LIMIT_S = 2.0
 MAX_LONG_HANDLERS = 4  # one queue, in order, must be done with them in time
-
-
-class Violation(AssertionError):
-    """An invariant does not hold."""
 
 
 @dataclass(eq=False)
@@ -71,71 +68,10 @@ class Node:
         return self.is_started and not self.process.is_paused
 
 
-class Member:
-    """A consumer of the group that notes what it owns and handles."""
-
-    def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
-        self.name = name
-        self.topics = topics
-        self.process = Process(name)
-        self.blind_until_s = 0.0
-        self.has_left = False
-        self._world = world
-        self._running: Counter[object] = Counter()
-        plan = world.plan
-        self.consumer = Consumer(
-            f"127.0.0.1:{NAME_SERVER_PORT}",
-            GROUP,
-            dict.fromkeys(topics, "*"),
-            self._handle,
-            start="first",
-            orderly=plan.orderly,
-            strategy=STICKY if plan.sticky else AVG,
-            concurrency=4,
-            commit_interval_s=1.0,
-            drain_s=plan.drain_s,
-            on_assigned=lambda queues: world.taken(self, queues),
-            on_revoked=lambda queues: world.note(f"{name} gives {sorted(map(str, queues))}"),
-        )
-
-    @property
-    def is_blind(self) -> bool:
-        """Whether its broker has seen its connection end, and it has not yet."""
-        return asyncio.get_running_loop().time() <= self.blind_until_s
-
-    @property
-    def is_awake(self) -> bool:
-        """Whether it learns at once what happens to it: no second fault hides the first from it."""
-        return not self.process.is_paused and not self.is_blind
-
-    def assignment(self) -> set[Queue]:
-        return self.consumer.assignment()
-
-    async def join(self) -> None:
-        await self.consumer.__aenter__()
-
-    async def leave(self) -> None:
-        await self.consumer.__aexit__()
-
-    def believes_in(self, queue: Queue) -> bool:
-        """Whether it takes the queue for its own, by its own clock."""
-        process_queue = self.consumer.queues.get(queue)
-        return process_queue is not None and process_queue.may_begin
-
-    async def _handle(self, message: Message) -> None:
-        world = self._world
-        world.handled(self, message)
-        one_at_a_time = message.queue if world.plan.orderly else (message.queue, message.queue_offset)
-        if self._running[one_at_a_time]:
-            raise_later(Violation(f"{self.name} handles {one_at_a_time} twice at a time"))
-        self._running[one_at_a_time] += 1
-        try:
-            await asyncio.sleep(world.handler_s())
-        finally:
-            self._running[one_at_a_time] -= 1
-
-
 class World:
+    group = GROUP
+    name_server = f"127.0.0.1:{NAME_SERVER_PORT}"
+
     def __init__(self, seed: int, loop: SimLoop, folder: Path, scenario: str | None = None) -> None:
         self.rng = random.Random(seed)
         self.plan = Plan.of(self.rng)
@@ -193,6 +129,9 @@ class World:
         if times and is_waited_for and not any(times[-1][0] - 10 <= crash <= now_s for crash in self._crashes):
             raise_later(Violation(f"{queue} {message.queue_offset} handled again by {member.name} without a crash"))
         times.append((now_s, member))
+
+    def done(self, message: Message) -> None:
+        """A handler has ended: what only began in a member that was killed must come again."""
         self._bodies[message.body] += 1
 
     def _watch_offsets(self, broker: Broker) -> None:
@@ -392,7 +331,7 @@ class World:
     def _fault(self) -> str | None:
         unhandled = [(topic, body) for topic, body in self._acknowledged if not self._bodies[body]]
         if unhandled:
-            return f"{len(unhandled)} messages were never handled: {unhandled[:3]}"
+            return f"{len(unhandled)} messages were never handled to their end: {unhandled[:3]}"
         for node in self.nodes:
             broker = node.broker
             assert broker is not None
@@ -456,22 +395,9 @@ async def _done_or_dead(task: asyncio.Task[None], process: Process) -> None:
         task.result()
 
 
-_raised: list[Violation] = []
-
-
-def raise_later(violation: Violation) -> None:
-    """Callbacks of clients and brokers swallow exceptions; the world raises them."""
-    _raised.append(violation)
-
-
-def check_raised() -> None:
-    if _raised:
-        raise _raised[0]
-
-
 def simulate(seed: int, scenario: str | None = None) -> World:
     """One run. scenario: instead of the one that the seed chooses; "" for events by chance. Raises Violation."""
-    _raised.clear()
+    forget_raised()
     loop = SimLoop(seed)
     folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     real_notify, real_sync, real_pid = Clients.group_changed, os.fdatasync, os.getpid
