@@ -1,12 +1,13 @@
 """`python -m tests.campaigns NAME [--seconds N | --count N] [--seed S] [--json]`; exits with 1 if a fault was found.
 
 A campaign is a module here with `run(limit, seed, folder) -> Outcome` and `DEFAULT_COUNT`. With `--json` the last line is an
-object with `campaign`, `tried`, `faults` (how many) and whatever the campaign measured.
+object with `campaign`, `tried`, `faults` (how many) and whatever the campaign measured. `--plant` takes a fix out first.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import orjson
 
+from ._removals import PLANT, REMOVALS, planted
 from .common import Limit, Outcome
 
 NAMES = sorted(
@@ -29,8 +31,10 @@ def main() -> int:
     campaign = import_module(f".{options.name}", __package__)
     count = options.count if options.count or options.seconds else campaign.DEFAULT_COUNT
     print(f"{options.name}: seed {options.seed}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        outcome: Outcome = campaign.run(Limit(count, options.seconds), options.seed, Path(folder))
+    if options.plant:
+        os.environ[PLANT] = options.plant
+    with tempfile.TemporaryDirectory() as folder, planted(options.plant):
+        outcome: Outcome = campaign.run(Limit(count, options.seconds, options.only), options.seed, Path(folder))
     for fault, times in sorted(outcome.faults.items(), key=lambda item: -item[1]):
         print(f"{times:8d}  {fault}")
     faults = sum(outcome.faults.values())
@@ -51,6 +55,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, default=random.randrange(1 << 32), help="what a found fault is found again by"
     )
+    parser.add_argument("--only", help="of `planted` one removal, of `exhaustion` one attack")
+    parser.add_argument("--plant", choices=sorted(REMOVALS), help="take a fix out, which should be found")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     return parser.parse_args()
 

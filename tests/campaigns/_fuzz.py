@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+import zlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any, get_type_hints
 
 import orjson
@@ -134,6 +136,8 @@ SQL = [
     "\0",
     "a = \\",
 ]
+OPAQUE = 1_234_567_890  # stands for one that our encoder would not write
+BOMB_BYTES = 300 * 1024 * 1024  # inflated
 
 
 def _fields() -> dict[str, type]:
@@ -170,6 +174,14 @@ class Fuzz:
         flag = self._random.choice((0, 0, 0, 0, 0, 0, 0, 1, 2, 3))
         ext = self._short() if code in SENDS and code != RequestCode.SEND_MESSAGE else self._ext()
         frame = Frame(code, opaque, ext, self._body(code), flag, language=0, serialize_type=kind)
+        if kind == JSON and chance() < 0.05:
+            odd = frame._replace(opaque=OPAQUE)
+            try:
+                data = encode(odd)
+            except Exception:
+                data = encode(replace_texts(odd))
+            number = str(self._random.choice(NUMBERS))
+            return with_opaque(data, number if chance() < 0.5 else f'"{number}"')
         try:
             data = encode(frame)
         except Exception:  # our encoder does not write what is too odd; JSON's text does
@@ -185,12 +197,11 @@ class Fuzz:
         return bytes(changed)
 
     def _ext(self) -> dict[str, Any]:
-        odd = self._random.random() < 0.6
-        wrong = self._random.choice(list(self._header_fields)) if odd else ""
+        count = self._random.choice((0, 0, 1, 1, 3, 10))
         for name in self._random.sample(list(self._header_fields), 8):
             self._last[name] = self._field(name, self._header_fields[name])
         ext = dict(self._last)
-        if wrong:
+        for wrong in self._random.sample(list(self._header_fields), count):
             ext[wrong] = self._random.choice(NUMBERS) if self._random.random() < 0.5 else self._random.choice(WORDS)
             if self._random.random() < 0.2:
                 del ext[wrong]
@@ -222,9 +233,9 @@ class Fuzz:
     def _field(self, name: str, hint: Any) -> Any:
         pick = self._random.choice
         if "opic" in name:
-            return pick(TOPICS)
+            return pick(TOPICS) if self._random.random() < 0.95 else pick(WORDS)
         if "roup" in name:
-            return pick(GROUPS)
+            return pick(GROUPS) if self._random.random() < 0.95 else pick(WORDS)
         if name == "properties":
             return self._properties()
         if name in ("subscription", "expressionType"):
@@ -240,6 +251,8 @@ class Fuzz:
 
     def _body(self, code: int) -> bytes:
         chance = self._random.random()
+        if code == RequestCode.REGISTER_BROKER and chance > 0.5:
+            return self._compressed()
         if code in SENDS or chance < 0.1:
             if self._random.random() < 0.5:
                 return self._random.randbytes(self._random.randrange(60))
@@ -281,7 +294,7 @@ class Fuzz:
     def _heartbeat(self) -> Any:
         pick = self._random.choice
         consumer = {
-            "groupName": pick(GROUPS),
+            "groupName": pick(GROUPS) if self._random.random() < 0.95 else pick(WORDS),
             "consumeType": pick(("CONSUME_PASSIVELY", 0, 1)),
             "messageModel": pick(("CLUSTERING", "BROADCASTING")),
             "consumeFromWhere": pick((0, "CONSUME_FROM_LAST_OFFSET")),
@@ -289,7 +302,7 @@ class Fuzz:
             "allocateStrategy": pick((None, "AVG", "X")),
             "leaving": pick((True, False)),
             "assigned": [["t", "broker-a", pick((0, 1, -5))]],
-            "queueCounts": {"broker-a": {"t": 4}},
+            "queueCounts": {"broker-a": pick(({"t": 4}, {"t": 4}, {"t": 2**31}, [1], {"t": "x"}, "t"))},
             "subscriptionDataSet": [
                 {
                     "topic": pick(TOPICS),
@@ -321,7 +334,7 @@ class Fuzz:
 
     def _group(self) -> Any:
         return {
-            "groupName": self._random.choice(GROUPS),
+            "groupName": self._random.choice((*GROUPS, "../../x", "x" * 300)),
             "retryQueueNums": self._random.choice(NUMBERS[:17]),
             "retryMaxTimes": 3,
             "strict": False,
@@ -351,6 +364,33 @@ class Fuzz:
                 "topicConfigTable": {"t": topic},
             }
         }
+
+    def _compressed(self) -> bytes:
+        """A broker's topics as lines, with counts and lengths that lie, now and then very much of it."""
+        lines = [f"{self._random.choice(TOPICS)} 4 {self._random.choice(NUMBERS[:17])} 6 SINGLE_TAG".encode()] * 3
+        count = self._random.choice((3, 3, 0, 4, 2**31 - 1, 2**32 - 1))
+        parts = [orjson.dumps({"timestamp": 1, "counter": 1}), *lines]
+        data = [len(part).to_bytes(4, "big") + part for part in parts]
+        data.insert(1, count.to_bytes(4, "big"))
+        if self._random.random() < 0.2:
+            data[-1] = self._random.choice((b"\xff\xff\xff\xffx", b"\0", b""))
+        if self._random.random() < 0.3:
+            return _bomb()
+        return zlib.compress(b"".join(data))
+
+
+@cache
+def _bomb() -> bytes:
+    stream = zlib.compressobj()
+    return b"".join(stream.compress(bytes(1 << 20)) for _ in range(BOMB_BYTES >> 20)) + stream.flush()
+
+
+def with_opaque(data: bytes, opaque: str) -> bytes:
+    """A frame in JSON that was encoded with `OPAQUE`, with another one."""
+    size = int.from_bytes(data[5:8], "big")
+    header = data[8 : 8 + size].replace(b"%d" % OPAQUE, opaque.encode())
+    rest = data[4:5] + len(header).to_bytes(3, "big") + header + data[8 + size :]
+    return len(rest).to_bytes(4, "big") + rest
 
 
 def replace_texts(frame: Frame) -> Frame:

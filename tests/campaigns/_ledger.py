@@ -15,6 +15,7 @@ Place = tuple[str, int, int]  # topic, queue, offset
 
 HOST = encode_host("127.0.0.1", 1)
 ADDRESS = "127.0.0.1:1"
+LATE = b"REAL_TOPIC\x01t\x02REAL_QID\x013"  # the properties of a delayed message for t:3
 
 
 def open_broker(folder: Path, **settings: Any) -> Broker:

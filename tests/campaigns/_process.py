@@ -15,6 +15,7 @@ from rocketlet.protocol.message import decode_records
 
 from ..conftest import Wire
 from ._ledger import Place
+from ._removals import program
 
 READY_S = 60.0
 SUBSCRIBED = 4  # the pull brings its subscription
@@ -47,7 +48,7 @@ class BrokerProcess:
             str(self._folder),
         ]
         self._child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rocketlet.command.cli", *command, *self._options,
+            sys.executable, *program(), *command, *self._options,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=self._limit(),
         )  # fmt: skip
         assert self._child.stdout is not None

@@ -10,10 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A campaign tries `count` times, or for `seconds`. `for number in limit` counts the tries."""
+    """A campaign tries `count` times, or for `seconds`. `for number in limit` counts the tries. `only`: the one thing to try,
+    where there are several."""
 
     count: int | None = None
     seconds: float | None = None
+    only: str | None = None
 
     def __iter__(self) -> Iterator[int]:
         end_s = time.monotonic() + self.seconds if self.seconds is not None else float("inf")

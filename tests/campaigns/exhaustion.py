@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 import uvloop
+from rocketlet.broker.config import MAX_BROKERS, MAX_MEMBERSHIPS
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
@@ -23,11 +24,17 @@ from bench.peers import Peer, rocketlet
 
 from ..conftest import Wire
 from ._attacks import ATTACKS, QUEUES, TOPIC, connect, send
+from ._removals import program
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = len(ATTACKS)
 BUDGET_MIB = 128
-BASE_MIB = 300  # interpreter, indexes, the topics and groups that the limits allow, one answer to each connection
+BASE_MIB = 200  # interpreter, indexes, the topics and groups that the limits allow, one answer to each connection
+TAKEN_AT_MOST = {
+    "offsets": 0,
+    "groups": MAX_MEMBERSHIPS // 100,
+    "registrations": MAX_BROKERS,
+}  # requests, of one attacker
 PAUSE_S = 0.005
 CALM_S = 3.0
 
@@ -79,7 +86,7 @@ async def attack_all(peer: Peer, outcome: Outcome, limit: Limit, share: float, r
     running = asyncio.create_task(honest.run())
     await asyncio.sleep(CALM_S * share)
     outcome.figures["calm"] = honest.figures() | {"resident_mib": round(peer.resident_mib())}
-    names = list(ATTACKS)
+    names = [limit.only] if limit.only else list(ATTACKS)
     for number in limit:
         name = names[number % len(names)]
         address = registry if registry and name == "registrations" else peer.address
@@ -127,12 +134,17 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 
 
 async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
-    is_short = limit.count is not None and limit.count < DEFAULT_COUNT
-    async with rocketlet(folder, "--memory", f"{BUDGET_MIB}M", "--log-level", "error") as peer:
+    is_short = limit.count is not None and limit.count < DEFAULT_COUNT and limit.only is None
+    options = ("--memory", f"{BUDGET_MIB}M", "--log-level", "error")
+    async with rocketlet(folder, *options, program=program()) as peer:
         try:
             await attack_all(peer, outcome, limit, 0.05 if is_short else 1.0)
         except (OSError, TimeoutError) as error:
             outcome.fault(f"the broker: {error!r}")
+    for name, taken in TAKEN_AT_MOST.items():
+        answers = outcome.figures.get(name, {}).get("answers", {})
+        if answers.get("0", 0) > taken:
+            outcome.fault(f"{name}: {answers['0']} were taken")
     largest = max((figures.get("resident_mib", 0) for figures in outcome.figures.values()), default=0)
     if largest > BUDGET_MIB + BASE_MIB:
         outcome.fault(f"{largest} MiB resident with a budget of {BUDGET_MIB}")

@@ -2,12 +2,14 @@
 
 Flushed is what a checkpoint knows: of what a killed broker wrote after it, only a cut within a message can be seen.
 A fault is: a start that fails with anything but a reason that names the file, a message that is not as it was stored, bit by
-bit, one that was flushed and is gone without a word, one whose bytes are all where they were and that is not found, one that
-is gone after a second start only, an offset that is given again.
+bit, one that was flushed and is gone without a word (unless nothing is left that says what was there), one whose bytes are
+all where they were and that is not found, one that is gone after a second start only, an offset that is given again, an index
+that is rebuilt although it is whole, a delay level that one damaged message stops.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -18,13 +20,14 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.store.files import StoreError
 from rocketlet.protocol.bodies import TopicConfig
 
-from ._ledger import Place, differences, is_said, open_broker, put, read_all
+from ._ledger import LATE, Place, differences, is_said, open_broker, put, read_all
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = 1000
 HANG_S = 20.0
 TEMPLATES = 4  # folders to start from; every second one was killed
 MESSAGES = 400
+NOTHING_LEFT = "the log's end, the checkpoint and the indexes"  # nothing says what was there
 
 Change = Callable[[bytearray, random.Random], object]
 
@@ -54,30 +57,33 @@ class Template:
         self.folder = folder
         self.stored: dict[Place, bytes] = {}
         self.records: dict[Place, tuple[int, int]] = {}
+        self.committed: dict[str, int] = {}
         chance = random.Random(seed)
         broker = open_broker(folder)
         for name, queues in (("t", 4), ("u", 1)):
             broker.topics.put(TopicConfig(name, queues, queues), broker.store.end)
         for number in range(MESSAGES):
-            name, queue = chance.choice((("t", 0), ("t", 1), ("t", 2), ("u", 0)))
-            self._put(broker, name, queue, b"%d-" % number + chance.randbytes(chance.randrange(200)))
+            into = broker.store.queue(*chance.choice((("t", 0), ("t", 1), ("t", 2), ("u", 0))))
+            put(broker, into, b"%d-" % number + chance.randbytes(chance.randrange(200)))
+            if number % 20 == 0:
+                put(broker, broker.delays.queue(1), b"late-%d" % number, LATE, 1)
+                broker.delays._deliver_due(1)
             if number == MESSAGES * 3 // 4:
-                for group in ("g", "h"):
+                for group, offset in (("g", 20), ("h", broker.store.queue("t", 0).next)):
                     broker.group_configs.ensure(group)
-                    broker.offsets.put(group, "t", 0, 20)
+                    broker.offsets.put(group, "t", 0, offset)
+                    self.committed[group] = offset
                 broker.persist()
                 self.flushed_to = broker.store.end
         if not is_killed:
             broker.persist(closes=True)
             self.flushed_to = broker.store.end
+        for queue in broker.store.queues.values():
+            for offset in range(queue.next):
+                position, size, _ = queue.entry(offset)
+                self.stored[queue.topic, queue.queue_id, offset] = broker.store.read_log(position, size)
+                self.records[queue.topic, queue.queue_id, offset] = (position, size)
         broker.store.close()
-
-    def _put(self, broker: Broker, name: str, number: int, body: bytes) -> None:
-        queue = broker.store.queue(name, number)
-        place = put(broker, queue, body)
-        position, size, _ = queue.entry(place[2])
-        self.stored[place] = broker.store.read_log(position, size)
-        self.records[place] = (position, size)
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
@@ -88,7 +94,7 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
         template = templates[number % TEMPLATES]
         work = folder / "work"
         shutil.copytree(template.folder, work)
-        what = _damage(work, chance)
+        what = _damage(work, chance) if chance.random() > 0.05 else _lose_end(template, work, chance)
         began_s = time.monotonic()
         try:
             _try(template, work, what, outcome)
@@ -107,8 +113,10 @@ def _damage(folder: Path, chance: random.Random) -> str:
     """Changes one file, at times two; what was done, in words."""
     done: list[str] = []
     for _ in range(chance.choice((1, 1, 1, 2))):
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        path = chance.choice(files)
+        kinds: dict[str, list[Path]] = {}
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            kinds.setdefault(path.parent.name if path.name.isdigit() else path.stem, []).append(path)
+        path = chance.choice(kinds[chance.choice(list(kinds))])
         name = chance.choice([*CHANGES, "deleted"])
         if name == "deleted":
             path.unlink()
@@ -120,6 +128,20 @@ def _damage(folder: Path, chance: random.Random) -> str:
         kind = path.parent.name if path.name.isdigit() and not path.parent.name.isdigit() else path.name
         done.append(f"{'index' if kind.isdigit() else kind} {name}")
     return " and ".join(done)
+
+
+def _lose_end(template: Template, folder: Path, chance: random.Random) -> str:
+    """Cuts the log between two messages, and removes all that is derived from it."""
+    end, _ = chance.choice(list(template.records.values()))
+    for path in (folder / "commitlog").glob("*"):
+        if int(path.name) >= end:
+            path.unlink()
+        elif int(path.name) + path.stat().st_size > end:
+            os.truncate(path, end - int(path.name))
+    for path in folder.glob("checkpoint.*"):
+        path.unlink()
+    shutil.rmtree(folder / "consumequeue")
+    return NOTHING_LEFT
 
 
 def _intact(template: Template, work: Path) -> set[Place]:
@@ -145,6 +167,9 @@ def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
     found = _checked(template, broker, what, outcome)
     if any(place not in found for place in intact):
         outcome.fault(f"{what}: a whole message is not found")
+    broker.delays._deliver_due(1)
+    found |= {place: record for place, record in read_all(broker, whole=True).items() if place[:2] == ("t", 3)}
+    ends = {key: queue.next for key, queue in broker.store.queues.items()}
     for queue in [queue for queue in broker.store.queues.values() if queue.topic in ("t", "u")]:
         place = put(broker, queue, b"new")
         is_known = (
@@ -153,15 +178,20 @@ def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
         if is_known:
             outcome.fault(f"{what}: an offset is given again")
         found[place] = broker.store.read_log(*queue.entry(place[2])[:2])
-    for (topic, group), offsets in broker.offsets._offsets.items():
-        if any(offset > broker.store.queue(topic, number).next for number, offset in offsets.items()):
-            outcome.fault(f"{what}: the group {group} stands behind the end")
+    for group, offset in template.committed.items():
+        found_offset, end = broker.offsets.get(group, "t", 0), ends.get(("t", 0), 0)
+        if found_offset is not None and found_offset != min(offset, end):
+            outcome.fault(f"{what}: a group stands where it never stood, or behind the end")
+    if broker.delays.progress.get(1, 0) > broker.delays.queue(1).next:
+        outcome.fault(f"{what}: a delay level stands behind the end")
     broker.persist()
     broker.store.close()
     again = open_broker(work)
     missing, wrong = differences(found, read_all(again, whole=True))
     if missing or wrong:
         outcome.fault(f"{what}: other messages after a second start")
+    if again.recovered.rebuilt:
+        outcome.fault(f"{what}: a whole index is rebuilt by a second start")
     again.store.close()
 
 
@@ -176,7 +206,7 @@ def _checked(template: Template, broker: Broker, what: str, outcome: Outcome) ->
         for place in missing
         if template.records[place][0] < end and not is_said(broker, place, *template.records[place])
     ]
-    if unsaid:
+    if unsaid and what != NOTHING_LEFT:
         outcome.fault(f"{what}: gone without a word")
     outcome.figures["kept"] += len(found)
     outcome.figures["said"] += len(missing)

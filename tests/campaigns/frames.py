@@ -3,13 +3,15 @@
 Most frames are nearly right: headers with every field that any handler reads, bodies of the right shape, and something odd
 in one place; some have bytes changed, lengths that lie, or are cut into pieces. They enter where a socket's bytes do, many
 connections at once. A fault is: an exception that the broker did not expect, an answer that nobody can read or that another
-connection asked for, an honest client whose message is not stored, and a folder that the broker does not start from again.
+connection asked for, an honest client whose message is not stored, a topic or group that may not be, memory without a limit,
+a file outside of the data folder, and a folder that the broker does not start from again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import resource
 import time
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from typing import Any
 import structlog
 import uvloop
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net.connection import Connection
 from rocketlet.broker.server import Server
@@ -33,6 +35,8 @@ from .common import Limit, Outcome
 DEFAULT_COUNT = 20_000
 
 FRAMES_PER_TURN = 50
+LEGAL = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z").match
+MAX_MIB = 400  # resident, of which half is what the campaign itself keeps
 
 
 class Socket(asyncio.Transport):
@@ -110,10 +114,20 @@ class Attack:
             for number in limit:
                 if number % FRAMES_PER_TURN == 0:
                     await self._turn(server, honest, hostile, number)
+                    self._check_limits(broker)
                 self._attack(self._random.choice(hostile))
                 self._outcome.tried += 1
             for peer in (honest, *hostile):
                 peer.hang_up()
+
+    def _check_limits(self, broker: Broker) -> None:
+        """Nothing came into being that may not be."""
+        for topic in broker.topics:
+            if not LEGAL(topic.name) or max(topic.read_queues, topic.write_queues) > MAX_QUEUES_PER_TOPIC:
+                self._outcome.fault("there is a topic that may not be")
+        for group in broker.group_configs:
+            if not LEGAL(group.name) or not 0 <= group.retry_queues <= MAX_RETRY_QUEUES:
+                self._outcome.fault("there is a group that may not be")
 
     def _make_topics(self, honest: Peer) -> None:
         for topic in ("t", "u", "honest"):
@@ -161,6 +175,8 @@ class Attack:
     def _attack(self, peer: Peer) -> None:
         opaque = self._random.randrange(1 << 31)
         data = self._fuzz.frame(opaque)
+        if self._random.random() < 0.1:  # two in one read
+            data += self._fuzz.frame(opaque + 1)
         begin_s = time.perf_counter()
         try:
             if self._random.random() < 0.05:
@@ -197,6 +213,11 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
         structlog.configure(**before)
     outcome.figures["honest"] = len(attack.stored)
     outcome.figures["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    if outcome.figures["peak_mib"] > MAX_MIB:
+        outcome.fault(f"more than {MAX_MIB} MiB of memory")
+    for path in folder.iterdir():
+        if path.name != "data":
+            outcome.fault(f"a file outside of the data folder: {path.name}")
     return outcome
 
 

@@ -22,17 +22,14 @@ from typing import Any
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.store import disk
 from rocketlet.protocol.bodies import TopicConfig
-from rocketlet.protocol.message import encode_host
 
-from ._ledger import Place, differences, open_broker, put, read_all
+from ._ledger import LATE, Place, differences, open_broker, put, read_all
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = 1000
 STEPS = 60
 CALLS = 400  # of the store to the device, after one of which the power fails
 PAGE_BYTES = 512
-HOST = encode_host("127.0.0.1", 1)
-LATE = b"REAL_TOPIC\x01t\x02REAL_QID\x013"
 
 
 @dataclass(slots=True, eq=False)

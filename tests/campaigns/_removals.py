@@ -1,0 +1,282 @@
+"""Fixes taken out of a running program, one at a time, to see that a campaign finds what each of them mends.
+
+A removal names what it changes: an attribute and its other value, or the lines of a function that become others. It fails
+where these lines are no longer, so that no removal becomes empty without a word. Brokers that are processes of their own are
+started by `PROGRAM`, which takes the same fix out there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from rocketlet.broker import server
+from rocketlet.broker.groups import members, settings
+from rocketlet.broker.groups.offsets import Offsets
+from rocketlet.broker.messages import topics
+from rocketlet.broker.messages.delays import Delays
+from rocketlet.broker.nameserver import routes
+from rocketlet.broker.net.memory import Memory
+from rocketlet.broker.requests import dispatch, offsets
+from rocketlet.broker.store import commit_log, files, reading, segments
+from rocketlet.broker.store.consume_queue import ConsumeQueue
+from rocketlet.broker.store.journal import Journal
+from rocketlet.broker.store.recovery import Recovery
+from rocketlet.broker.store.segments import SegmentedFile
+from rocketlet.broker.store.store import Store
+from rocketlet.protocol import bodies, frame, names, registration_body, schema
+
+PLANT = "ROCKETLET_CAMPAIGN_PLANT"  # the removal, for processes that a campaign starts
+CLIENT_FAULTS = ("HeaderError", "BodyError", "IllegalName", "StoreError", "LimitExceeded")
+
+
+class Lines(NamedTuple):
+    """In a function: these lines become others. Indents count from the function's own."""
+
+    before: str
+    after: str
+
+
+class Change(NamedTuple):
+    owner: Any
+    attribute: str
+    value: Any  # several Lines are a list
+
+
+class Removal(NamedTuple):
+    """What is taken out, in words, the campaign that must find it, in how many tries, and the point of the list of defects
+    that it is of."""
+
+    what: str
+    campaign: str
+    tries: int
+    changes: list[Change]
+    point: str
+    only: str | None = None
+
+
+class LooseConsumer(bodies.ConsumerShape):
+    queue_counts: Any = None
+
+
+class LooseHeartbeat(bodies.HeartbeatShape):
+    consumer_data_set: list[LooseConsumer] | None = None  # type: ignore[assignment]
+
+
+def _believes(self: SegmentedFile, expected: dict[int, int]) -> bool:
+    self.sums = dict(expected)
+    return True
+
+
+def _anything(what: str, value: Any, low: Any, high: Any) -> Any:
+    return value
+
+
+def _nothing(*arguments: Any, **options: Any) -> None:
+    return None
+
+
+def _no_job(*arguments: Any, **options: Any) -> Iterator[None]:
+    yield from ()
+
+
+_UNLIMITED = 10**9
+
+REMOVALS: dict[str, Removal] = {
+    # Acknowledged is kept
+    "roll-back": Removal(
+        "a commit that fails in any way is rolled back", "disk", 60,
+        [
+            Change(SegmentedFile, "append", Lines(
+                'raise refusal(f"cannot open a file in {self.directory}", error) from error', "raise"
+            )),
+            Change(Store, "commit", Lines("except BaseException as error:", "except StoreFull as error:")),
+        ],
+        "C1",
+    ),
+    "torn-write": Removal(
+        "what a failed write left is cut off", "disk", 60, [Change(SegmentedFile, "_take_back", Lines(
+            "disk.truncate(self._descriptor(self._starts[-1]), self.end - self._starts[-1])", "pass"
+        ))], "C1",
+    ),
+    "descriptors-shared": Removal(
+        "connections follow from the limit of open files", "descriptors", 2,
+        [Change(server, "shares", Lines("min(free - segments, MAX_CONNECTIONS)", "MAX_CONNECTIONS"))], "C1",
+    ),
+    "segment-synced": Removal(
+        "a segment is synced before the next one begins", "power", 100,
+        [Change(segments, "_sync_and_close", Lines("disk.sync(descriptor)", "pass"))], "H4",
+    ),
+    "folder-synced": Removal(
+        "the folder of a new segment is synced", "power", 100,
+        [Change(SegmentedFile, "_start_segment", Lines("self._has_new_name = True", "pass"))], "H4",
+    ),
+    "journal-synced": Removal(
+        "a new topic is synced before it is acknowledged", "power", 100, [Change(Journal, "syncs", lambda self: [])], "H4",
+    ),
+    "log-before-progress": Removal(
+        "the log is synced before progress is saved", "power", 1000, [Change(Store, "syncing", _no_job)], "H4",
+    ),
+    "writes-no-more": Removal(
+        "after a failed sync or write nothing is written", "disk", 60, [Change(Store, "fail", _nothing)], "H4",
+    ),
+    "start-on-full-disk": Removal(
+        "a broker starts on a full disk", "disk", 100,
+        [Change(Store, "_save_recovered", lambda self: self.checkpoint())], "M",
+    ),
+    # Recovery
+    "empty-queues": Removal(
+        "an empty queue is not taken for a damaged one", "files", 20,
+        [Change(ConsumeQueue, "restore", Lines("return True\n    file = self._file", "return False\n    file = self._file"))],
+        "H1",
+    ),
+    "index-sums": Removal("indexes have checksums", "files", 100, [Change(SegmentedFile, "has_sums", _believes)], "H2"),
+    "offsets-clamped": Removal(
+        "offsets behind the end are set back", "files", 100, [Change(Offsets, "clamp", _nothing)], "H3",
+    ),
+    "delays-clamped": Removal(
+        "delay progress behind the end is set back", "files", 100, [Change(Delays, "_clamp", _nothing)], "H3",
+    ),
+    "queue-ends": Removal(
+        "the checkpoint has the ends of queues", "files", 200, [Change(Recovery, "_lose_until", _nothing)], "H3",
+    ),
+    "next-record": Removal(
+        "the next whole record behind damage is searched for", "files", 100,
+        [Change(commit_log.CommitLog, "next_record", lambda self, position: None)], "M",
+    ),
+    "record-sums": Removal(
+        "records have a checksum over all of them", "files", 200, [
+            Change(commit_log, "is_intact", lambda *found, **options: True),
+            Change(reading, "is_certainly", lambda *found: False),
+        ], "M",
+    ),
+    "older-records-checked": Removal(
+        "records of earlier runs are checked", "files", 100,
+        [Change(Recovery, "run", Lines("return found, checked_from", "return found, 0"))], "M",
+    ),
+    "topics-of-the-log": Removal(
+        "topics that only the log knows are taken in", "files", 200,
+        [Change(Recovery, "_is_wanted", Lines("if not is_known or topic_fault(topic):", "if True:"))], "M",
+    ),
+    "state-sums": Removal(
+        "state files have checksums", "files", 600,
+        [Change(files, "_state_of", Lines('if found.strip() != b"%08x" % zlib.crc32(value):', "if False:"))], "M",
+    ),
+    "replayed": Removal(
+        "what came behind the checkpoint is read from the log", "kill", 2,
+        [Change(Recovery, "_start", Lines(
+            "start = self._known_until = checkpoint.position", "start = self._known_until = log.end"
+        ))], "H1",
+    ),
+    # Frames
+    "names": Removal(
+        "names are checked wherever they come from", "frames", 10_000, [Change(names, "_fault", _nothing)], "C2",
+    ),
+    "set-aside": Removal(
+        "a delayed message that cannot be read is set aside", "files", 100,
+        [Change(Delays, "_deliver_due", Lines(
+            "except Exception as error:  # one that cannot be read or placed must not stop those behind it",
+            "except ZeroDivisionError as error:",
+        ))], "C2",
+    ),
+    "answers": Removal(
+        "an opaque has 32 bits, and what a read has staged is settled with it", "frames", 10_000, [
+            Change(frame, "_as_int32", Lines("if number is None or not", "if number is None or False and not")),
+            Change(dispatch.Dispatch, "serve", Lines(
+                "finally:  # what is staged belongs to this read: left over, the next client would get its answers",
+                "except GeneratorExit:\n        pass\n    else:",
+            )),
+        ], "C3",
+    ),
+    "inflation": Removal(
+        "what is inflated has a limit", "frames", 10_000, [Change(registration_body, "_inflated", [
+            Lines("while not stream.eof and size <= MAX_REGISTRATION_BYTES:", "while not stream.eof:"),
+            Lines("if not stream.eof or size > MAX_REGISTRATION_BYTES:", "if not stream.eof:"),
+        ])], "C4",
+    ),
+    "clamps": Removal(
+        "settings and numbers of queues have limits", "frames", 10_000,
+        [Change(module, "within", _anything) for module in (topics, settings)], "C5",
+    ),
+    "queue-counts": Removal(
+        "a heartbeat has a shape", "frames", 10_000,
+        [Change(bodies, "decode_heartbeat", schema.reads("heartbeat", LooseHeartbeat)(
+            inspect.unwrap(bodies.decode_heartbeat)
+        ))], "H6",
+    ),
+    "client-faults": Removal(
+        "numbers too large for their field are the client's fault", "frames", 10_000,
+        [Change(dispatch, "_CLIENT_FAULTS", tuple(getattr(dispatch, name) for name in CLIENT_FAULTS))], "exceptions",
+    ),
+    # What there is only so much of
+    "memory": Removal(
+        "connections hold no more than --memory", "exhaustion", 1, [
+            Change(Memory, "_make_room", _nothing), Change(Memory, "is_full", property(lambda self: False))
+        ], "memory", "half frames",
+    ),
+    "commits-checked": Removal(
+        "commits for queues that do not exist are refused", "exhaustion", 1,
+        [Change(offsets, "offset_fault", _nothing)], "memory", "offsets",
+    ),
+    "memberships": Removal(
+        "a connection is a member of 256 groups at most", "exhaustion", 1,
+        [Change(members, "MAX_MEMBERSHIPS", _UNLIMITED)], "H7", "groups",
+    ),
+    "brokers": Removal(
+        "a name server knows 1,000 brokers at most", "exhaustion", 1, [Change(routes, "MAX_BROKERS", _UNLIMITED)], "memory",
+        "registrations",
+    ),
+}  # fmt: skip
+
+
+def with_lines(function: Any, changes: list[Lines]) -> Any:
+    """The function with other lines. Raises LookupError if it does not have them, each once."""
+    source = textwrap.dedent(inspect.getsource(function))
+    for before, after in changes:
+        if source.count(before) != 1:
+            raise LookupError(f"{function.__qualname__} has {source.count(before)} times {before!r}")
+        source = source.replace(before, after)
+    found: dict[str, Any] = {}
+    exec(
+        compile(source, inspect.getfile(function), "exec"), function.__globals__, found
+    )  # annotations as in this module
+    return found[function.__name__]
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """The fix is out while the block runs; None takes none out."""
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, attribute, value in REMOVALS[name].changes if name else ():
+            real = owner.__dict__.get(attribute, before)
+            if isinstance(value, Lines):
+                value = [value]
+            if isinstance(value, list):
+                value = with_lines(real, value)
+            before.append((owner, attribute, real))
+            setattr(owner, attribute, value)
+        yield
+    finally:
+        for owner, attribute, real in reversed(before):
+            if real is before:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, real)
+
+
+def program() -> tuple[str, ...]:
+    """How a campaign starts `rocketlet` as a process: with the same fix taken out as here."""
+    return ("-m", "tests.campaigns._removals") if PLANT in os.environ else ("-m", "rocketlet.command.cli")
+
+
+if __name__ == "__main__":
+    from rocketlet.command.cli import main
+
+    with planted(os.environ[PLANT]):
+        sys.exit(main())
