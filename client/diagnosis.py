@@ -66,9 +66,8 @@ async def diagnose(admin: AdminClient, *, watch_s: float = 2.0) -> list[Finding]
     findings: list[Finding] = []
     for broker in brokers:
         findings += await _of_broker(admin, broker)
-    away = {finding.subject for finding in findings if finding.kind == "broker_away"}
-    if away:  # groups and topics cannot be judged by a part of their brokers
-        return sorted(findings)
+    if any(finding.kind in ("broker_away", "broker_unknown") for finding in findings):
+        return sorted(findings)  # groups and topics cannot be judged by a part of their brokers
     topics = {name: await admin.topic(name) for name in await admin.topics()}
     for topic in topics.values():
         findings += _of_topic(topic)

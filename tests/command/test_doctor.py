@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.server import Server
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, diagnosis, settled
 from rocketlet.client.admin import Group
 from rocketlet.client.diagnosis import Finding, Observed, diagnose
@@ -15,8 +17,10 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import dlq_topic
 from rocketlet.protocol.registration_body import encode_registration
 from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ..sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
 from .conftest import Run
 
 
@@ -187,3 +191,16 @@ async def test_a_broker_that_the_name_server_knows_and_nobody_reaches(node: Node
     assert answer.code == 0, answer.remark
     finding = (await found(node))["broker_away"]
     assert (finding.subject, "127.0.0.1:1" in finding.text) == ("broker-z", True)
+
+
+async def test_all_findings_at_once(nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    provoked_here(monkeypatch)
+    port = free_port()
+    name_server = f"127.0.0.1:{port}"
+    async with Server("127.0.0.1", port, broker=None, routes=Routes()):
+        node = await nodes.start(name_servers=(name_server,), segment_bytes=SEGMENT_BYTES, retain_hours=0)
+        cluster = SickCluster(name_server, node.config.name, node.address, connect)
+        async with cluster.running():
+            await cluster.findings(wanted(node.config.name))
+            await cluster.lose_brokers()
+            await cluster.findings(wanted(node.config.name, others=True))
