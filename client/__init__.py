@@ -24,6 +24,7 @@ questions            what brokers ask a consumer for an administrator
 pulling, handling    bytes to messages; messages to the user's handler
 cluster, connection  name servers, routes, sockets
 access               TLS, Apache's ACL, the encoding of headers
+message_trace        Apache's message trace
 offsets              where a queue is read from, and how far the group has come
 options, listeners    what consumers are given
 arguments            and how it is checked
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         TopicNotFound,
     )
     from .message import Message, Outgoing, SendResult
+    from .message_trace import MessageTrace
     from .offsets import Position
     from .producer import Producer, Sending
     from .settling import settled
@@ -98,6 +100,7 @@ _NAMES: Final = {
         "Outgoing",
         "SendResult",
     ),
+    ".message_trace": ("MessageTrace",),
     ".offsets": ("Position",),
     ".producer": (
         "Producer",
@@ -122,6 +125,7 @@ __all__ = [
     "Group",
     "Message",
     "MessageIllegal",
+    "MessageTrace",
     "OffsetChange",
     "Outgoing",
     "Position",

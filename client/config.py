@@ -66,6 +66,11 @@ ADMIN_TIMEOUT_S: Final = 10.0
 SEARCH_TIMEOUT_S: Final = 30.0  # a search by key may read much of a commit log
 SEARCH_MESSAGES: Final = 256  # a pull without a group
 
+TRACE_FLUSH_S: Final = 0.1
+TRACE_WAITING: Final = 10_000  # records; what comes when so many wait to be written is dropped, and counted in the log
+TRACE_BYTES: Final = 128_000  # of a message's records: AsyncTraceDispatcher's maxMsgSize
+TRACE_KEYS_BYTES: Final = 16 * 1024  # of its keys; brokers allow 32 KB of properties
+
 BATCH_MESSAGES: Final = 1000  # what one SEND_BATCH_MESSAGE of single sends holds at most
 BATCH_BYTES: Final = 64 * 1024
 

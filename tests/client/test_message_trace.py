@@ -1,0 +1,151 @@
+"""The message trace: what is written to its topic, and what goes wrong beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rocketlet import AdminClient, Consumer, Message, MessageTrace, Outgoing, Producer, Reject
+from rocketlet.client import message_trace
+from rocketlet.protocol.trace import TOPIC
+
+from ..conftest import Node, eventually
+
+
+async def records(node: Node) -> list[list[str]]:
+    """All of the trace topic, each as its fields."""
+    found: list[list[str]] = []
+    async with AdminClient(node.address) as admin:
+        for queue, extent in (await admin.topic(TOPIC)).ranges.items():
+            async for messages in admin.read(queue, extent.begin, extent.end):
+                for message in messages:
+                    found += [text.split("\x01") for text in message.body.decode().split("\x02") if text]
+    return found
+
+
+async def test_a_message_is_followed_from_its_send_to_its_handler(node: Node) -> None:
+    """Fields as TraceDataEncoder of Apache's client 4.9.7 prints them."""
+    seen: list[Message] = []
+    async with (
+        MessageTrace(node.address) as trace,
+        Producer(node.address, "shop", middleware=[trace.sends("shop")]) as producer,
+        Consumer(node.address, "g", "t", seen.append, start="first", middleware=[trace.handlers("g")]),
+    ):
+        sent = await producer.send("t", b"12345", tag="A", keys=["k1", "k2"])
+        await eventually(lambda: len(seen) == 1)
+    by_kind = {record[0]: record for record in await records(node)}
+    region, message_id = "DefaultRegion", sent.message_id
+    time_ms, took_ms = by_kind["Pub"][1], by_kind["Pub"][10]
+    assert by_kind["Pub"] == [
+        "Pub", time_ms, region, "shop", "t", message_id, "A", "k1 k2", node.address, "5", took_ms, "0", sent.offset_id,
+        "true",
+    ]  # fmt: skip
+    handling = by_kind["SubBefore"][4]
+    assert by_kind["SubBefore"][2:] == [region, "g", handling, message_id, "0", "k1 k2"]
+    assert by_kind["SubAfter"][1:3] == [handling, message_id]
+    assert by_kind["SubAfter"][4:7] == ["true", "k1 k2", "0"]
+    assert by_kind["SubAfter"][8] == "g"
+    async with AdminClient(node.address) as admin:
+        for key in ("k1", "k2", message_id):
+            assert await admin.messages_with_key(TOPIC, key), key
+
+
+async def raise_error(message: Any) -> None:
+    raise ValueError("no")
+
+
+async def reject(message: Any) -> Reject:
+    return Reject()
+
+
+@pytest.mark.parametrize(("handler", "code"), [(raise_error, "2"), (reject, "4")])
+async def test_handlers_that_fail_are_noted_so(node: Node, handler: Callable[[Any], Any], code: str) -> None:
+    tried = asyncio.Event()
+
+    async def handle(message: Message) -> Any:
+        tried.set()
+        return await handler(message)
+
+    async with (
+        MessageTrace(node.address) as trace,
+        Producer(node.address) as producer,
+        Consumer(node.address, "g", "t", handle, start="first", middleware=[trace.handlers("g")]),
+    ):
+        await producer.send("t", b"x")
+        await tried.wait()
+    (after,) = [record for record in await records(node) if record[0] == "SubAfter"]
+    assert (after[4], after[6]) == ("false", code)
+
+
+async def test_batches_have_a_record_for_each_message(node: Node) -> None:
+    batches: list[list[Message]] = []
+
+    async def handle(messages: list[Message]) -> None:
+        batches.append(messages)
+
+    async with (
+        MessageTrace(node.address) as trace,
+        Producer(node.address, middleware=[trace.sends("rocketlet")]) as producer,
+    ):
+        sent = await producer.send_batch("t", [Outgoing(b"%d" % number, keys=f"k{number}") for number in range(50)])
+        async with Consumer(
+            node.address, "g", "t", handle, batch_size=50, start="first", middleware=[trace.handlers("g")]
+        ):
+            await eventually(lambda: sum(map(len, batches)) == 50)
+    found = await records(node)
+    ids = sent.message_id.split(",")
+    assert [record[5] for record in found if record[0] == "Pub"] == ids
+    assert [record[12] for record in found if record[0] == "Pub"] == sent.offset_id.split(",")
+    assert {record[4] for record in found if record[0] == "SubBefore"} == {
+        record[1] for record in found if record[0] == "SubAfter"
+    }
+    assert sorted(record[2] for record in found if record[0] == "SubAfter") == sorted(ids)
+
+
+async def test_a_message_of_the_trace_stays_below_the_limits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_trace, "TRACE_BYTES", 600)
+    monkeypatch.setattr(message_trace, "TRACE_KEYS_BYTES", 100)
+    async with MessageTrace(node.address) as trace, Producer(node.address, middleware=[trace.sends("p")]) as producer:
+        await producer.send_batch("t", [Outgoing(b"x", keys=f"k{number}") for number in range(20)])
+        await producer.send("t", b"x", keys="k" * 200)
+    async with AdminClient(node.address) as admin:
+        extents = (await admin.topic(TOPIC)).ranges
+        messages = [
+            message
+            for queue, extent in extents.items()
+            async for found in admin.read(queue, extent.begin, extent.end)
+            for message in found
+        ]
+    assert sum(message.body.count(b"\x02") for message in messages) == 21
+    alone = [message for message in messages if message.body.count(b"\x02") == 1]
+    assert any("k" * 200 in message.keys for message in alone)
+    for message in messages:
+        if "k" * 200 not in message.keys:
+            assert len(message.body) <= 600
+            assert len(" ".join(message.keys)) < 100
+
+
+async def test_what_cannot_be_written_is_counted_and_hurts_nobody(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(message_trace, "TRACE_WAITING", 5)
+    async with MessageTrace(node.address) as trace, Producer(node.address, middleware=[trace.sends("p")]) as producer:
+        await producer.send_batch("t", [b"x"] * 8)
+    assert "trace_dropped records=3" in caplog.text
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic("readable", perm=4)
+    async with (
+        MessageTrace(node.address, topic="readable") as trace,
+        Producer(node.address, middleware=[trace.sends("p")]) as producer,
+    ):
+        assert (await producer.send("t", b"x")).status == "ok"
+    assert "trace_not_written" in caplog.text
+
+
+async def test_without_middleware_there_is_no_trace(node: Node) -> None:
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"x")
+    async with AdminClient(node.address) as admin:
+        assert (await admin.topic(TOPIC)).messages == 0
