@@ -49,6 +49,21 @@ def test_an_application_sets_level_and_format() -> None:
     assert traceback[-1] == "RuntimeError: why"
 
 
+def test_structlog_is_loaded_when_something_is_logged() -> None:
+    program = """
+import sys
+import rocketlet.client.consumer
+from rocketlet.client.log import get_logger
+get_logger("rocketlet.some").info("not this")
+print("structlog" in sys.modules)
+get_logger("rocketlet.some").warning("this")
+print("structlog" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+    assert done.stderr == "this\n"
+
+
 def test_the_brokers_process_writes_what_libraries_log_as_its_own_lines() -> None:
     program = """
 import logging

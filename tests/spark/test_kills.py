@@ -48,7 +48,7 @@ class Job:
 
     async def line(self, *words: str) -> str:
         """The next line of these kinds; empty if the job ended."""
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(600):
             while True:
                 line = (await self.said.readline()).decode()
                 if not line or line.split()[0] in words:
@@ -56,7 +56,7 @@ class Job:
 
     async def end(self) -> int:
         assert self._child is not None
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(600):
             await self.said.read()
             return await self._child.wait()
 
