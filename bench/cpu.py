@@ -1,0 +1,180 @@
+"""What each path costs, against the table `bench/cpu.json`; more than 20 % above it is a failure.
+
+`steps` of the interpreter in our own code, by message (`bench.steps`), are exact: the same on each machine, and on a busy
+one. `cost` is processor time by message as a multiple of that of a loop that is timed in turn with the path (`calibration`),
+each the least of many repetitions. It sees what C functions take, too, but it differs by machine, and on a busy one. So CI
+holds the steps (`--exact`), and who changes a path looks at both. `--write` makes the figures the table. Steps differ by
+version of Python; with another one than the table's nothing is compared."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rocketlet.command import logs
+
+from tests.simulation.loop import SimLoop, virtual_time
+
+from . import common
+from .cpu_paths import CodePath, paths
+from .steps import Meter
+
+TABLE = Path(__file__).with_name("cpu.json")
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+LIMIT = 1.2
+REPETITIONS = 40
+WARM_UPS = 5
+COUNTED = 4
+TRIES = 3
+
+
+class Measured(NamedTuple):
+    """By message. `us` is the time behind `cost`; nan where it was not measured."""
+
+    steps: float
+    cost: float
+    us: float
+
+
+Table = Mapping[str, Mapping[str, float]]
+
+
+def calibration() -> None:
+    """What our paths are made of: calls, texts and bytes, small objects, structs."""
+    pack = struct.Struct(">IIqh").pack
+    found: dict[str, tuple[int, bytes]] = {}
+    for number in range(300):
+        name = f"name-{number & 31}"
+        data = pack(number, 7, number << 20, 3) + name.encode()
+        found[name] = (number, data[4:12])
+        if len(b"".join((data, data))) < number % 3:
+            found.clear()
+
+
+def timed_calibration_s() -> float:
+    began_s = time.thread_time()
+    calibration()
+    return time.thread_time() - began_s
+
+
+async def steps(path: CodePath, meter: Meter) -> float:
+    for _ in range(WARM_UPS):
+        await path.run()
+    counts = []
+    for _ in range(COUNTED):
+        meter.start(counts=True)
+        await path.run()
+        meter.stop()
+        counts.append(meter.steps)
+    return min(counts) / path.messages  # the others wrote an index, or renewed a lease on the way
+
+
+async def cost(path: CodePath, meter: Meter) -> tuple[float, float]:
+    """By message, as a multiple of the calibration and in us."""
+    times_s, units_s = [], []
+    for _ in range(REPETITIONS):
+        units_s.append(timed_calibration_s())
+        meter.start(counts=False)
+        await path.run()
+        meter.stop()
+        times_s.append(meter.thread_s)
+    by_message_s = min(times_s) / path.messages
+    return by_message_s / min(units_s), by_message_s * 1e6
+
+
+async def measure(exact: bool, known: Table) -> dict[str, Measured]:
+    meter = Meter()
+    found: dict[str, Measured] = {}
+    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
+        async with paths(Path(folder), meter) as all_paths:
+            for path in all_paths:
+                counted = await steps(path, meter)
+                best = (float("nan"), float("nan"))
+                for _ in range(0 if exact else TRIES):
+                    best = min(best, await cost(path, meter)) if not math.isnan(best[0]) else await cost(path, meter)
+                    if best[0] <= known.get(path.name, {}).get("cost", 0.0) * LIMIT:
+                        break
+                found[path.name] = Measured(counted, *best)
+    return found
+
+
+def faults(found: Mapping[str, Measured], known: Table) -> list[str]:
+    """What costs too much, and what the table does not know."""
+    said = [
+        f"{name}: in one of the two only; run `python -m bench.cpu --write`" for name in found.keys() ^ known.keys()
+    ]
+    for name in found.keys() & known.keys():
+        for what, value in (("steps", found[name].steps), ("cost", found[name].cost)):
+            before = known[name][what]
+            if value > before * LIMIT:  # never true of nan
+                said.append(f"{name}: {value:.4g} {what} a message, {value / before - 1:+.0%} of {before:.4g}")
+    return sorted(said)
+
+
+def read_table() -> tuple[str, Table]:
+    """The version of Python that it is of, and the figures by path."""
+    if not TABLE.exists():
+        return VERSION, {}
+    content = json.loads(TABLE.read_text())
+    return content["python"], content["paths"]
+
+
+def write_table(found: Mapping[str, Measured]) -> None:
+    rows = {name: {"steps": round(item.steps, 3), "cost": round(item.cost, 5)} for name, item in found.items()}
+    TABLE.write_text(json.dumps({"python": VERSION, "paths": rows}, indent=2) + "\n")
+
+
+def run() -> int:
+    logs.configure("error")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--exact", action="store_true", help="count steps only")
+    parser.add_argument("--write", action="store_true", help=f"make the figures the table {TABLE.name}")
+    options = parser.parse_args()
+    of_version, known = read_table()
+    loop = SimLoop(1)
+    asyncio.set_event_loop(loop)
+    with virtual_time(loop):
+        found = loop.run_until_complete(measure(options.exact and not options.write, {} if options.write else known))
+    show(found, known)
+    if of_version != VERSION and not options.write:
+        common.console.print(f"{TABLE.name} is of Python {of_version}, this is {VERSION}: nothing is compared")
+    said = faults(found, known) if of_version == VERSION and not options.write else []
+    for line in said:
+        common.console.print(line)
+    if options.write:
+        write_table(found)
+    common.finish(options, "cpu", {"faults": said, "paths": {name: _measured(item) for name, item in found.items()}})
+    return 1 if said else 0
+
+
+def _measured(item: Measured) -> dict[str, float]:
+    return {what: value for what, value in item._asdict().items() if not math.isnan(value)}
+
+
+def show(found: Mapping[str, Measured], known: Table) -> None:
+    rows = []
+    for name, item in found.items():
+        before = known.get(name, {})
+        ratios = [
+            value / before.get(what, float("nan")) for what, value in (("steps", item.steps), ("cost", item.cost))
+        ]
+        rows.append([name, *item, *ratios])
+    common.show("By message", ("", "steps", "cost", "us", "steps / table", "cost / table"), rows)
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets would differ from run to run
+        command = [sys.executable, "-m", "bench.cpu", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+    sys.exit(run())

@@ -1,0 +1,87 @@
+"""Counts what our own code does: the steps of the interpreter, which are the same on each machine, and however busy it is.
+
+A step is a line that runs, a function of ours that is called or goes on, or a call from our code into a function written in
+C. What happens in Python's library and in other packages does not count, and neither does how long a C function takes: that
+is what `bench.cpu` measures as time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+ROOT = f"{Path(__file__).parents[1]}/"
+OURS = tuple(f"{ROOT}{room}/" for room in ("broker", "client", "protocol", "spark"))
+
+
+class Meter:
+    """`steps` and `thread_s` of what runs between `start` and `stop`, without what runs in `paused` blocks."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.thread_s = 0.0
+        self._counts = False
+        self._is_on = False
+        self._began_s = 0.0
+        self._others: tuple[Any, Any] = (None, None)
+        self._is_ours: dict[CodeType, bool] = {}
+
+    def start(self, *, counts: bool) -> None:
+        """counts: steps, which makes all of it slower by far, so that the time means nothing."""
+        self.steps, self.thread_s, self._counts = 0, 0.0, counts
+        self._go_on()
+
+    def stop(self) -> None:
+        self._rest()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        was_on = self._is_on
+        if was_on:
+            self._rest()
+        try:
+            yield
+        finally:
+            if was_on:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        self._is_on = True
+        self._began_s = time.thread_time()
+        if self._counts:
+            self._others = sys.getprofile(), sys.gettrace()  # such as coverage's
+            sys.setprofile(self._called)
+            sys.settrace(self._entered)
+
+    def _rest(self) -> None:
+        if self._counts:
+            profile, trace = self._others
+            sys.settrace(trace)
+            sys.setprofile(profile)
+        self.thread_s += time.thread_time() - self._began_s
+        self._is_on = False
+
+    def _entered(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not self._counts_code(frame.f_code):
+            return None
+        self.steps += 1
+        return self._line
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.steps += 1
+        return self._line
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and self._counts_code(frame.f_code):
+            self.steps += 1
+
+    def _counts_code(self, code: CodeType) -> bool:
+        known = self._is_ours.get(code)
+        if known is None:
+            known = self._is_ours[code] = code.co_filename.startswith(OURS)
+        return known

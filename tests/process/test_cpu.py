@@ -1,0 +1,56 @@
+"""What each path costs, against the table: `python -m bench.cpu`. CI holds what is exact, the steps of the interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rocketlet.protocol.properties import appended
+
+from bench import cpu
+from bench.cpu import Measured
+from bench.steps import Meter
+
+NAN = float("nan")
+KNOWN = {"send": {"steps": 100.0, "cost": 1.0}}
+
+
+def test_no_path_takes_a_fifth_more_steps_than_the_table_says() -> None:
+    if cpu.read_table()[0] != cpu.VERSION:
+        pytest.skip(f"{cpu.TABLE.name} is of Python {cpu.read_table()[0]}, and steps differ by version")
+    command = (sys.executable, "-m", "bench.cpu", "--exact")
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("steps", "cost", "fails"), [
+    (100.0, 1.0, False), (120.0, 1.2, False), (120.1, 1.0, True), (100.0, 1.21, True), (50.0, NAN, False), (121.0, NAN, True),
+])  # fmt: skip
+def test_a_fifth_is_allowed_and_no_more(steps: float, cost: float, fails: bool) -> None:
+    assert bool(cpu.faults({"send": Measured(steps, cost, NAN)}, KNOWN)) is fails
+
+
+def test_a_path_must_be_in_the_table_and_what_is_there_must_be_measured() -> None:
+    found = Measured(100.0, NAN, NAN)
+    assert len(cpu.faults({"send": found, "new": found}, KNOWN)) == 1
+    assert len(cpu.faults({}, KNOWN)) == 1
+
+
+def counted(times: int, *, pausing: bool = False) -> int:
+    meter = Meter()
+    meter.start(counts=True)
+    for _ in range(times):
+        appended("A\x01b", "C", "d")
+    if pausing:
+        with meter.paused():
+            appended("A\x01b", "C", "d")
+    meter.stop()
+    return meter.steps
+
+
+def test_each_call_of_ours_counts_the_same_and_what_is_paused_does_not() -> None:
+    assert counted(0) == 0
+    assert counted(1) > 1
+    assert counted(7) == 7 * counted(1) == counted(7, pausing=True)
