@@ -6,11 +6,11 @@ import argparse
 import asyncio
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import logs
 from .settings import SettingsParser
 
 _MODULES = {
@@ -37,7 +37,7 @@ _MODULES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser(*arguments[:1]).parse_args(arguments)
-    logs.configure(options.log_level)
+    configure_logs(options.log_level)
     try:
         return _run(options)
     except KeyboardInterrupt:
@@ -45,6 +45,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has enough
         sys.stderr.close()
         return 1
+
+
+def configure_logs(level: str) -> None:
+    """At once for what has loggers of structlog, such as a broker. The others seldom log, and structlog takes as long to
+    import as all the rest of them."""
+    if "structlog" in sys.modules:
+        from . import logs
+
+        logs.configure(level)
+    else:
+        logging.basicConfig(handlers=[_FirstRecord(level)], level=level.upper(), force=True)
+
+
+class _FirstRecord(logging.Handler):
+    """Configures the logs as soon as there is something to log, and hands it on."""
+
+    def __init__(self, log_level: str) -> None:
+        super().__init__()
+        self._log_level = log_level
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from . import logs
+
+        logs.configure(self._log_level)
+        logging.getLogger().handle(record)
 
 
 def _run(options: argparse.Namespace) -> int:

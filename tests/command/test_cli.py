@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import orjson
 import pytest
 
 
@@ -28,7 +29,28 @@ print(json.dumps([name for name in sys.modules if name.startswith({packages!r})]
 
 @pytest.mark.parametrize("command", ["topics", "groups", "offsets", "messages", "brokers", "doctor", "completion"])
 def test_a_command_that_asks_a_cluster_imports_no_broker(command: str) -> None:
-    assert imported(command, "rocketlet.broker", "sqlglot", "prometheus_client", "rocketlet.spark") == []
+    assert (
+        imported(command, "rocketlet.broker", "sqlglot", "prometheus_client", "rocketlet.spark", "structlog", "rich")
+        == []
+    )
+
+
+def test_what_such_a_command_logs_looks_like_all_logs() -> None:
+    """structlog comes with the first record that the level lets through."""
+    program = """
+import sys
+from rocketlet.command import cli
+from rocketlet.client.log import get_logger
+cli.configure_logs("warning")
+log = get_logger("rocketlet.some")
+log.info("not this")
+assert "structlog" not in sys.modules
+log.warning("lost", message="4711")
+log.warning("again")
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first, second = (orjson.loads(line) for line in ran.stderr.splitlines())
+    assert (first["event"], first["message"], first["level"], second["event"]) == ("lost", "4711", "warning", "again")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
