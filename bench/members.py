@@ -1,47 +1,113 @@
-"""How long a join takes in groups of 10, 100, 300 and 1,000 real members, all in one process, with as many queues as members.
+"""How long a join takes in groups of 10, 100, 300 and 1,000 real members, all in one process, with as many queues as members,
+and what it costs: requests to the broker, and bytes both ways.
 
-The requests and bytes of a join, up to 1,000 members, are counted in simulation: `python -m tests.simulation.scaling`."""
+Without a clock of its own on the way, the same is counted in simulation: `python -m tests.simulation.scaling`."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 
 import uvloop
-from rocketlet.client import Consumer, settled
+from rocketlet.client import AVG, STICKY, Consumer
+from rocketlet.client.connection import Connection
+from rocketlet.protocol.allocation import Strategy
 
 from . import common
 from .churn import make_topic
 from .peers import Peer
 
-SIZES = (10, 100, 300, 1000)
+SIZES = "10,100,300,1000"
+STRATEGIES: Mapping[str, Strategy] = {"AVG": AVG, "STICKY": STICKY}
+PATIENCE_S = 300.0
+TOGETHER = 50  # members that start at once
+
+
+@dataclass
+class Traffic:
+    """Of all members. `requests` counts what they send, answers to the broker's notifications are not sent."""
+
+    requests: int = 0
+    bytes: int = 0
+
+
+@contextmanager
+def counted() -> Iterator[Traffic]:
+    traffic = Traffic()
+    send, receive = Connection._send, Connection.data_received
+
+    def sending(connection: Connection, data: bytes) -> None:
+        traffic.requests += 1
+        traffic.bytes += len(data)
+        send(connection, data)
+
+    def receiving(connection: Connection, data: bytes) -> None:
+        traffic.bytes += len(data)
+        receive(connection, data)
+
+    Connection._send = sending  # type: ignore[method-assign, assignment]
+    Connection.data_received = receiving  # type: ignore[method-assign, assignment]
+    try:
+        yield traffic
+    finally:
+        Connection._send, Connection.data_received = send, receive  # type: ignore[method-assign]
 
 
 async def _ignore(message: object) -> None: ...
 
 
-async def join_s(peer: Peer, members: int) -> float:
+async def join(peer: Peer, members: int, strategy: str) -> dict[str, float]:
     """From a member's join until every queue has its new owner."""
-    group = topic = f"members-{members}"
+    topic = f"members-{members}-{strategy}"
     await make_topic(peer.address, topic, members)
+    everybody = [
+        Consumer(peer.address, topic, topic, _ignore, strategy=STRATEGIES[strategy], concurrency=1)
+        for _ in range(members)
+    ]
     async with AsyncExitStack() as stack:
-        for _ in range(members - 1):
-            await stack.enter_async_context(Consumer(peer.address, group, topic, _ignore, concurrency=1))
-        await settled(peer.address, group, members=members - 1, timeout_s=120)
-        began_s = time.perf_counter()
-        last = Consumer(peer.address, group, topic, _ignore, concurrency=1)
-        await stack.enter_async_context(last)
-        await settled(peer.address, group, members=members, timeout_s=120)
-        return time.perf_counter() - began_s
+        for begin in range(0, members - 1, TOGETHER):
+            some = everybody[begin : min(begin + TOGETHER, members - 1)]
+            await asyncio.gather(*map(stack.enter_async_context, some))
+        await _at_rest(everybody[:-1], members, topic)
+        await asyncio.sleep(1)
+        with counted() as traffic:
+            cpu_s, began_s = peer.cpu_s() + time.process_time(), time.perf_counter()
+            await stack.enter_async_context(everybody[-1])
+            await _at_rest(everybody, members, topic)
+            took_s = time.perf_counter() - began_s
+            cpu_s = peer.cpu_s() + time.process_time() - cpu_s
+        return {"settled_s": took_s, "cpu_s": cpu_s, "requests": traffic.requests, "bytes": traffic.bytes}
+
+
+async def _at_rest(members: Sequence[Consumer], queues: int, topic: str) -> None:
+    """Returns when every queue is owned and all shares are equal."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            shares = [sum(queue.topic == topic for queue in member.assignment()) for member in members]
+            if sum(shares) == queues and max(shares) - min(shares) <= 1:
+                return
+            await asyncio.sleep(0.01)
 
 
 async def run() -> None:
-    options = common.parser(__doc__ or "").parse_args()
+    parser = common.parser(__doc__ or "")
+    parser.add_argument("--sizes", default=SIZES, help=f"how many members, separated by commas; default: {SIZES}")
+    options = parser.parse_args()
+    found: dict[str, dict[str, float]] = {}
     async with common.started(["rocketlet"]) as peers:
-        found = {members: await join_s(peers["rocketlet"], members) for members in SIZES}
-    rows = [[members, seconds * 1000] for members, seconds in found.items()]
-    common.show("One more member joins", ("members", "settled after, ms"), rows)
-    common.finish(options, "members", {str(members): {"join_s": seconds} for members, seconds in found.items()})
+        for strategy in STRATEGIES:
+            for size in map(int, options.sizes.split(",")):
+                found[f"{strategy} {size}"] = await join(peers["rocketlet"], size, strategy)
+    rows = [
+        [name, cost["settled_s"] * 1000, cost["cpu_s"] * 1000, cost["requests"], cost["bytes"]]
+        for name, cost in found.items()
+    ]
+    columns = ("members", "settled after, ms", "processor time of all, ms", "requests", "bytes")
+    common.show("One more member joins", columns, rows)
+    common.finish(options, "members", found)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Queues that are ready to be handed over at one time go in one request per broker: commit and unlock.
+"""What one member has to say of several queues at one time goes in one request per broker: commits, and commits with the
+unlock of queues that are handed over.
 
-Only Rocketlet's brokers take both together. Elsewhere, and where that did not work, a queue is committed and unlocked by two
-requests of its own (`leases`).
+Only Rocketlet's brokers take that. Elsewhere, and where it did not work, each queue has requests of its own (`leases`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from ..protocol import group_bodies
 from ..protocol.bodies import Queue
@@ -15,7 +16,7 @@ from ..protocol.group_bodies import LockRequest
 from ..protocol.schema import BodyError
 from .cluster import Cluster
 from .config import OFFSET_TIMEOUT_S
-from .errors import RocketletError
+from .errors import BrokerRefused, RocketletError
 from .lease import Lease
 from .log import get_logger
 
@@ -51,6 +52,30 @@ class HandOvers:
         batch, sending = self._batches[queue.broker_name]
         batch.offsets[queue], batch.epochs[queue] = offset, lease.epoch
         return queue in await asyncio.shield(sending)
+
+    async def commit(
+        self, broker_name: str, offsets: Mapping[Queue, int], leases: Mapping[Queue, Lease]
+    ) -> tuple[set[Queue], set[Queue]]:
+        """Commits queues of one broker in one request; it renews their leases there, too. The queues that are committed, and
+        those that are to be tried alone: a broker that does not answer is not asked again, because by then a pull may carry
+        a later offset."""
+        connection = self._cluster.connected(broker_name)
+        epochs = {queue: leases[queue].epoch for queue in offsets}
+        if len(offsets) < 2 or connection is None or not connection.speaks_msgpack or not all(epochs.values()):
+            return set(), set(offsets)
+        request = LockRequest(self._client_id, self._group, tuple(offsets), True, epochs, offsets)
+        try:
+            body = group_bodies.encode_lock_request(request)
+            answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, OFFSET_TIMEOUT_S)
+            stored = group_bodies.decode_committed(answer.body)
+        except (BrokerRefused, BodyError) as error:
+            log.info("commits_refused", broker=broker_name, reason=str(error), hint="each queue is tried alone")
+            return set(), set(offsets)
+        except RocketletError as error:
+            log.warning("commit_failed", broker=broker_name, reason=str(error), hint="the next commit includes it")
+            return set(), set()
+        done = {queue for queue, offset in offsets.items() if stored.get(queue) == offset}
+        return done, offsets.keys() - done
 
     async def _send(self, broker_name: str, batch: _Batch) -> set[Queue]:
         """The queues that the broker has committed and unlocked."""

@@ -368,9 +368,23 @@ class Leases:
 
         Raises nothing for a broker that cannot be reached: the next commit says the same or more.
         """
-        ready = [queue for queue in offsets if queue in self.owned and queue not in self._suspended]
-        stored = await asyncio.gather(*(self._commit_one(queue, offsets[queue], self.owned[queue]) for queue in ready))
-        return {queue for queue, is_stored in zip(ready, stored, strict=True) if is_stored}
+        ready = {
+            queue: offset for queue, offset in offsets.items() if queue in self.owned and queue not in self._suspended
+        }
+        stored = await asyncio.gather(
+            *(
+                self._commit_at(broker_name, {queue: ready[queue] for queue in queues})
+                for broker_name, queues in by_broker(ready).items()
+            )
+        )
+        return set[Queue]().union(*stored)
+
+    async def _commit_at(self, broker_name: str, offsets: Mapping[Queue, int]) -> set[Queue]:
+        leases = {queue: lease for queue in offsets if (lease := self.owned.get(queue)) is not None}
+        stored, alone = await self._together.commit(broker_name, {queue: offsets[queue] for queue in leases}, leases)
+        tried = [queue for queue in alone if self.owned.get(queue) is leases[queue]]
+        found = await asyncio.gather(*(self._commit_one(queue, offsets[queue], leases[queue]) for queue in tried))
+        return stored | {queue for queue, is_stored in zip(tried, found, strict=True) if is_stored}
 
     async def _commit_one(self, queue: Queue, offset: int, lease: Lease) -> bool:
         try:

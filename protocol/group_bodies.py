@@ -17,7 +17,7 @@ from .subscription import Subscription
 @dataclass(frozen=True, slots=True)
 class LockRequest:
     """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. The rest is ours. `handover`: the lock is ownership, freed when the socket closes.
-    `offsets`: what is committed of a queue before it is unlocked."""
+    `offsets`: what is committed of a queue before it is unlocked, or while it is renewed."""
 
     client_id: str
     group: str
@@ -69,8 +69,9 @@ def decode_lock_request(data: LockShape) -> LockRequest:
 
 
 def encode_locked(epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | None = None) -> bytes:
-    """LOCK_BATCH_MQ's answer: the queues that were locked. Their epochs, and how far the group has committed them, are ours;
-    others ignore them. UNLOCK_BATCH_MQ's from us: the queues that were unlocked."""
+    """LOCK_BATCH_MQ's answer: the queues that were locked. Their epochs are ours, and so is how far the group has committed
+    those that were taken anew, or what was committed by this request; others ignore them. UNLOCK_BATCH_MQ's from us: the
+    queues that were unlocked."""
     known = offsets or {}
     locked = [
         queue_json(queue) | {"epoch": epoch} | ({"offset": known[queue]} if queue in known else {})
@@ -91,7 +92,7 @@ def decode_locked(data: LockAnswerShape) -> dict[Queue, int]:
 
 @answers("lock answer", LockAnswerShape)
 def decode_committed(data: LockAnswerShape) -> dict[Queue, int]:
-    """Where the group is in the queues that were locked, as far as the broker says so."""
+    """Where the group is in queues that were locked, as far as the broker says so."""
     return {queue_of(item): item.offset for item in data.locked or () if item.offset is not None}
 
 

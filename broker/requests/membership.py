@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import structlog
@@ -121,12 +122,34 @@ def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, body=group_bodies.encode_locked({}), remark=fault)
     epochs = broker.locks.lock(request, connection)
+    if request.offsets:
+        return answer(frame, body=group_bodies.encode_locked(epochs, _commit(broker, connection, request, epochs)))
     # A queue taken anew: with its offset a member can begin without another request.
     if not request.handover or request.epochs:
         return answer(frame, body=group_bodies.encode_locked(epochs))
     found = {queue: broker.offsets.get(request.group, queue.topic, queue.queue_id) for queue in epochs}
     offsets = {queue: offset for queue, offset in found.items() if offset is not None}
     return answer(frame, body=group_bodies.encode_locked(epochs, offsets))
+
+
+def _commit(
+    broker: Broker, connection: Connection, request: group_bodies.LockRequest, epochs: Mapping[Queue, int]
+) -> dict[Queue, int]:
+    """What a member has to commit at one time, in one request, which renews its leases, too. Of the rest the member asks
+    queue by queue, and is told why not."""
+    done: dict[Queue, int] = {}
+    for queue, offset in request.offsets.items():
+        place = (queue.topic, queue.queue_id)
+        epoch = epochs.get(queue)
+        if epoch is None or request.epochs.get(queue) != epoch:
+            continue
+        fault = fence_fault(broker, connection, request.group, place, offset, epoch) or offset_fault(
+            broker, place, offset
+        )
+        if fault is None:
+            store_offset(broker, request.group, place, offset, by_owner=True)
+            done[queue] = offset
+    return done
 
 
 def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

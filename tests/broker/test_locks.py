@@ -215,3 +215,27 @@ async def test_what_is_handed_over_together_is_committed_and_unlocked_by_one_req
     again = group_bodies.encode_lock_request(LockRequest("c2", "g", queues[:1], True))
     taken = await two.call(RequestCode.LOCK_BATCH_MQ, body=again)
     assert group_bodies.decode_committed(taken.body) == {queues[0]: 1}
+
+
+async def test_a_member_commits_several_queues_at_once_and_only_those_that_are_its_own(
+    node: Node, connect: Connect
+) -> None:
+    one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t", 4)
+    for number in range(4):
+        await send(one, queue=number)
+    for wire, name in ((one, "c1"), (two, "c2")):
+        await beat(wire, name)
+    queues = tuple(Queue("t", "broker-a", number) for number in range(4))
+    epochs: dict[Queue, int] = {}
+    for wire, name, some in ((one, "c1", queues[:3]), (two, "c2", queues[3:])):
+        ask = group_bodies.encode_lock_request(LockRequest(name, "g", some, True))
+        epochs |= group_bodies.decode_locked((await wire.call(RequestCode.LOCK_BATCH_MQ, body=ask)).body)
+    told = {**epochs, queues[2]: epochs[queues[2]] - 1}  # of an earlier owner
+    offsets = {queues[0]: 1, queues[1]: 5, queues[2]: 1, queues[3]: 1}
+    request = group_bodies.encode_lock_request(LockRequest("c1", "g", queues, True, told, offsets))
+    answer = await one.call(RequestCode.LOCK_BATCH_MQ, body=request)
+    assert group_bodies.decode_committed(answer.body) == {queues[0]: 1}, "5 is beyond the end"
+    assert set(group_bodies.decode_locked(answer.body)) == set(queues[:2])
+    assert [node.broker.offsets.get("g", "t", number) for number in range(4)] == [1, None, None, None]
+    assert node.broker.locks.owners("g") == {("t", number): "c1" if number < 3 else "c2" for number in range(4)}

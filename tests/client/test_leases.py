@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 from rocketlet.client import Consumer, Message, Producer
@@ -13,6 +14,7 @@ from rocketlet.client.config import PullLimits
 from rocketlet.client.lease import Lease
 from rocketlet.client.shares import Share, Shares
 from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import LockRequest
 
 from ..conftest import Node, Wire, create_topic, eventually, peer
@@ -197,3 +199,35 @@ async def test_pulls_carry_how_far_a_queue_is_handled(node: Node, wire: Wire) ->
         await eventually(lambda: 30 - 8 <= (node.broker.offsets.get("g", "t", 0) or 0) <= 30)
         release.set()
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 40)
+
+
+async def test_several_queues_are_committed_in_one_request(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them is another's by now: it is lost, and the others are committed all the same."""
+    monkeypatch.setattr("rocketlet.client.commits.IDLE_COMMIT_S", NEVER_S)
+    await create_topic(wire, "t", 4)
+    queues = [Queue("t", "broker-a", number) for number in range(4)]
+    async with Producer(node.address) as producer:
+        for queue in queues:
+            await producer.send("t", b"1", queue=queue)
+    handled: list[int] = []
+    alone = node.broker.request_times[RequestCode.UPDATE_CONSUMER_OFFSET]
+    member = Consumer(node.address, "g", "t", collect(handled), start="first", commit_interval_s=NEVER_S)
+    async with member:
+        await eventually(lambda: sorted(handled) == [0, 1, 2, 3])
+        await eventually(lambda: all(member.queues[queue].commit_offset == 1 for queue in queues))
+        before = sum(alone.counts)
+        assert await member._membership.commit(dict.fromkeys(queues, 1)) == set(queues)
+        assert sum(alone.counts) == before
+        assert [node.broker.offsets.get("g", "t", number) for number in range(4)] == [1, 1, 1, 1]
+        node.broker.locks.end("g", "t", 0)
+        assert await member._membership.commit(dict.fromkeys(queues, 1)) == set(queues[1:])
+        assert sum(alone.counts) <= before + 1, "only the refused one is tried alone, to be told why"
+
+
+def collect(into: list[int]) -> Callable[[Message], Awaitable[None]]:
+    async def handle(message: Message) -> None:
+        into.append(message.queue_id)
+
+    return handle
