@@ -56,6 +56,8 @@ class Connection(asyncio.Protocol):
         self._opaque = 0
         self._pending: dict[int, tuple[Answered, float, int]] = {}
         self._sweep: asyncio.TimerHandle | None = None
+        self._sweep_due_s = 0.0
+        self._stood_s = 0.0
         self._out: list[bytes] = []
         self._is_flush_due = False
         self._before_flush: list[Callable[[], None]] = []
@@ -77,9 +79,9 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(answered, ConnectionFailed(f"the connection to {self.address} {reason}"))
             return
         self._opaque = opaque = (self._opaque + 1) & 0x7FFFFFFF
-        self._pending[opaque] = (answered, self._loop.time() + timeout_s, code)
+        self._pending[opaque] = (answered, self._loop.time() - self._stood_s + timeout_s, code)
         if self._sweep is None:
-            self._sweep = self._loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines)
+            self._sweep_later()
         if not self._is_flush_due:
             self._flush_soon()
         out = self._out
@@ -170,14 +172,28 @@ class Connection(asyncio.Protocol):
         if out and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])
 
+    def _sweep_later(self) -> None:
+        self._sweep_due_s = self._loop.time() + DEADLINE_SWEEP_S
+        self._sweep = self._loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines)
+
     def _sweep_deadlines(self) -> None:
         now_s = self._loop.time()
+        # Time for which this process stood still is nobody's delay. A loop runs its timers before it reads, so what was
+        # answered meanwhile waits in the socket.
+        late_s = now_s - self._sweep_due_s
+        if late_s > DEADLINE_SWEEP_S:
+            self._stood_s += late_s
+        self._give_up(now_s - self._stood_s)
+        self._sweep = None
+        if self._pending and self.is_open:
+            self._sweep_later()
+
+    def _give_up(self, now_s: float) -> None:
+        """Tells who waits for what has not been answered in time, by the time that this process ran."""
         late = [item for item in self._pending.items() if item[1][1] <= now_s]
         for opaque, (answered, _, code) in late:
             del self._pending[opaque]
             answered(RequestTimeout(f"{request_name(code)} was not answered in time by {self.address}"))
-        again = self._pending and self.is_open
-        self._sweep = self._loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines) if again else None
 
     # asyncio.Protocol
 

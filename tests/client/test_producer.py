@@ -189,6 +189,23 @@ async def test_timeouts_and_lost_connections_are_told_apart(node: Node) -> None:
         node.server.serve = serve
 
 
+async def test_a_process_that_stood_still_reads_what_came_before_it_gives_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timers run before sockets are read: a deadline that passed meanwhile says nothing about who was asked."""
+    async with Producer(node.address) as producer:
+        connection = await producer._cluster.connection(node.address)
+        monkeypatch.setattr("rocketlet.client.connection.DEADLINE_SWEEP_S", 3600.0)
+        answer = connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.0)
+        connection._sweep_due_s -= 3 * 3600.0
+        connection._sweep_deadlines()
+        assert (await answer).code == 0
+        answer = connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.0)
+        connection._sweep_deadlines()
+        with pytest.raises(RequestTimeout):
+            await answer
+
+
 async def test_many_sends_at_once_are_all_stored(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     async with Producer(node.address) as producer:

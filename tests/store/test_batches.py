@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocketlet.broker.store.store import Store
 from rocketlet.protocol.batch import encode_batch
@@ -44,7 +44,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(st.lists(st.tuples(ENTRIES, st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
 def test_log_and_indexes_are_the_same(
     tmp_path_factory: pytest.TempPathFactory, batches: list[tuple[Entries, int, bool]]

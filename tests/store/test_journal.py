@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.broker.store import disk
 from rocketlet.broker.store.files import StoreFull
@@ -25,7 +25,6 @@ def test_changes_come_back_in_order(tmp_path: Path) -> None:
     assert journal.lines == 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 200))
 def test_a_journal_that_is_cut_off_keeps_its_whole_lines_and_goes_on(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "x.journal"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocketlet.broker.store.files import (
     Folder,
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=3000), st.sampled_from(["", "A", "B"])), max_size=60))
 def test_every_queue_gives_back_its_messages_in_order(
     tmp_path_factory: pytest.TempPathFactory, messages: list[tuple[int, bytes, str]]
