@@ -228,11 +228,11 @@ async def test_errors_have_the_codes_of_apaches_broker(
 @feature("errors: no route, and a broker that may not be written to")
 async def test_java_learns_that_it_may_not_write(start_cluster: StartCluster, java: Run) -> None:
     cluster = await start_cluster(1, auto_create_topics=False)
-    async with java("produce", ns=cluster.address, topic="nobody_made_it") as peer:
+    async with java("produce", ns=cluster.address, topic="nobody_made_it", route_tries=1) as peer:
         await eventually(lambda: bool(peer.found("FAILED")), START_S)
     assert "No route info of this topic" in " ".join(peer.found("FAILED")[0])
     await cluster.create_topic("t", perm=4)
-    async with java("produce", ns=cluster.address, topic="t") as peer:
+    async with java("produce", ns=cluster.address, topic="t", route_tries=1) as peer:
         await eventually(lambda: bool(peer.found("FAILED")), START_S)
     assert "No route info of this topic" in " ".join(peer.found("FAILED")[0])
 

@@ -124,7 +124,7 @@ async def test_java_is_refused(secured: Node, accounts: AccountsFile, java: Run)
         ({}, "no_key", "No route info"),
         ({**OURS, "topic": "forbidden"}, "permission", "still failed"),
     ):
-        async with java("produce", **{"ns": secured.address, "topic": "t", **options}) as peer:
+        async with java("produce", **{"ns": secured.address, "topic": "t", "route_tries": 1, **options}) as peer:
             with pytest.raises(AssertionError):
                 await peer.until(lambda peer=peer: bool(peer.found("SENT")))  # type: ignore[misc]
             assert words in " ".join(peer.found("FAILED")[0])

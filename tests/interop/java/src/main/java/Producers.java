@@ -6,6 +6,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.exception.MQBrokerException;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.impl.CommunicationMode;
 import org.apache.rocketmq.client.impl.MQClientAPIImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
@@ -55,6 +56,24 @@ final class Producers {
         return started(new DefaultMQProducer(peer.get("group", "java_producers"), peer.hook()));
     }
 
+    interface Send {
+        SendResult run() throws Exception;
+    }
+
+    /** Java's client gives a name server 3 s, whatever its settings say, which a busy machine may need for a connection. */
+    private SendResult patiently(Send send) throws Exception {
+        for (int tries = peer.number("route-tries", 30); ; tries--) {
+            try {
+                return send.run();
+            } catch (MQClientException error) {
+                if (tries <= 1 || !String.valueOf(error.getMessage()).contains("No route info")) {
+                    throw error;
+                }
+                Thread.sleep(1000);
+            }
+        }
+    }
+
     private static void sent(String kind, SendResult result) {
         Peer.say("SENT " + kind + " " + result.getSendStatus() + " " + result.getMsgId() + " " + result.getOffsetMsgId()
             + " " + result.getMessageQueue().getQueueId());
@@ -71,7 +90,7 @@ final class Producers {
             if (peer.options.containsKey("delay")) {
                 message.setDelayTimeLevel(peer.number("delay", 0));
             }
-            sent("sync", producer.send(message));
+            sent("sync", patiently(() -> producer.send(message)));
         }
         producer.shutdown();
     }
@@ -79,7 +98,7 @@ final class Producers {
     private void sends() throws Exception {
         DefaultMQProducer producer = producer();
         String topic = peer.get("topic");
-        sent("sync", producer.send(new Message(topic, Peer.bytes("sync"))));
+        sent("sync", patiently(() -> producer.send(new Message(topic, Peer.bytes("sync")))));
         CountDownLatch done = new CountDownLatch(1);
         producer.send(new Message(topic, Peer.bytes("async")), new SendCallback() {
             @Override
@@ -111,14 +130,14 @@ final class Producers {
         for (int number = 0; number < count; number++) {
             messages.add(new Message(peer.get("topic"), "tag", Peer.bytes("batch-" + number + filling)));
         }
-        sent("batch", producer.send(messages));
+        sent("batch", patiently(() -> producer.send(messages)));
         producer.shutdown();
     }
 
     /** Requests that a Java user's own checks would not let through, and what the broker says to them. */
     private void errors() throws Exception {
         DefaultMQProducer producer = producer();
-        producer.send(new Message(peer.get("topic"), Peer.bytes("first"))); // so that the broker is known
+        patiently(() -> producer.send(new Message(peer.get("topic"), Peer.bytes("first")))); // so that the broker is known
         MQClientAPIImpl api = producer.getDefaultMQProducerImpl().getmQClientFactory().getMQClientAPIImpl();
         String[][] cases = {
             {"illegal-topic", "no such topic!", "TBW102", "0", "x", ""},
@@ -179,10 +198,10 @@ final class Producers {
         });
         started(producer);
         if (peer.options.containsKey("body")) {
-            sent("half", producer.sendMessageInTransaction(
-                new Message(peer.get("topic"), Peer.bytes(peer.get("body"))), null));
+            sent("half", patiently(() -> producer.sendMessageInTransaction(
+                new Message(peer.get("topic"), Peer.bytes(peer.get("body"))), null)));
         } else { // only there to be asked: it must be known to the broker
-            producer.send(new Message(peer.get("topic"), Peer.bytes("hello")));
+            patiently(() -> producer.send(new Message(peer.get("topic"), Peer.bytes("hello"))));
             producer.getDefaultMQProducerImpl().getmQClientFactory().sendHeartbeatToAllBrokerWithLock();
         }
         Peer.say("STARTED");
@@ -192,7 +211,7 @@ final class Producers {
 
     private void request() throws Exception {
         DefaultMQProducer producer = producer();
-        producer.send(new Message(peer.get("topic") + "_warm", Peer.bytes("x"))); // a connection to be answered on
+        patiently(() -> producer.send(new Message(peer.get("topic") + "_warm", Peer.bytes("x")))); // a connection to be answered on
         Message reply = producer.request(new Message(peer.get("topic"), Peer.bytes("ping")), 100_000);
         Peer.say("REPLY " + Peer.text(reply.getBody()));
         producer.shutdown();
@@ -225,7 +244,7 @@ final class Producers {
 
     private void trace() throws Exception {
         DefaultMQProducer producer = started(new DefaultMQProducer("java_traced", peer.hook(), true, null));
-        sent("sync", producer.send(new Message(peer.get("topic"), "tag", "traced-key", Peer.bytes("traced"))));
+        sent("sync", patiently(() -> producer.send(new Message(peer.get("topic"), "tag", "traced-key", Peer.bytes("traced")))));
         Peer.waitForStdin();
         producer.shutdown();
     }
