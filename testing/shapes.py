@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..client.config import TOPIC_QUEUES
-from .config import MAX_DELAY_S, MAX_WAIT_S
+from .config import MAX_DELAY_S, MAX_WAIT_S, WAIT_S
 from .faults import Action
 
 Count = Annotated[int, Meta(ge=1)]
@@ -281,7 +281,7 @@ class WaitFor(Struct, forbid_unknown_fields=True):
 
     condition: AnyCondition
     skip_waits: bool = False
-    timeout_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 20.0
+    timeout_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = WAIT_S
 
 
 class Waited(Struct):

@@ -29,7 +29,7 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.subscription import parse_subscription
 from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault
 
-from ..conftest import Connect
+from ..conftest import PATIENCE_S, Connect
 
 HEARTBEAT = bodies.encode_heartbeat(
     Heartbeat("c1", (ConsumerData("g", subscriptions=(parse_subscription("t", "*", version=1),)),))
@@ -222,11 +222,13 @@ async def test_a_fault_reaches_the_sender(
     rocketlet: BrokerUnderTest, fault: Fault, error: type[Exception], stored: int
 ) -> None:
     rocketlet.create_topic("t")
-    async with Producer(rocketlet.address, retries=0, timeout_s=0.5) as producer:
+    timeout_s = 0.5 if error is RequestTimeout else PATIENCE_S
+    async with Producer(rocketlet.address, retries=0, timeout_s=timeout_s) as producer:
         rocketlet.faults.add(fault)
         with pytest.raises(error):
             await producer.send("t", b"x")
         rocketlet.faults.remove()
+    async with Producer(rocketlet.address, retries=0, timeout_s=PATIENCE_S) as producer:
         await producer.send("t", b"y")
     assert len(rocketlet.messages("t")) == stored + 1
     assert rocketlet.injected[0].fault == fault
@@ -234,7 +236,7 @@ async def test_a_fault_reaches_the_sender(
 
 async def test_answers_come_late_and_in_pieces(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t")
-    async with Producer(rocketlet.address, timeout_s=20) as producer:
+    async with Producer(rocketlet.address, timeout_s=PATIENCE_S) as producer:
         await producer.send("t", b"warm")
         rocketlet.faults.add(
             Fault.late("SEND_MESSAGE_V2", delay_s=600), Fault.slow("SEND_MESSAGE_V2", bytes_per_s=10, nth=1)
@@ -258,7 +260,7 @@ async def test_faults_act_on_the_nth_request_and_by_chance(rocketlet: BrokerUnde
     async def send(count: int) -> list[int]:
         """The numbers of the sends that failed."""
         failed: list[int] = []
-        async with Producer(rocketlet.address, retries=0) as producer:
+        async with Producer(rocketlet.address, retries=0, timeout_s=PATIENCE_S) as producer:
             for number in range(count):
                 try:
                     await producer.send("t", b"x")
@@ -321,9 +323,7 @@ async def test_a_lease_is_taken_away_and_comes_back(rocketlet: BrokerUnderTest) 
     async with Consumer(rocketlet.address, "g", "t", lambda message: None):
         await rocketlet.settled("g", members=1)
         rocketlet.take_lease("g", "t", 0)
-        await rocketlet.until(
-            lambda: "lock expired" in [event["event"] for event in rocketlet.timeline("g")], timeout_s=30
-        )
+        await rocketlet.until(lambda: "lock expired" in [event["event"] for event in rocketlet.timeline("g")])
     with pytest.raises(KeyError):
         rocketlet.take_lease("g", "t", 0)
 
@@ -380,7 +380,7 @@ async def test_retries_later_and_rejections_are_seen_at_once(rocketlet: BrokerUn
         return outcomes.pop()
 
     async with (
-        Producer(rocketlet.address) as producer,
+        Producer(rocketlet.address, timeout_s=PATIENCE_S) as producer,  # so that it sends once
         Consumer(rocketlet.address, "g", "t", handle, start="first"),
     ):
         await producer.send_batch("t", [Outgoing(b"x")])
