@@ -184,14 +184,14 @@ async def maven_jars(folder: Path, needed: str, pom: Path, *options: str) -> Pat
     return folder
 
 
-async def _apache_jars(version: str) -> Path:
+async def apache_jars(version: str) -> Path:
     return await maven_jars(CACHE / f"apache-{version}", "rocketmq-broker-*.jar", POM, f"-Drocketmq.version={version}")
 
 
 async def fetch_fault(version: str) -> str | None:
     """Why Apache's jars of a version are not here and cannot be fetched; None once they are here."""
     try:
-        await _apache_jars(version)
+        await apache_jars(version)
     except RuntimeError as error:
         return str(error)
     return None
@@ -199,7 +199,7 @@ async def fetch_fault(version: str) -> str | None:
 
 async def compiled(program: str) -> str:
     """The classpath of one of our Java programs beside Apache's client."""
-    jars = await _apache_jars(APACHE_VERSION)
+    jars = await apache_jars(APACHE_VERSION)
     classes = jars / "programs"
     source = POM.parent / program
     child = await asyncio.create_subprocess_exec("javac", "-cp", f"{jars}/*", "-d", str(classes), str(source))
@@ -275,7 +275,7 @@ class Apache:
         (home / "broker.properties").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
 
     async def __aenter__(self) -> Apache:
-        self._jars = await _apache_jars(self._version)
+        self._jars = await apache_jars(self._version)
         for tries_left in reversed(range(APACHE_TRIES)):
             try:
                 await self._start()

@@ -10,6 +10,8 @@ administration  what `rocketlet NOUN VERB` commands share
 brokers, topics, groups, offsets, messages, acl   the nouns
 group_report    what `rocketlet groups show` prints
 console         serves the web page
+bench           loads a cluster, shows rates and waits
+load            that load, and how it went
 doctor          what is wrong, and what to do
 dump            shows what clients and brokers say to each other
 frames          frames as people and programs read them

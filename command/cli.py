@@ -23,6 +23,7 @@ _MODULES = {
     "messages": "messages",
     "brokers": "brokers",
     "acl": "acl",
+    "bench": "bench",
     "doctor": "doctor",
     "dump": "dump",
     "console": "console",

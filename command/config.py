@@ -10,3 +10,10 @@ RESTART_DELAY_S: Final = 0.1  # before a broker that died is started again; doub
 MAX_RESTART_DELAY_S: Final = 10.0
 STEADY_S: Final = 60.0  # a broker that was ready for so long did not die soon
 STOP_S: Final = 25.0  # how long a broker may take to stop, before it is killed
+
+MAX_BENCH_SECONDS: Final = 600.0
+MIN_BENCH_BYTES: Final = 8  # of a body: it begins with the time at which it was sent
+MAX_BENCH_BYTES: Final = 4 * 1024 * 1024 - 1024  # what brokers take
+MAX_BENCH_QUEUES: Final = 1024
+MAX_BENCH_IN_FLIGHT: Final = 4096
+BENCH_DRAIN_S: Final = 30.0  # what has not arrived so long after the last send is reported as missing
