@@ -44,7 +44,7 @@ from .open_files import shares
 from .registration import Registration
 from .store.files import Save
 from .store.flusher import Flusher
-from .store.jobs import Call, Job, run
+from .store.jobs import Call, Job, do, run
 from .store.store import Store, StoreFull
 from .tasks import Tasks
 from .turns import Turns
@@ -87,7 +87,9 @@ class Broker:
         self._device = ThreadPoolExecutor(1, "device")
         self._jobs = asyncio.Lock()
         self.topics = Topics(config, clock, on_change=self._topic_changed)
-        self.recovered = self.store.recover(self.topics.since(), knows_topics=self.topics.is_current)
+        self.recovered = self.store.recover(
+            self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current
+        )
         self.topics.adopt(self.recovered.unknown_topics)
         self.held_pulls = HeldPulls(clock, self.turns)
         self.appender = Appender(self.store, self.held_pulls)
@@ -255,7 +257,11 @@ class Broker:
                 saves.append(save)
         # The log first: progress that is kept while the message that was delivered is not would lose it.
         steps = [self.store.syncing(is_synced), *(_saved(save, is_synced) for save in saves)]
-        steps += [self.topics.saving(), self.group_configs.saving(), self.store.checkpointing(is_synced, closes=closes)]
+        steps += [
+            self.topics.saving(self.store.begin),
+            self.group_configs.saving(),
+            self.store.checkpointing(is_synced, closes=closes),
+        ]
         for step in steps:
             try:
                 yield from step
@@ -265,18 +271,10 @@ class Broker:
     async def do(self, job: Job[T]) -> T:
         """Does a job in turns, what waits for the device in a thread; one job after the other. Raises what it raises."""
         async with self._jobs:
-            fault: Exception | None = None
-            while True:
-                try:
-                    call = next(job) if fault is None else job.throw(fault)
-                except StopIteration as end:
-                    result: T = end.value
-                    return result
-                fault = None
-                try:
-                    await (asyncio.sleep(0) if call is None else self._apart([call]))
-                except Exception as error:
-                    fault = error
+            return await do(job, self._make)
+
+    async def _make(self, call: Call | None) -> None:
+        await (asyncio.sleep(0) if call is None else self._apart([call]))
 
     async def _apart(self, calls: list[Call]) -> None:
         """Makes calls in the one thread that waits for the device."""

@@ -74,7 +74,7 @@ def _repair(folder: Path) -> Recovered:
     tag_code = partial(tag_code_of, levels_ms=DELAY_LEVELS_MS)
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=tag_code)
     try:
-        found = store.recover(topics.since(), knows_topics=False, rebuilds=True)
+        found = store.recover(topics.since(), deleted=topics.deleted, knows_topics=False, rebuilds=True)
         if not topics.is_current:
             topics.adopt(found.unknown_topics)
         offsets = Offsets(folder / "offsets.json")

@@ -41,7 +41,8 @@ def _checked(topic: TopicConfig) -> TopicConfig:
 
 
 class Topics:
-    """Settings by name. `on_change` is called with each topic that is new or altered."""
+    """Settings by name. `on_change` is called with each topic that is new or altered. `deleted`: where the log ended when a
+    topic was deleted, for as long as it may hold records of it."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, on_change: Callable[[TopicConfig], None]) -> None:
         self._path: Path = config.data_dir / "topics.json"
@@ -49,6 +50,7 @@ class Topics:
         self._topics: dict[str, TopicConfig] = {}
         self._since: dict[str, int] = {}
         self._identities: dict[str, str] = {}
+        self.deleted: dict[str, int] = {}
         self.journal = Journal(self._path)
         self._is_behind = False  # whether neither file nor journal has all topics
         self.is_current = False  # whether there can be no other topics than those in the file
@@ -85,9 +87,11 @@ class Topics:
         state = find_state(self._path, is_derivable=True)
         changes = self.journal.read()
         self.is_current = self.journal.is_whole and (state.is_current or (state.value is None and bool(changes)))
-        for item in (*(state.value or {"topics": []})["topics"], *changes):
+        value = state.value or {"topics": []}
+        self.deleted.update(value.get("deleted", {}))
+        for item in (*value["topics"], *changes):
             if "deleted" in item:
-                self._forget(item["deleted"])
+                self._forget(item["deleted"], int(item.get("at", 0)))
                 continue
             try:
                 topic = _checked(read_topic(item))
@@ -95,6 +99,7 @@ class Topics:
                 log.warning("topic_skipped", topic=item.get("topicName"), reason=str(fault))
                 continue
             self._topics[topic.name] = topic
+            self.deleted.pop(topic.name, None)
             self._since[topic.name] = int(item.get("since", 0))
             self._identities[topic.name] = str(item.get("identity", self._since[topic.name]))
 
@@ -149,6 +154,7 @@ class Topics:
         except Exception:
             self._restore(topic.name, before)
             raise
+        self.deleted.pop(topic.name, None)
         # Only after it is kept: name servers must not tell of a topic that a restart would forget.
         self._on_change(topic)
         return topic
@@ -174,12 +180,21 @@ class Topics:
             if topic.name == names.DEFAULT_TOPIC:
                 self._topics[topic.name] = topic
 
-    def delete(self, name: str) -> None:
-        """Raises StoreFull; the topic is still there then."""
-        self._keep({"deleted": name})
-        self._forget(name)
+    def delete(self, name: str, position: int) -> None:
+        """`position`: the end of the commit log. Raises StoreFull; the topic is still there then."""
+        self._keep({"deleted": name, "at": position})
+        self._forget(name, position)
 
-    def _forget(self, name: str) -> None:
+    def forget_deletions(self, begin: int) -> None:
+        """`begin`: of the commit log. What was deleted before can come back no more."""
+        for name in [name for name, position in self.deleted.items() if position <= begin]:
+            del self.deleted[name]
+
+    def _forget(self, name: str, position: int) -> None:
+        self.deleted.pop(name, None)
+        self.deleted[name] = position
+        if len(self.deleted) > MAX_TOPICS:
+            del self.deleted[next(iter(self.deleted))]
         self._topics.pop(name, None)
         self._since.pop(name, None)
         self._identities.pop(name, None)
@@ -209,19 +224,23 @@ class Topics:
     def _save(self) -> None:
         self._touch()
         kept = [self._json(topic) for topic in self._topics.values() if topic.name in self._since]
-        write_state(self._path, {"topics": kept})
+        write_state(self._path, {"topics": kept, "deleted": self.deleted})
         self.journal.clear()
         self._is_behind = False
 
-    def saving(self) -> Job[None]:
-        """Writes the whole file when the journal has become long. Raises StoreFull; it is tried again the next time."""
+    def saving(self, begin: int) -> Job[None]:
+        """Writes the whole file when the journal has become long. `begin`: of the commit log. Raises StoreFull; it is tried
+        again the next time."""
+        self.forget_deletions(begin)
         if self.journal.lines > JOURNAL_LINES + len(self._topics):
             yield from self.journal.shortening(self._saving())
 
     def _saving(self) -> Job[None]:
         kept = [topic for topic in self._topics.values() if topic.name in self._since]
         content = yield from joined(orjson.dumps(self._json(topic)) for topic in kept)
-        yield partial(replace_state, self._path, b'{"topics":[%b]}' % content)
+        yield partial(
+            replace_state, self._path, b'{"topics":[%b],"deleted":%b}' % (content, orjson.dumps(self.deleted))
+        )
 
     def _json(self, topic: TopicConfig) -> dict[str, Any]:
         return topic_json(topic) | {"since": self._since.get(topic.name, 0), "identity": self.identity(topic.name)}

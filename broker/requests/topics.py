@@ -56,7 +56,7 @@ def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         fault = f"the topic {name} is a system topic, which cannot be deleted"
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    broker.topics.delete(name)
+    broker.topics.delete(name, broker.store.end)
     broker.offsets.forget_topic(name)
     log.info("topic_deleted", topic=name)
     broker.tasks.answer(_delete(broker, connection, frame, broker.store.deleting(name)))
@@ -64,12 +64,15 @@ def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 
 
 async def _delete(broker: Broker, connection: Connection, frame: Frame, removing: Job[None]) -> None:
+    def refuse(reason: str) -> None:
+        connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"not all of it is gone: {reason}"))
+
     try:
         await broker.do(removing)
     except StoreFull as error:
-        connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"not all of it is gone: {error}"))
+        refuse(str(error))
     else:
-        connection.write(answer(frame))
+        broker.when_kept(lambda: connection.write(answer(frame)), lambda: refuse(str(broker.store.fault)))
 
 
 def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:

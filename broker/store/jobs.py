@@ -6,7 +6,7 @@ makes these at once. A broker makes them in a thread, and does something else me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,8 +15,8 @@ Call = Callable[[], object]
 Job = Generator[Call | None, None, T]
 
 
-def run(job: Job[T]) -> T:
-    """Does the job without doing anything else meanwhile. Raises what it raises."""
+async def do(job: Job[T], make: Callable[[Call | None], Awaitable[object]]) -> T:
+    """Does the job: `make` makes its calls, and does what it wants where the job yields None. Raises what the job raises."""
     fault: Exception | None = None
     while True:
         try:
@@ -25,8 +25,22 @@ def run(job: Job[T]) -> T:
             result: T = end.value
             return result
         fault = None
-        if call is not None:
-            try:
-                call()
-            except Exception as error:
-                fault = error
+        try:
+            await make(call)
+        except Exception as error:
+            fault = error
+
+
+def run(job: Job[T]) -> T:
+    """Does the job without doing anything else meanwhile. Raises what it raises."""
+    try:
+        do(job, _make_at_once).send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("a job waited that is done at once")
+
+
+async def _make_at_once(call: Call | None) -> None:
+    if call is not None:
+        call()

@@ -7,8 +7,8 @@ index that differs from the checkpoint is rebuilt from the whole log; the others
 Where the log has no whole record, the next one is searched for. What lies between is damage: it is kept aside and
 logged. What follows the last whole record is torn: it was never acknowledged, so it is kept aside and cut off.
 
-Records of a topic that was deleted stay in the log; `since`, the position at which a topic was created, keeps them
-from coming back.
+Records of a topic that was deleted stay in the log; `since`, the position at which a topic was created, and the one at which
+it was deleted keep them from coming back. A checkpoint from before either speaks of an earlier topic with that name.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class Recovery:
         open_queue: Callable[[str, int], ConsumeQueue],
         tag_code_of: Callable[[Record], int],
         since: dict[str, int],
+        deleted: Mapping[str, int],
         *,
         knows_topics: bool,
     ) -> None:
@@ -106,6 +107,7 @@ class Recovery:
         self._open_queue = open_queue
         self._tag_code_of = tag_code_of
         self._since = since
+        self._deleted = deleted
         self._knows_topics = knows_topics
         self._is_complete = False  # whether it is known from which offset on a queue's messages must be there
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -120,7 +122,7 @@ class Recovery:
         self, checkpoint: Checkpoint | None, on_disk: Iterable[tuple[str, int]], *, rebuilds: bool = False
     ) -> tuple[Recovered, int]:
         """What was found, and the position from which on the log holds nothing but whole records."""
-        states = checkpoint.queues if checkpoint else {}
+        states = self._states(checkpoint) if checkpoint else {}
         for key, state in states.items():
             if self._is_wanted(*key, is_known=state.next > 0):  # a topic that was deleted is in no checkpoint
                 self._restore(key, state, rebuilds)
@@ -139,11 +141,20 @@ class Recovery:
         )
         return found, checked_from
 
+    def _states(self, checkpoint: Checkpoint) -> dict[tuple[str, int], QueueState]:
+        """What the checkpoint says of queues that are there still."""
+        changed = {**self._deleted, **self._since}
+        return {
+            key: state
+            for key, state in checkpoint.queues.items()
+            if not changed.get(key[0], 0) > 0 or changed[key[0]] < checkpoint.position
+        }
+
     def _is_wanted(self, topic: str, queue_id: int, *, is_known: bool) -> bool:
         if topic not in self._since:
             if not is_known or topic_fault(topic):
                 return False
-            self._since[topic] = 0
+            self._since[topic] = self._deleted.get(topic, 0)
             self._unknown[topic] = 0
         if topic in self._unknown:
             self._unknown[topic] = max(self._unknown[topic], queue_id + 1)
@@ -191,6 +202,8 @@ class Recovery:
         queue = self._queues.get(key)
         if queue is None:
             is_new = record.physical_offset >= self._known_until  # when a topic is deleted, a checkpoint is written
+            if record.physical_offset < self._deleted.get(record.topic, 0):
+                return
             if not self._is_wanted(*key, is_known=is_new or not self._knows_topics):
                 return
             queue = self._queue(*key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -34,6 +34,7 @@ log = structlog.get_logger("rocketlet.store")
 
 
 _HOST_FLAGS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
+NOTHING_DELETED: Final[Mapping[str, int]] = {}
 _NO_HOST: Final = socket.inet_aton("0.0.0.0") + b"\0\0\0\0"
 
 
@@ -81,10 +82,16 @@ class Store:
     # Opening and closing
 
     def recover(
-        self, topics: Iterable[tuple[str, int]], *, knows_topics: bool = True, rebuilds: bool = False
+        self,
+        topics: Iterable[tuple[str, int]],
+        *,
+        deleted: Mapping[str, int] = NOTHING_DELETED,
+        knows_topics: bool = True,
+        rebuilds: bool = False,
     ) -> Recovered:
         """Makes log and indexes agree. `topics` are the known names with the position since which each exists.
 
+        deleted: names with the position at which each was deleted; what the log has before does not come back.
         knows_topics: there are no others, but those made since the last checkpoint; False if their file was lost. All that
         the log has are then taken in.
         rebuilds: all indexes are rebuilt.
@@ -96,7 +103,7 @@ class Store:
         elif checkpoint is not None and checkpoint.summed_from is not None:
             self._log.summed_from = checkpoint.summed_from
         on_disk = self.folder.queues()
-        recovery = Recovery(self._log, self.queue, self._tag_code_of, since, knows_topics=knows_topics)
+        recovery = Recovery(self._log, self.queue, self._tag_code_of, since, deleted, knows_topics=knows_topics)
         found, self._reader.checked_from = recovery.run(checkpoint, on_disk, rebuilds=rebuilds)
         self._put_aside(found)
         self._next = self._log.end

@@ -275,7 +275,7 @@ async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(
         topics.put(TopicConfig(f"t{number}", number, number), 0)
         groups.put(GroupConfig(f"g{number}", retry_max_times=number))
         if number % 3 == 0:
-            topics.delete(f"t{number}")
+            topics.delete(f"t{number}", 0)
             groups.delete(f"g{number}")
         config = node.config
         kept = {

@@ -122,6 +122,30 @@ REMOVALS: dict[str, Removal] = {
     "log-before-progress": Removal(
         "the log is synced before progress is saved", "power", 1000, [Change(Store, "syncing", _no_job)], "H4",
     ),
+    "deletions-kept": Removal(
+        "recovery knows where a topic was deleted",
+        "power",
+        100,
+        [
+            Change(Store, "recover", Lines("since, deleted, knows_topics", "since, {}, knows_topics")),
+            Change(Recovery, "_states", lambda self, checkpoint: checkpoint.queues),
+        ],
+        "power",
+    ),
+    "deleted-while-saved": Removal(
+        "a checkpoint begins anew when a topic is deleted meanwhile",
+        "power",
+        600,
+        [Change(Store, "_save_checkpoint", Lines("while deletions != self._deletions:", "while deletions < 0:"))],
+        "power",
+    ),
+    "changed-while-shortened": Removal(
+        "a journal that is shortened keeps what comes meanwhile",
+        "power",
+        300,
+        [Change(Journal, "append", Lines("if self._since is not None:", "if False:"))],
+        "power",
+    ),
     "writes-no-more": Removal(
         "after a failed sync or write nothing is written", "disk", 60, [Change(Store, "fail", _nothing)], "H4",
     ),

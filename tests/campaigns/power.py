@@ -4,8 +4,12 @@ The model takes every system call of the store. What a file held at its last syn
 since, any part may be: nothing, a beginning, pages with holes of zeros between. Names of files that came, went or were
 replaced since their folder was synced are there up to any one of them, in their order. Folders themselves are there at once.
 
+Long work is done in pieces as a broker does it (`store.jobs`): saving, expiry and the removal of topics go on while messages
+come, and what waits for the device waits in one line with the syncs. Every third time the broker is killed instead, with
+`--flush os`: what it wrote is there.
+
 A fault is: a message that was acknowledged and is gone, a delayed one that was neither delivered nor waits, a topic that was
-acknowledged and is gone, a start that fails, a message that is not as it was sent.
+acknowledged and is gone, one that was deleted and is there again, a start that fails, a message that is not as it was sent.
 """
 
 from __future__ import annotations
@@ -13,14 +17,17 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rocketlet.broker.broker import Broker
+from rocketlet.broker.messages import topics
 from rocketlet.broker.store import disk
+from rocketlet.broker.store.jobs import Call, Job, do
 from rocketlet.protocol.bodies import TopicConfig
 
 from ._ledger import LATE, Place, differences, open_broker, put, read_all
@@ -30,6 +37,10 @@ DEFAULT_COUNT = 1000
 STEPS = 60
 CALLS = 400  # of the store to the device, after one of which the power fails
 PAGE_BYTES = 512
+KINDS = (
+    *("send",) * 4, "late", "deliver", "persist", "save", "save", "topic", "expire", "commit", "make", "make", "delete"
+)  # fmt: skip
+SHORT_LIVED = ("a", "b")  # topics that are made and deleted again and again
 
 
 @dataclass(slots=True, eq=False)
@@ -218,13 +229,23 @@ class Work:
     acknowledged: dict[Place, bytes] = field(default_factory=dict)
     late: dict[bytes, Place] = field(default_factory=dict)
     topics: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+    deletions: int = 0
+    _jobs: deque[Coroutine[Any, Any, object]] = field(default_factory=deque)
+    _waits_for_device: bool = False
 
     def step(self, broker: Broker, chance: random.Random, number: int) -> None:
-        kind = chance.choice(
-            ("send", "send", "send", "send", "late", "deliver", "persist", "topic", "expire", "commit")
-        )
+        kind = chance.choice(KINDS)
+        for _ in range(chance.choice((0, 1, 1, 3, 20))):
+            self._go_on()
         if kind == "send":
             self._send(broker, chance, number)
+        elif kind == "save":
+            self._begin(broker.saving())
+        elif kind == "make":
+            self._make_or_fill(broker, chance.choice(SHORT_LIVED), b"%d" % number)
+        elif kind == "delete":
+            self._delete(broker, chance.choice(SHORT_LIVED))
         elif kind == "late":
             body = b"late-%d" % number
             place = put(broker, broker.delays.queue(1), body, LATE, 1)
@@ -235,6 +256,8 @@ class Work:
         elif kind == "deliver":
             broker.delays._deliver_due(1)
         elif kind == "persist":
+            while self._jobs:
+                self._go_on()
             broker.persist()
         elif kind == "topic":
             name = f"topic-{number}"
@@ -242,7 +265,7 @@ class Work:
             self._sync(broker)
             self.topics.add(name)
         elif kind == "expire":
-            broker.store.expire(older_than_s=0, total_bytes=200_000)
+            self._begin(broker.store.expiring(older_than_s=0, total_bytes=200_000))
         else:
             broker.offsets.put("g", "t", 0, broker.store.queue("t", 0).next)
 
@@ -256,14 +279,71 @@ class Work:
             self._sync(broker)
             self.acknowledged |= self.sent
 
-    @staticmethod
-    def _sync(broker: Broker) -> None:
-        assert broker.flusher is not None
-        broker.flusher.sync()
+    def _make_or_fill(self, broker: Broker, name: str, body: bytes) -> None:
+        if broker.topics.get(name) is None:
+            self.deleted.discard(name)
+            broker.topics.put(TopicConfig(name, 1, 1), broker.store.end)
+            self._sync(broker)
+            self.topics.add(name)
+        place = put(broker, broker.store.queue(name, 0), body)
+        self.sent[place] = body
+        self._sync(broker)
+        self.acknowledged[place] = body
+
+    def _delete(self, broker: Broker, name: str) -> None:
+        if broker.topics.get(name) is None:
+            return
+        self.topics.discard(name)
+        for table in (self.sent, self.acknowledged):
+            for place in [place for place in table if place[0] == name]:
+                del table[place]
+        broker.topics.delete(name, broker.store.end)
+        self._begin(broker.store.deleting(name))
+        self._sync(broker)
+        self.deleted.add(name)
+        self.deletions += 1
+
+    def _begin(self, job: Job[Any]) -> None:
+        self._jobs.append(do(job, self._make))
+
+    def _go_on(self) -> None:
+        """The next piece of the oldest job."""
+        if self._jobs:
+            try:
+                self._jobs[0].send(None)
+            except StopIteration:
+                del self._jobs[0]
+
+    async def _make(self, call: Call | None) -> None:
+        self._waits_for_device = call is not None
+        await _Turn()
+        self._waits_for_device = False
+        if call is not None:
+            call()
+
+    def end(self) -> None:
+        for job in self._jobs:
+            job.close()
+        self._jobs.clear()
+
+    def _sync(self, broker: Broker) -> None:
+        """Behind what the device does already: one thread makes all calls."""
+        if broker.flusher is not None:
+            if self._waits_for_device:
+                self._go_on()
+            broker.flusher.sync()
+
+
+class _Turn:
+    """Something else is done meanwhile."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"acknowledged": 0, "cut_off": 0})
+    vars(topics)["JOURNAL_LINES"] = -12  # there are 12 topics from the start: journals are shortened again and again
+    outcome = Outcome(figures={"acknowledged": 0, "cut_off": 0, "deleted": 0, "killed": 0})
     for number in limit:
         chance = random.Random(f"{seed}-{number}")
         try:
@@ -279,7 +359,8 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 def _try(folder: Path, chance: random.Random, outcome: Outcome) -> None:
     device, work = Device(), Work()
     before, after = folder / "before", folder / "after"
-    settings: dict[str, Any] = {"flush": "sync", "segment_bytes": 8000, "delay_levels_ms": (0,)}
+    is_kill = chance.random() < 0.33
+    settings: dict[str, Any] = {"flush": "os" if is_kill else "sync", "segment_bytes": 8000, "delay_levels_ms": (0,)}
     with device.below():
         broker = open_broker(before, **settings)
         broker.topics.put(TopicConfig("t", 4, 4), 0)
@@ -289,8 +370,12 @@ def _try(folder: Path, chance: random.Random, outcome: Outcome) -> None:
                 work.step(broker, chance, number)
         except PowerCut:
             pass
+        work.end()
         device.calls_left = None
-        device.after_cut(before, after, chance)
+        if is_kill:
+            shutil.copytree(before, after)
+        else:
+            device.after_cut(before, after, chance)
         broker.store.close()
     broker = open_broker(after, **settings)
     found = read_all(broker)
@@ -305,6 +390,11 @@ def _try(folder: Path, chance: random.Random, outcome: Outcome) -> None:
         outcome.fault("a delayed message was neither delivered nor waits")
     if any(broker.topics.get(name) is None for name in work.topics):
         outcome.fault("an acknowledged topic is gone")
+    for name in work.deleted:
+        if broker.topics.get(name) is not None or any(topic == name for topic, _ in broker.store.queues):
+            outcome.fault("a deleted topic is there again")
+    outcome.figures["deleted"] += work.deletions
+    outcome.figures["killed"] += is_kill
     outcome.figures["acknowledged"] += len(work.acknowledged)
     outcome.figures["cut_off"] += len(work.sent) - len([place for place in work.sent if place in found])
     put(broker, broker.store.queue("t", 0), b"after")

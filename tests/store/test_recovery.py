@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -44,7 +45,7 @@ def filled(folder: Path, messages: int = 300, segment_bytes: int = 1 << 20) -> l
     return [[b"body-%d" % number for number in range(queue, messages, 3)] for queue in range(3)]
 
 
-def reopened(folder: Path, segment_bytes: int = 1 << 20, **options: bool) -> tuple[Store, Recovered]:
+def reopened(folder: Path, segment_bytes: int = 1 << 20, **options: Any) -> tuple[Store, Recovered]:
     store = open_store(folder, segment_bytes)
     return store, store.recover(TOPICS, **options)
 
