@@ -10,7 +10,7 @@ parsing. So values of `ext` are `str` from Apache's peers and `str | int | bool`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Final, NamedTuple
@@ -21,6 +21,8 @@ import orjson
 from .codes import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Language, SerializeType
 
 MAX_FRAME_BYTES: Final = 16_777_216  # with the length field itself, as Apache's decoder counts
+MAX_LAYOUTS: Final = 2048  # of binary headers that are known again
+MAX_LAYOUT_FIELDS: Final = 32
 
 JSON: Final = int(SerializeType.JSON)
 ROCKETMQ: Final = int(SerializeType.ROCKETMQ)
@@ -34,8 +36,6 @@ _PREFIX: Final = Struct(">II")
 _BINARY_HEAD: Final = Struct(">hBhiii")
 _SHORT: Final = Struct(">h")
 _INT: Final = Struct(">i")
-_LETTER_FIELD: Final = Struct(">hsi")  # of a binary header: the sizes and the key of a field whose key is one letter
-_NO_LETTER: Final = (0, b"", 0)
 _LANGUAGE_NAMES: Final = {language.value: language.name for language in Language}
 _LANGUAGE_CODES: Final = {language.name: language.value for language in Language}
 _PYTHON: Final = int(Language.PYTHON)
@@ -155,21 +155,23 @@ def _language_code(value: object) -> int:
 def _decode_json(header: bytes, body: bytes) -> Frame:
     try:
         fields = orjson.loads(header)
-        ext = fields.get("extFields") or {}
+        find = fields.get
+        ext = find("extFields") or {}
         if not _are_texts(ext.values()):
             ext = {key: text_of(value) for key, value in ext.items() if value is not None}
-        remark = fields.get("remark")
-        of_frame = (
-            _as_int32(fields["code"]),
-            _as_int32(fields.get("opaque", 0)),
-            ext,
-            body,
-            _as_int32(fields.get("flag", 0)),
-            remark if remark is None or type(remark) is str else text_of(remark),
-            _language_code(fields.get("language")),
-            _as_int32(fields.get("version", 0)),
-            JSON,
-        )
+        code, opaque, flag, version = fields["code"], find("opaque", 0), find("flag", 0), find("version", 0)
+        if not (
+            type(code) is type(opaque) is type(flag) is type(version) is int
+            and -0x8000_0000 <= code <= 0x7FFF_FFFF
+            and -0x8000_0000 <= opaque <= 0x7FFF_FFFF
+            and -0x8000_0000 <= flag <= 0x7FFF_FFFF
+            and -0x8000_0000 <= version <= 0x7FFF_FFFF
+        ):
+            code, opaque, flag, version = map(_as_int32, (code, opaque, flag, version))
+        remark = find("remark")
+        if remark is not None and type(remark) is not str:
+            remark = text_of(remark)
+        of_frame = (code, opaque, ext, body, flag, remark, _language_code(find("language")), version, JSON)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FrameError(f"JSON header cannot be read: {error!r}") from None
     return _new_tuple(Frame, of_frame)
@@ -211,24 +213,50 @@ def _slice(data: bytes, position: int, size: int) -> bytes:
 
 
 def _decode_binary_ext(block: bytes) -> dict[str, ExtValue]:
+    """Requests of a client mostly differ in their values alone, so one that is laid out as an earlier one is cut at once."""
+    layout = _layouts.get(len(block))
+    if layout is not None:
+        cut, marks, keys = layout
+        parts = cut(block)
+        if parts[::2] == marks:
+            return dict(zip(keys, map(bytes.decode, parts[1::2]), strict=True))
+    ext, ends = _walked_ext(block)
+    if layout is None and 0 < len(ends) <= MAX_LAYOUT_FIELDS and len(ext) == len(ends):
+        if len(_layouts) >= MAX_LAYOUTS:
+            _layouts.clear()
+        _layouts[len(block)] = _layout_of(block, list(ext), ends)
+    return ext
+
+
+_Layout = tuple[Callable[[bytes], tuple[bytes, ...]], tuple[bytes, ...], list[str]]
+_layouts: Final[dict[int, _Layout]] = {}  # by the size of the block
+
+
+def _layout_of(block: bytes, keys: list[str], ends: list[tuple[int, int]]) -> _Layout:
+    """How to cut a block into marks, which are a field's sizes and key, and values; the marks, and the keys."""
+    begins = [0, *(after for _, after in ends)]
+    sizes = (f"{begin - mark_at}s{after - begin}s" for mark_at, (begin, after) in zip(begins, ends, strict=False))
+    cut = Struct("".join(sizes)).unpack
+    return cut, cut(block)[::2], keys
+
+
+def _walked_ext(block: bytes) -> tuple[dict[str, ExtValue], list[tuple[int, int]]]:
+    """The fields, and where the value of each begins and ends. Raises ValueError, StructError."""
     ext: dict[str, ExtValue] = {}
-    position, end, letter_at = 0, len(block), _LETTER_FIELD.unpack_from
+    ends: list[tuple[int, int]] = []
+    position, end = 0, len(block)
     while position < end:
-        size, letter, value_size = letter_at(block, position) if position + 7 <= end else _NO_LETTER
-        begin = position + 7
-        if size == 1:  # as all fields of a send, which has the most fields and comes most often
-            key = letter
-        else:
-            (size,) = _SHORT.unpack_from(block, position)
-            key = _slice(block, position + 2, size)
-            begin = position + 6 + size
-            (value_size,) = _INT.unpack_from(block, begin - 4)
+        (size,) = _SHORT.unpack_from(block, position)
+        key = _slice(block, position + 2, size)
+        begin = position + 6 + size
+        (value_size,) = _INT.unpack_from(block, begin - 4)
         position = begin + value_size
         if value_size < 0 or position > end:
             raise ValueError(f"length {value_size} at byte {begin} reaches beyond the header")
         if key and value_size:  # a Java decoder reads empty ones as null, and null fields are no fields
             ext[key.decode()] = block[begin:position].decode()
-    return ext
+        ends.append((begin, position))
+    return ext, ends
 
 
 def _decode_msgpack(header: bytes, body: bytes) -> Frame:

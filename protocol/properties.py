@@ -84,19 +84,22 @@ def decode(text: str) -> dict[str, str]:
 def find(text: str, name: str) -> str | None:
     """The value of one property, without parsing the others."""
     wanted = name + NAME_END
-    at = 0 if text.startswith(wanted) else text.find(PAIR_END + wanted) + 1
-    if at == 0 and not text.startswith(wanted):
-        return None
-    begin = at + len(wanted)
+    begin = len(wanted)
+    if not text.startswith(wanted):
+        at = text.find(PAIR_END + wanted)
+        if at < 0:
+            return None
+        begin += at + 1
     end = text.find(PAIR_END, begin)
     return text[begin:] if end < 0 else text[begin:end]
 
 
 def without(text: str, name: str) -> str:
     """The text with one property taken out."""
-    if name + NAME_END not in text:
+    mark = name + NAME_END
+    if mark not in text:
         return text
-    return PAIR_END.join(item for item in text.split(PAIR_END) if item and not item.startswith(name + NAME_END))
+    return PAIR_END.join([item for item in text.split(PAIR_END) if item and not item.startswith(mark)])
 
 
 def appended(text: str, name: str, value: str) -> str:

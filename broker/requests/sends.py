@@ -29,6 +29,7 @@ log = structlog.get_logger("rocketlet.sending")
 
 REGION_EXT: Final[Ext] = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
+_new_tuple = tuple.__new__
 _DELAY_MARK: Final = props.DELAY + props.NAME_END
 _TAGS_MARK: Final = props.TAGS + props.NAME_END
 _WAIT_MARK: Final = props.WAIT + props.NAME_END
@@ -93,19 +94,16 @@ class Sends:
                 for part in answer(item.frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark)
             ]
         out: Buffers = []
-        for item in staged:
-            if item.delay_level:
-                broker.delays.expect(item.delay_level)
-            if item.is_half:
-                broker.transactions.expect(item.queue_offset, item.position, broker.store.now_ms)
-            if not item.frame.flag & ONEWAY_FLAG:
-                out.append(self._accepted(item))
+        host_hex = self._host_hex
+        for frame, position, queue_id, queue_offset, message_ids, delay_level, is_half in staged:
+            if delay_level:
+                broker.delays.expect(delay_level)
+            if is_half:
+                broker.transactions.expect(queue_offset, position, broker.store.now_ms)
+            if not frame.flag & ONEWAY_FLAG:
+                ids = message_ids or f"{host_hex}{position:016X}"
+                out.append(encode_sent(reply_type(frame), frame.opaque, ids, queue_id, queue_offset, REGION))
         return out
-
-    def _accepted(self, item: Staged) -> bytes:
-        frame, position, queue_id, queue_offset, message_ids = item[:5]
-        ids = message_ids or f"{self._host_hex}{position:016X}"
-        return encode_sent(reply_type(frame), frame.opaque, ids, queue_id, queue_offset, REGION)
 
     def _place(self, connection: Connection, frame: Frame, header: SendMessage) -> Staged:
         name = header.topic
@@ -160,7 +158,7 @@ class Sends:
             connection.born_host,
             header.reconsume_times,
         )
-        return Staged(frame, position, queue_id, offset, None, level, is_half)
+        return _new_tuple(Staged, (frame, position, queue_id, offset, None, level, is_half))
 
     def _topic(self, header: SendMessage) -> TopicConfig:
         """A topic that is not there, made if it may be. Raises Refused."""

@@ -53,6 +53,7 @@ class Reader:
         self._log = segments
         self.checked_from = segments.end
         self._damaged: set[tuple[str, int, int]] = set()
+        self._latest: tuple[int, int, bytes] = (0, 0, b"")  # position, size and what was read there
 
     @property
     def damaged(self) -> frozenset[tuple[str, int, int]]:
@@ -147,12 +148,21 @@ class Reader:
         begin, end = positions[0], positions[-1] + sizes[-1]
         total = sum(sizes)
         if end - begin == total:
-            return [self._log.read(begin, total)]
+            return [self._read_once(begin, total)]
         # One read over small gaps is cheaper than one for each run of records.
         if end - begin <= 2 * total + READ_GAP_BYTES:
             data = memoryview(self._log.read(begin, end - begin))
             return [data[at - begin : at - begin + size] for at, size in zip(positions, sizes, strict=True)]
         return self._read_runs(positions, sizes)
+
+    def _read_once(self, position: int, size: int) -> bytes:
+        """Groups that keep up pull the same messages one after the other: they share a read. The log is never rewritten."""
+        latest = self._latest
+        if latest[0] == position and latest[1] == size and position >= self._log.begin:
+            return latest[2]
+        data = self._log.read(position, size)
+        self._latest = (position, size, data)
+        return data
 
     def _read_runs(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
         pieces: list[Buffer] = []

@@ -301,12 +301,14 @@ class Store:
         Whatever this raises, nothing is staged."""
         position = self._next
         store_host = self.store_host
+        # as `_flags`, whose call would cost every message
+        is_v4 = len(born_host) + len(store_host) == 16
         record = encode_record(
             queue.queue_id,
             flag,
             queue.next,
             position,
-            _flags(sys_flag, born_host, store_host),
+            sys_flag & ~_HOST_FLAGS if is_v4 else _flags(sys_flag, born_host, store_host),
             born_ms,
             born_host,
             self.now_ms,

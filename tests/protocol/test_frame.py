@@ -1,11 +1,24 @@
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.protocol.frame import JSON, MAX_FRAME_BYTES, MSGPACK, ROCKETMQ, Frame, FrameError, FrameReader, encode
+from rocketlet.protocol import frame as frames_of
+from rocketlet.protocol.frame import (
+    JSON,
+    MAX_FRAME_BYTES,
+    MAX_LAYOUT_FIELDS,
+    MAX_LAYOUTS,
+    MSGPACK,
+    ROCKETMQ,
+    Frame,
+    FrameError,
+    FrameReader,
+    encode,
+)
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
@@ -121,3 +134,67 @@ def test_the_largest_frame_is_read() -> None:
     assert FrameReader().feed(encode(largest)) == [largest]
     with pytest.raises(FrameError):
         FrameReader().feed(encode(largest._replace(body=largest.body + b"x")))
+
+
+# Layouts of binary headers
+
+
+def binary_fields(ext: dict[str, str]) -> bytes:
+    """The part of a header that holds the fields."""
+    parts = []
+    for key, value in ext.items():
+        name, text = key.encode(), value.encode()
+        parts += [len(name).to_bytes(2, "big"), name, len(text).to_bytes(4, "big"), text]
+    return b"".join(parts)
+
+
+def outcome_of(read: Any, block: bytes) -> Any:
+    try:
+        return read(block)
+    except (ValueError, struct.error):
+        return "refused"
+
+
+def walked(block: bytes) -> Any:
+    return frames_of._walked_ext(block)[0]
+
+
+@pytest.fixture
+def _no_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames_of, "_layouts", {})
+
+
+@given(st.dictionaries(st.text(max_size=3), st.text(max_size=4), max_size=6), st.data())
+def test_a_binary_header_with_a_layout_that_is_known_says_the_same_as_one_that_is_walked(
+    ext: dict[str, str], data: st.DataObject
+) -> None:
+    """Known or not, whatever the bytes: other values, other sizes, other keys, garbage."""
+    block = binary_fields(ext)
+    frames_of._decode_binary_ext(block)
+    assert frames_of._decode_binary_ext(block) == walked(block)
+    other = bytearray(block)
+    for _ in range(data.draw(st.integers(0, 3)) if block else 0):
+        other[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
+    assert outcome_of(frames_of._decode_binary_ext, bytes(other)) == outcome_of(walked, bytes(other))
+
+
+@pytest.mark.usefixtures("_no_layouts")
+def test_a_layout_is_known_again_by_sizes_and_keys() -> None:
+    assert frames_of._decode_binary_ext(binary_fields({"a": "xy", "b": "z"})) == {"a": "xy", "b": "z"}
+    assert len(frames_of._layouts) == 1
+    for ext in ({"a": "vw", "b": "u"}, {"a": "x", "b": "yz"}, {"a": "xy", "c": "z"}, {"bc": "x", "a": "y"}):
+        assert frames_of._decode_binary_ext(binary_fields(ext)) == ext
+    assert len(frames_of._layouts) == 1, "the first of a size stays"
+
+
+@pytest.mark.usefixtures("_no_layouts")
+def test_layouts_have_limits() -> None:
+    fields = {f"k{number:02}": "v" for number in range(MAX_LAYOUT_FIELDS + 1)}
+    frames_of._decode_binary_ext(binary_fields(fields))
+    assert not frames_of._layouts
+    fields.popitem()
+    frames_of._decode_binary_ext(binary_fields(fields))
+    assert len(frames_of._layouts) == 1
+    for size in range(1, 2 * MAX_LAYOUTS):
+        frames_of._decode_binary_ext(binary_fields({"a": "x" * size}))
+        assert len(frames_of._layouts) <= MAX_LAYOUTS

@@ -405,3 +405,39 @@ def test_what_is_stored_while_a_checkpoint_is_made_is_not_stored_twice(tmp_path:
     for queue in range(3):
         assert bodies(store, queue=queue) == [b"%d" % number for number in range(12) if number % 3 == queue]
     store.close()
+
+
+def test_groups_that_pull_the_same_messages_share_a_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[tuple[int, int]] = []
+    read = SegmentedFile.read
+
+    def counted(log: SegmentedFile, position: int, size: int) -> bytes:
+        reads.append((position, size))
+        return read(log, position, size)
+
+    monkeypatch.setattr(SegmentedFile, "read", counted)
+    for number in range(3):
+        put(store, b"%d" % number)
+    queue = store.queue("t", 0)
+    first, again = (store.fetch(queue, 0, 32) for _ in range(2))
+    assert first == again
+    assert len(reads) == 1
+    put(store, b"3")
+    assert bodies(store) == [b"0", b"1", b"2", b"3"]
+    assert bodies(store, offset=1) == [b"1", b"2", b"3"]
+    assert len(set(reads)) == len(reads) == 3
+
+
+def test_what_was_just_read_is_gone_when_it_expires(tmp_path: Path) -> None:
+    store = open_store(tmp_path, segment_bytes=4096)
+    store.recover(TOPICS)
+    for _ in range(8):
+        put(store, b"x" * 2000)
+    queue = store.queue("t", 0)
+    position, size, _ = queue.entry(0)
+    assert store._reader._read_records([position], [size])
+    store.expire(older_than_s=0.0, total_bytes=4096)
+    assert store.begin > position
+    with pytest.raises(StoreError):
+        store._reader._read_records([position], [size])
+    store.close()
