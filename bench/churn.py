@@ -103,6 +103,8 @@ class JavaMembers:
         self._process.stdin.write(f"{command}\n".encode())
         async with asyncio.timeout(30):
             while command not in self._done:
+                if self._process.returncode is not None:
+                    raise RuntimeError(f"the Java members have ended at {command!r}; see the output above")
                 await asyncio.sleep(0.001)
 
     async def join(self, name: str, topic: str = TOPIC) -> None:
@@ -130,7 +132,7 @@ async def members_of(peer: Peer, run: Run, options: Any) -> AsyncIterator[Member
     process = await asyncio.create_subprocess_exec(
         "java", *java_options(), "-cp", await compiled("Churn.java"), "Churn", peer.address, "churn", TOPIC,
         str(options.handler_ms), str(options.threads),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     java = JavaMembers(process, run)
     try:

@@ -9,7 +9,9 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
 
 import uvloop
 from rocketlet.client import AVG, STICKY, Consumer
@@ -28,7 +30,7 @@ TOGETHER = 50  # members that start at once
 
 @dataclass
 class Traffic:
-    """Of all members. `requests` counts what they send, answers to the broker's notifications are not sent."""
+    """Of all members, so far; members that exist before it are not seen."""
 
     requests: int = 0
     bytes: int = 0
@@ -37,29 +39,32 @@ class Traffic:
 @contextmanager
 def counted() -> Iterator[Traffic]:
     traffic = Traffic()
-    send, receive = Connection._send, Connection.data_received
+    call, write_now, data_received = Connection.call, Connection.write_now, Connection.data_received
 
-    def sending(connection: Connection, data: bytes) -> None:
+    def calling(connection: Connection, *arguments: Any) -> None:
         traffic.requests += 1
-        traffic.bytes += len(data)
-        send(connection, data)
+        call(connection, *arguments)
+
+    def writing(connection: Connection) -> None:
+        traffic.bytes += sum(map(len, connection._out))
+        write_now(connection)
 
     def receiving(connection: Connection, data: bytes) -> None:
         traffic.bytes += len(data)
-        receive(connection, data)
+        data_received(connection, data)
 
-    Connection._send = sending  # type: ignore[method-assign, assignment]
-    Connection.data_received = receiving  # type: ignore[method-assign, assignment]
-    try:
+    with (
+        mock.patch.object(Connection, "call", calling),
+        mock.patch.object(Connection, "write_now", writing),
+        mock.patch.object(Connection, "data_received", receiving),
+    ):
         yield traffic
-    finally:
-        Connection._send, Connection.data_received = send, receive  # type: ignore[method-assign]
 
 
 async def _ignore(message: object) -> None: ...
 
 
-async def join(peer: Peer, members: int, strategy: str) -> dict[str, float]:
+async def join(peer: Peer, members: int, strategy: str, traffic: Traffic) -> dict[str, float]:
     """From a member's join until every queue has its new owner."""
     topic = f"members-{members}-{strategy}"
     await make_topic(peer.address, topic, members)
@@ -73,13 +78,17 @@ async def join(peer: Peer, members: int, strategy: str) -> dict[str, float]:
             await asyncio.gather(*map(stack.enter_async_context, some))
         await _at_rest(everybody[:-1], members, topic)
         await asyncio.sleep(1)
-        with counted() as traffic:
-            cpu_s, began_s = peer.cpu_s() + time.process_time(), time.perf_counter()
-            await stack.enter_async_context(everybody[-1])
-            await _at_rest(everybody, members, topic)
-            took_s = time.perf_counter() - began_s
-            cpu_s = peer.cpu_s() + time.process_time() - cpu_s
-        return {"settled_s": took_s, "cpu_s": cpu_s, "requests": traffic.requests, "bytes": traffic.bytes}
+        before, broker_s, members_s = replace(traffic), peer.cpu_s(), time.process_time()
+        began_s = time.perf_counter()
+        await stack.enter_async_context(everybody[-1])
+        await _at_rest(everybody, members, topic)
+        return {
+            "settled_s": time.perf_counter() - began_s,
+            "broker_cpu_s": peer.cpu_s() - broker_s,
+            "members_cpu_s": time.process_time() - members_s,
+            "requests": traffic.requests - before.requests,
+            "bytes": traffic.bytes - before.bytes,
+        }
 
 
 async def _at_rest(members: Sequence[Consumer], queues: int, topic: str) -> None:
@@ -92,20 +101,33 @@ async def _at_rest(members: Sequence[Consumer], queues: int, topic: str) -> None
             await asyncio.sleep(0.01)
 
 
+async def _measure(peer: Peer, options: Any, traffic: Traffic, found: dict[str, dict[str, float]]) -> None:
+    for strategy in options.strategies.split(","):
+        for size in map(int, options.sizes.split(",")):
+            found[f"{strategy} {size}"] = await join(peer, size, strategy, traffic)
+
+
 async def run() -> None:
     parser = common.parser(__doc__ or "")
     parser.add_argument("--sizes", default=SIZES, help=f"how many members, separated by commas; default: {SIZES}")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="default: AVG,STICKY")
     options = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
-    async with common.started(["rocketlet"]) as peers:
-        for strategy in STRATEGIES:
-            for size in map(int, options.sizes.split(",")):
-                found[f"{strategy} {size}"] = await join(peers["rocketlet"], size, strategy)
+    with counted() as traffic:
+        async with common.started(["rocketlet"]) as peers:
+            await _measure(peers["rocketlet"], options, traffic, found)
+    times = ("settled_s", "broker_cpu_s", "members_cpu_s")
     rows = [
-        [name, cost["settled_s"] * 1000, cost["cpu_s"] * 1000, cost["requests"], cost["bytes"]]
-        for name, cost in found.items()
+        [name, *(cost[key] * 1000 for key in times), cost["requests"], cost["bytes"]] for name, cost in found.items()
     ]
-    columns = ("members", "settled after, ms", "processor time of all, ms", "requests", "bytes")
+    columns = (
+        "members",
+        "settled after, ms",
+        "processor time of the broker, ms",
+        "of all members",
+        "requests",
+        "bytes",
+    )
     common.show("One more member joins", columns, rows)
     common.finish(options, "members", found)
 

@@ -11,7 +11,17 @@ import org.apache.rocketmq.common.message.MessageExt;
 
 /** Members of one group that join and leave on command: `join NAME [TOPIC]`, `leave NAME`. Prints what each handles, and when. */
 public final class Churn {
-    public static void main(String[] args) throws Exception {
+    public static void main(String[] args) {
+        try {
+            obey(args);
+            System.exit(0);
+        } catch (Exception error) {
+            error.printStackTrace();
+            System.exit(1); // threads of members that run would keep the process
+        }
+    }
+
+    private static void obey(String[] args) throws Exception {
         String nameServer = args[0], group = args[1], topic = args[2];
         int handlerMillis = Integer.parseInt(args[3]), threads = Integer.parseInt(args[4]);
         Map<String, DefaultMQPushConsumer> members = new HashMap<>();
@@ -27,7 +37,6 @@ public final class Churn {
             say("DONE " + line);
         }
         members.values().forEach(DefaultMQPushConsumer::shutdown);
-        System.exit(0);
     }
 
     private static DefaultMQPushConsumer member(

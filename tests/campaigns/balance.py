@@ -42,7 +42,11 @@ async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
     names = {"rocketlet": "java-on-rocketlet", "apache": "apache"}
     async with STARTERS[names[os.environ.get("BALANCE_PEER", "rocketlet")]](folder) as peer:
         for number in limit:
-            await _try(peer, f"t{number}", outcome)
+            try:
+                await _try(peer, f"t{number}", outcome)
+            except (TimeoutError, RuntimeError) as error:
+                outcome.fault("the Java members did not start")
+                print(f"t{number}: {error!r}", flush=True)
             outcome.tried += 1
 
 
