@@ -42,13 +42,16 @@ FAULTS = """() => {
   }
   for (const table of all("table")) {
     if (table.querySelectorAll("thead th[scope=col]").length < 2) faults.push("a table without headers");
-    if (!table.closest("[role=region][aria-label][tabindex]")) faults.push("a table that cannot be scrolled by keys");
+    if (!table.closest("[role=group][aria-label][tabindex]")) faults.push("a table that cannot be scrolled by keys");
   }
   for (const picture of all("svg")) if (!picture.ariaLabel) faults.push("a picture without words");
   for (const image of all("img")) if (image.alt === null) faults.push("an image without alt");
   for (const button of all("button, a")) if (!button.innerText.trim() && !button.ariaLabel) faults.push(button.outerHTML);
   if (all("h1").length !== 1) faults.push("not one h1");
   if (!document.querySelector("main") || !document.querySelector("nav[aria-label]")) faults.push("no landmarks");
+  const named = all("section[aria-labelledby], nav[aria-label]").map((item) =>
+    item.ariaLabel ?? document.getElementById(item.getAttribute("aria-labelledby")).innerText);
+  for (const name of named) if (named.indexOf(name) !== named.lastIndexOf(name)) faults.push("two landmarks: " + name);
   if (!document.documentElement.lang) faults.push("no language");
   const ids = all("[id]").map((item) => item.id);
   for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) faults.push("twice: " + id);
