@@ -14,8 +14,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-ROOT = f"{Path(__file__).parents[1]}/"
-OURS = tuple(f"{ROOT}{room}/" for room in ("broker", "client", "protocol", "spark"))
+from rocketlet import protocol
+
+ROOT = Path(str(protocol.__file__)).parents[1]  # as the interpreter knows it, whatever links lead here
+OURS = tuple(f"{ROOT}/{room}/" for room in ("broker", "client", "protocol", "spark"))
 
 
 class Meter:
