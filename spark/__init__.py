@@ -106,7 +106,8 @@ def _listen(spark: SparkSession) -> None:
     jvm: Any = spark.sparkContext._jvm
     ledger = _ledgers[spark] = Ledger.made(jvm.java.lang.ProcessHandle.current().pid())
     atexit.register(ledger.remove)
-    spark.streams.addListener(RocketletListener(ledger))
+    listener: Any = RocketletListener(spark.sparkContext, ledger)
+    spark.streams.addListener(listener)
 
 
 def _worker_fault(spark: SparkSession) -> str | None:

@@ -1,53 +1,64 @@
-"""What the driver hears of its queries: which batches are finished, noted in the ledger."""
+"""What the driver hears of its queries: which batches are finished, noted in the ledger.
+
+PySpark's listeners fetch some 60 values of each progress from the JVM, one by one, while the next batch runs. This one asks
+for one text.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark import SparkContext
+from pyspark.sql.streaming.listener import JStreamingQueryListener
 
 from .ledger import Ledger
 
 
-class RocketletListener(StreamingQueryListener):
+class RocketletListener:
+    """What `addListener` takes: it asks for `_jlistener` once, when the JVM can call this process."""
+
+    def __init__(self, context: SparkContext, ledger: Ledger) -> None:
+        self._context = context
+        self._ledger = ledger
+
+    @property
+    def _jlistener(self) -> Any:
+        jvm: Any = self._context._jvm
+        return jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(_Events(self._ledger))
+
+
+class _Events(JStreamingQueryListener):
+    """Events are objects of the JVM: each call of a method is a request to it."""
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._offsets: dict[Any, dict[str, dict[str, Any]]] = {}
+        self._offsets: dict[str, dict[str, dict[str, Any]]] = {}
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 (Spark's names)
+    def onQueryStarted(self, jevent: Any) -> None:  # noqa: N802 (Spark's names)
         pass
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        known = self._offsets.setdefault(event.progress.runId, {})
-        for source in event.progress.sources:
-            offset = _ours(source.endOffset)
+    def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802
+        progress = json.loads(jevent.progress().json())
+        known = self._offsets.setdefault(progress["runId"], {})
+        for source in progress["sources"]:
+            offset = _ours(source["endOffset"])
             if offset is not None and known.get(group := offset["$"]["group"]) != offset:
                 known[group] = offset
                 self._ledger.note(group, offset)
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+    def onQueryIdle(self, jevent: Any) -> None:  # noqa: N802
         pass
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        known = self._offsets.pop(event.runId, {})
+    def onQueryTerminated(self, jevent: Any) -> None:  # noqa: N802
+        known = self._offsets.pop(jevent.runId().toString(), {})
         for group, offset in known.items():
             self._ledger.note(group, offset, has_ended=True)
         if not known:
             self._ledger.note_end()
 
 
-def _ours(text: str | None) -> dict[str, Any] | None:
+def _ours(offset: Any) -> dict[str, Any] | None:
     """The offset of a query that is a member of a group."""
-    try:
-        offset = json.loads(text or "null")
-    except ValueError:
-        return None
     about = offset.get("$") if isinstance(offset, dict) else None
     return offset if isinstance(about, dict) and about.get("membership") else None

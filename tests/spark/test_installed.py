@@ -17,14 +17,23 @@ ROOT = Path(__file__).parents[2]
 COUNT = """
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-print("rows:", spark.read.format("rocketlet").option("nameServer", "{address}").option("topic", "t").load().count())
+
+def rows():
+    return spark.read.format("rocketlet").option("nameServer", "{address}").option("topic", "t").load().count()
+
+print("found:", rows())
+import rocketlet.spark
+rocketlet.spark.register(spark)
+print("registered:", rows())
 """
 
 
 def output(command: list[str | Path], **environment: str) -> str:
     variables = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **environment}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    done = subprocess.run(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout
 
 
@@ -35,7 +44,9 @@ def test_spark_finds_the_format_of_an_installed_package(
     wheel = built(tmp_path_factory).wheel
     output([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel])
     found = output([sys.executable, "-c", COUNT.format(address=address)], PYTHONPATH=str(tmp_path / "site"))
-    assert "rows: 100" in found
+    assert "found: 100" in found
+    assert "registered: 100" in found
+    assert "replaced a statically registered" not in found, "Spark's warning, which tells a user nothing"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +23,7 @@ pytestmark = MARKS
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
-from rocketlet.spark import RocketletDataSource, lag, register
+from rocketlet.spark import RocketletDataSource, _worker_fault, lag, register
 from rocketlet.spark.member import Member
 from rocketlet.spark.options import stream_options
 from rocketlet.testing.ports import free_port
@@ -278,6 +279,13 @@ def test_workers_that_would_run_another_python_are_named_at_once(
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/bin/sh")
     with pytest.raises(RuntimeError, match="set PYSPARK_PYTHON="):
         register(spark)
+
+
+def test_the_same_python_spelled_otherwise_is_accepted(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Path(sys.executable)
+    spelled = program.parent / ".." / program.parent.name / program.name
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(spelled))
+    assert _worker_fault(spark) is None
 
 
 def test_what_an_old_pyspark_lacks_is_said_at_start(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
