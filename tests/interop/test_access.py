@@ -16,7 +16,8 @@ from bench.peers import Apache
 
 from ..conftest import eventually
 from ..handlers import Inbox
-from .test_our_client import HEAP, System
+from .conftest import HEAP
+from .test_our_client import System
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 SECURED = Access(access_key="service-1", secret_key="its-secret")

@@ -17,9 +17,9 @@ from bench.peers import Apache
 from ..conftest import PATIENCE_S, eventually
 from ..console.conftest import Site
 from ..handlers import Inbox
+from .conftest import HEAP
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
-HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
 SETTINGS: dict[str, Any] = {"mappedFileSizeCommitLog": 64 * 1024 * 1024}
 
 

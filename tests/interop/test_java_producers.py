@@ -16,7 +16,7 @@ from bench.peers import APACHE_VERSION, Apache
 
 from ..conftest import eventually
 from ..handlers import Inbox
-from .conftest import START_S, Cluster, Run, StartCluster, missing
+from .conftest import HEAP, START_S, Cluster, Run, StartCluster, missing
 
 pytestmark = [
     pytest.mark.java,
@@ -207,7 +207,7 @@ async def test_errors_have_the_codes_of_apaches_broker(
             await peer.until(lambda: len(peer.found("ERROR")) == 9)
         return {line[1]: (line[2], " ".join(line[3:])) for line in peer.found("ERROR")}
 
-    async with Apache(tmp_path, APACHE_VERSION, ("-Xms512m", "-Xmx512m")) as apache:
+    async with Apache(tmp_path, APACHE_VERSION, HEAP) as apache:
         theirs = await errors(apache.address, apache.broker_address)
     ours = await errors(cluster.address, cluster.nodes[0].address)
     assert {name: code for name, (code, _) in ours.items()} == {name: code for name, (code, _) in theirs.items()}

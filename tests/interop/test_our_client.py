@@ -45,11 +45,10 @@ from bench.peers import APACHE_START_S, APACHE_TRIES, Apache
 
 from ..conftest import PATIENCE_S, eventually
 from ..handlers import Inbox
-from .conftest import Run, own
+from .conftest import HEAP, Run, own
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 T = TypeVar("T")
-HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
 LEVELS_S = (1, 1, 1, 2, *[3] * 14)
 SETTINGS: dict[str, Any] = {
     "enablePropertyFilter": "true",
