@@ -226,6 +226,19 @@ async def apache(folder: Path) -> AsyncIterator[Peer]:
 
 
 @asynccontextmanager
+async def apache_cluster(folder: Path, names: Sequence[str]) -> AsyncIterator[str]:
+    """Brokers of these names with one name server, whose address this is."""
+    heap = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
+    async with AsyncExitStack() as stack:
+        address: str | None = None
+        for name in names:
+            system = Apache(folder / name, APACHE_VERSION, heap, name_server=address, brokerName=name)
+            await stack.enter_async_context(system)
+            address = system.address
+        yield str(address)
+
+
+@asynccontextmanager
 async def apache_synced(folder: Path) -> AsyncIterator[Peer]:
     """Apache's broker; it acknowledges what is on the device."""
     async with Apache(folder, APACHE_VERSION, APACHE_HEAP, flushDiskType="SYNC_FLUSH") as system:
@@ -234,15 +247,24 @@ async def apache_synced(folder: Path) -> AsyncIterator[Peer]:
 
 class Apache:
     """Apache's name server and broker as processes. `address` is the name server's, `broker_address` the broker's, whose
-    name is `apache`; settings are of broker.conf, options of both virtual machines."""
+    name is `apache`; settings are of broker.conf, options of both virtual machines. `name_server`: the address of one that
+    runs; then only a broker is started."""
 
     def __init__(
-        self, folder: Path, version: str, heap: Sequence[str], *, options: Sequence[str] = (), **settings: object
+        self,
+        folder: Path,
+        version: str,
+        heap: Sequence[str],
+        *,
+        options: Sequence[str] = (),
+        name_server: str | None = None,
+        **settings: object,
     ) -> None:
         self.home = folder / f"apache-{version}"
         self._version = version
         self._heap = heap
         self._options = options
+        self._name_server = name_server
         self._jars = Path()
         self._settings = settings
         self._stack = AsyncExitStack()
@@ -253,7 +275,7 @@ class Apache:
     def _configure(self) -> None:
         """Writes what both read, with ports that are free."""
         name_port, self._port = free_port(), free_port()
-        self.address = f"127.0.0.1:{name_port}"
+        self.address = self._name_server or f"127.0.0.1:{name_port}"
         self.broker_address = f"127.0.0.1:{self._port}"
         home = self.home
         (home / "conf").mkdir(parents=True, exist_ok=True)
@@ -300,10 +322,14 @@ class Apache:
         await self._start_broker()
 
     async def _start(self) -> None:
+        if self._name_server is None:
+            await self._start_name_server()
+        await self._start_broker()
+
+    async def _start_name_server(self) -> None:
         arguments = self._java("namesrv.NamesrvStartup", "namesrv.properties", "-Xmx256m")
         pid = await self._stack.enter_async_context(process(arguments, self.home / "log", ROCKETMQ_HOME=str(self.home)))
         await listening(int(self.address.rpartition(":")[2]), APACHE_START_S, pid=pid)
-        await self._start_broker()
 
     async def _start_broker(self) -> None:
         arguments = self._java("broker.BrokerStartup", "broker.properties", *self._heap)

@@ -1,4 +1,5 @@
-"""Who owned which queue and when, and how queues changed hands: read from the events that Rocketlet's brokers keep.
+"""Who owned which queue and when, and how queues changed hands: read from the events that Rocketlet's brokers keep, or on
+Apache's from one look after another.
 
 An event is `{"ms", "event", "client", "broker", ...}`, with `topic`, `queue` and `epoch` where it is about a lease. Each
 lease is one owner: it begins with `locked` and ends with one of `ENDS`.
@@ -53,6 +54,20 @@ class HandOver:
     def took_ms(self) -> int:
         """From its cause, or else the end of the old lease, to the new lease."""
         return self.locked_ms - (self.ended_ms if self.cause_ms is None else self.cause_ms)
+
+
+def changes(before: Mapping[Queue, str], after: Mapping[Queue, str], ms: int) -> list[dict[str, Any]]:
+    """The events between two looks at who reads which queue, for brokers that tell none: as coarse as the looks are.
+    The epoch only pairs a queue's begin with its end."""
+    ended = [("unlocked", queue, owner) for queue, owner in before.items() if after.get(queue) != owner]
+    begun = [("locked", queue, owner) for queue, owner in after.items() if before.get(queue) != owner]
+    return [
+        {
+            "ms": ms, "event": event, "client": owner, "topic": queue.topic, "broker": queue.broker_name,
+            "queue": queue.queue_id, "epoch": 0,
+        }
+        for event, queue, owner in (*ended, *begun)
+    ]  # fmt: skip
 
 
 def ownerships(events: Sequence[Event], topic: str, now_ms: int) -> list[Ownership]:

@@ -16,7 +16,7 @@ from typing import Any
 from ..client.admin import AdminClient, Group, Topic
 from ..client.diagnosis import Finding, Observed, findings_of_group
 from ..client.errors import BrokerRefused, ConfigError, RocketletError
-from ..client.ownership import Event
+from ..client.ownership import Event, changes
 from ..protocol.admin_answers import GroupConnections, Running
 from ..protocol.admin_bodies import Progress
 from ..protocol.bodies import GroupConfig, Queue
@@ -151,7 +151,7 @@ class GroupWatch:
         if before.ms:
             self._note_changes(before, self.look)
         else:
-            self._note_owners(owners, ms)
+            self.events += changes({}, owners, ms)
 
     def _note_changes(self, before: Look, after: Look) -> None:
         old, new = ({member.client_id for member in item.members} for item in (before, after))
@@ -159,22 +159,12 @@ class GroupWatch:
             self._add(after.ms, "joined", client_id)
         for client_id in sorted(old - new):
             self._add(after.ms, "left", client_id)
-        for queue, owner in before.owners.items():
-            if after.owners.get(queue) != owner:
-                self._add(after.ms, "unlocked", owner, queue)
-        self._note_owners({q: owner for q, owner in after.owners.items() if before.owners.get(q) != owner}, after.ms)
+        self.events += changes(before.owners, after.owners, after.ms)
         del self.events[:-MAX_EVENTS]
 
-    def _note_owners(self, owners: Mapping[Queue, str], ms: int) -> None:
-        for queue, owner in owners.items():
-            self._add(ms, "locked", owner, queue)
-
-    def _add(self, ms: int, event: str, client_id: str, queue: Queue | None = None) -> None:
-        """In the form of Rocketlet's events; the epoch only pairs a queue's begin with its end."""
-        found: dict[str, Any] = {"ms": ms, "event": event, "client": client_id, "broker": ""}
-        if queue is not None:
-            found |= {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id, "epoch": 0}
-        self.events.append(found)
+    def _add(self, ms: int, event: str, client_id: str) -> None:
+        """In the form of Rocketlet's events."""
+        self.events.append({"ms": ms, "event": event, "client": client_id, "broker": ""})
 
     def _note_lags(self) -> None:
         ms = self.look.ms

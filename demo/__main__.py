@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ except ModuleNotFoundError as missing:
 
 from ..client.admin import AdminClient
 from ..client.errors import RocketletError
-from ..client.ownership import ownerships
+from ..client.ownership import changes, ownerships
 from ..command import logs
+from ..protocol.bodies import Queue, queue_json
 from .accounting import (
     DIFFERENCES_SHOWN,
     Account,
@@ -49,8 +51,11 @@ from .timeline import Mark, Sample, double_owned_ms, panel_of, read_told
 QUEUES = 8
 MOST_PER_S = 6000.0
 LEAST_S = 24.0
-STALL_S = 45.0
+STALL_S = 90.0  # Apache's brokers keep the queues of a killed member for 60 s
 GROUP = "departures"
+BROKERS = ("broker-a", "broker-b")
+Cluster = contextlib.AbstractAsyncContextManager[str]
+"""Running brokers; its value is the address of their name server."""
 KILLED = "cem"
 SPARK_JOINS = "Spark joins"
 
@@ -58,11 +63,16 @@ SPARK_JOINS = "Spark joins"
 class Job:
     """One run. Data and logs go to `folder`, what you want to look at afterwards to `output`."""
 
-    def __init__(self, flights: int, folder: Path, output: Path, *, with_spark: bool) -> None:
+    def __init__(
+        self, flights: int, folder: Path, output: Path, *, with_spark: bool, apache: Callable[[Path], Cluster] | None
+    ) -> None:
         self.flights = flights
         self.folder = folder
         self.output = output
         self.with_spark = with_spark
+        self._apache = apache
+        self._brokers = contextlib.AsyncExitStack()
+        self._owners: dict[Queue, str] = {}
         self.rate = min(MOST_PER_S, flights / LEAST_S)
         self.names: dict[str, str] = {}
         self.marks: list[Mark] = []
@@ -82,6 +92,13 @@ class Job:
         return child
 
     async def start_cluster(self) -> None:
+        if self._apache is None:
+            await self._start_rocketlet()
+        else:
+            self.name_server = await self._brokers.enter_async_context(self._apache(self.folder))
+        await create_topic(self.name_server, QUEUES, len(BROKERS))
+
+    async def _start_rocketlet(self) -> None:
         server = await self.child("nameserver", "command.cli", "nameserver", "--host", "127.0.0.1", "--port", "0")
         self.name_server = (await server.wait_for("ready")).split()[-1]
         brokers = [
@@ -89,11 +106,10 @@ class Job:
                 name, "command.cli", "broker", "--host", "127.0.0.1", "--port", "0", "--name", name,
                 "--nameserver", self.name_server, "--data", str(self.folder / name),
             )
-            for name in ("broker-a", "broker-b")
+            for name in BROKERS
         ]  # fmt: skip
         for broker in brokers:
             await broker.wait_for("ready")
-        await create_topic(self.name_server, QUEUES, len(brokers))
 
     async def start_member(self, name: str) -> None:
         received = self.folder / f"received-{name}.ids"
@@ -117,7 +133,8 @@ class Job:
     async def run(self, screen: Screen) -> int:
         """Runs everything; returns the number of flights sent."""
         await self.start_cluster()
-        screen.event(f"name server on {self.name_server}, brokers broker-a and broker-b, {2 * QUEUES} queues")
+        kind = "Apache's" if self._apache is not None else "our"
+        screen.event(f"{kind} name server on {self.name_server}, brokers {' and '.join(BROKERS)}, {2 * QUEUES} queues")
         if self.with_spark:
             await self.start_spark()
         for name in ("ada", "ben", "cem"):
@@ -184,14 +201,22 @@ class Job:
         return spark_done and counts[1] >= self.flights and account(GROUP, self.flights, self.folder).missing == 0
 
     async def _look(self) -> list[dict[str, Any]]:
-        """Who owns which queue now; keeps the events that led there."""
+        """Who owns which queue now; keeps the events that led there. Apache's brokers do not know: members are asked."""
         try:
             async with AdminClient(self.name_server) as admin:
+                if self._apache is not None:
+                    return self._note_owners((await admin.group(GROUP)).owners)
                 reports = await admin.history(GROUP)
         except RocketletError:
             return []
         self.events = [{"broker": item["broker"], **event} for item in reports for event in item["events"]]
         return [owner for item in reports for owner in item["owners"] if owner["topic"] == TOPIC]
+
+    def _note_owners(self, owners: Mapping[Queue, str]) -> list[dict[str, Any]]:
+        mine = {queue: owner for queue, owner in owners.items() if queue.topic == TOPIC}
+        self.events += changes(self._owners, mine, int(time.time() * 1000))
+        self._owners = mine
+        return [{**queue_json(queue), "clientId": owner} for queue, owner in mine.items()]
 
     def _check_children(self) -> None:
         for child in self.children:
@@ -235,6 +260,7 @@ class Job:
         others = [child for child in self.children if child.exit_status is None]
         for child in reversed(others):
             await child.stop()
+        await self._brokers.aclose()
 
     # The end
 
@@ -273,6 +299,8 @@ class Job:
             f"was killed before it had committed them;\n{len(spans)} assignments of {2 * QUEUES} queues; "
             f"queues with two owners: {overlap} ms"
         )
+        if self._apache is not None:
+            summary += "\nApache's brokers do not tell who owns a queue: what members say when they are asked is drawn"
         for event in self.events:
             if event["event"] == "joined" and event["client"] not in self.names:
                 self.marks = [mark for mark in self.marks if mark.text != SPARK_JOINS]
@@ -289,7 +317,25 @@ class Job:
         console.print(f"page: {page}", soft_wrap=True)
 
 
+def _apache_cluster() -> Callable[[Path], Cluster] | None:
+    """Two of Apache's brokers. They are no part of the package: None outside of a clone of the repository, or without Java
+    and Maven; says why."""
+    try:
+        from bench.peers import apache_cluster, apache_fault
+    except ModuleNotFoundError:
+        fault: str | None = "bench, which gets Apache's brokers, is in a clone of the repository"
+    else:
+        fault = apache_fault()
+        if fault is None:
+            return functools.partial(apache_cluster, names=BROKERS)
+    print(f"rocketlet.demo: --on-apache cannot run here: {fault}", file=sys.stderr)
+    return None
+
+
 async def run(options: argparse.Namespace) -> int:
+    apache = _apache_cluster() if options.on_apache else None
+    if options.on_apache and apache is None:
+        return 1
     fault = None if options.no_spark else java_fault()
     folder = Path(tempfile.mkdtemp(prefix="rocketlet-demo-"))
     options.output.mkdir(parents=True, exist_ok=True)
@@ -297,7 +343,8 @@ async def run(options: argparse.Namespace) -> int:
     if fault:
         console.print(f"Spark is skipped: {fault}.", style="yellow")
     began_s = time.monotonic()
-    job = Job(options.flights, folder, options.output, with_spark=not fault and not options.no_spark)
+    with_spark = not fault and not options.no_spark
+    job = Job(options.flights, folder, options.output, with_spark=with_spark, apache=apache)
     try:
         with Screen(options.flights, with_spark=job.with_spark) as screen:
             try:
@@ -319,6 +366,7 @@ def main() -> int:
     parser.add_argument("--flights", type=_flights, default=TOTAL, help=f"how many, 1000 to {TOTAL}")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="where the pictures go")
     parser.add_argument("--no-spark", action="store_true")
+    parser.add_argument("--on-apache", action="store_true", help="the same on two of Apache's brokers; needs a clone")
     parser.add_argument(
         "--versus",
         action="store_true",
