@@ -6,6 +6,7 @@ Without a clock of its own on the way, the same is counted in simulation: `pytho
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -25,7 +26,7 @@ from .peers import Peer
 SIZES = "10,100,300,1000"
 STRATEGIES: Mapping[str, Strategy] = {"AVG": AVG, "STICKY": STICKY}
 PATIENCE_S = 300.0
-TOGETHER = 50  # members that start at once
+TOGETHER = 200  # members that start at once
 
 
 @dataclass
@@ -78,6 +79,8 @@ async def join(peer: Peer, members: int, strategy: str, traffic: Traffic) -> dic
             await asyncio.gather(*map(stack.enter_async_context, some))
         await _at_rest(everybody[:-1], members, topic)
         await asyncio.sleep(1)
+        gc.collect()
+        gc.freeze()  # so many members are in one process only here: its garbage collector would stop all of them at once
         before, broker_s, members_s = replace(traffic), peer.cpu_s(), time.process_time()
         began_s = time.perf_counter()
         await stack.enter_async_context(everybody[-1])
@@ -104,7 +107,8 @@ async def _at_rest(members: Sequence[Consumer], queues: int, topic: str) -> None
 async def _measure(peer: Peer, options: Any, traffic: Traffic, found: dict[str, dict[str, float]]) -> None:
     for strategy in options.strategies.split(","):
         for size in map(int, options.sizes.split(",")):
-            found[f"{strategy} {size}"] = await join(peer, size, strategy, traffic)
+            cost = found[f"{strategy} {size}"] = await join(peer, size, strategy, traffic)
+            common.console.print(f"{strategy}, {size} members: {cost}")
 
 
 async def run() -> None:
