@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import statistics
 import subprocess
@@ -79,16 +80,22 @@ def fill_and_die(folder: Path, messages: int) -> None:
 def start(folder: Path) -> tuple[subprocess.Popen[bytes], float]:
     """A broker over the folder, and how long it took until it said that it is ready, ms."""
     began_s = time.perf_counter()
+    child, _ = start_at(folder)
+    return child, (time.perf_counter() - began_s) * 1000
+
+
+def start_at(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A broker over the folder that is ready, and its address."""
     child = subprocess.Popen(
         [sys.executable, "-m", "rocketlet.command.cli", "start", "--host", "127.0.0.1", "--port", "0", "--no-vip",
          "--log-level", "error", "--data", str(folder)],
         stdout=subprocess.PIPE,
     )  # fmt: skip
     assert child.stdout is not None
-    while b"ready" not in child.stdout.readline():
+    while not (found := re.search(rb"ready on (\S+:\d+):", child.stdout.readline())):
         if child.poll() is not None:
             raise RuntimeError("the broker ended before it was ready")
-    return child, (time.perf_counter() - began_s) * 1000
+    return child, found[1].decode()
 
 
 def end(child: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -137,6 +137,8 @@ class Connection(asyncio.Protocol):
             self._serve(frames)
         if self._reader.waiting or self.counted_bytes or self.kept:
             self._host.memory.count(self)
+        else:
+            self._host.memory.mark(self)  # a pull may be held now
 
     def is_news(self, event: str) -> bool:
         """Whether the log does not have this event of the client's address already: who repeats it does not fill the log."""
@@ -147,6 +149,10 @@ class Connection(asyncio.Protocol):
         kept = sum(len(frame.body) + KEPT_FRAME_BYTES for frame in self.kept)
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return len(self._reader.waiting) + kept + unread + self.held_pulls * HELD_PULL_BYTES
+
+    def is_changing(self) -> bool:
+        """Whether it will hold less by itself: when its client reads, or its requests have their turn."""
+        return bool(self.kept) or (self._transport is not None and self._transport.get_write_buffer_size() > 0)
 
     def _serve(self, frames: list[Frame]) -> None:
         if self._host.memory.is_full:
@@ -173,6 +179,7 @@ class Connection(asyncio.Protocol):
             return
         if not self.is_paused:  # what nobody reads does not keep a connection alive
             self.active_s = self._host.now_s()
+        self._host.memory.mark(self)
         if len(buffers) == 1:
             transport.write(buffers[0])
         elif sum(map(len, buffers)) <= _SMALL_BYTES:

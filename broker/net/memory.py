@@ -1,6 +1,7 @@
 """What all connections together may hold: half frames, requests that wait, answers that nobody reads, held pulls.
 
-A connection counts itself when it holds something large; a sweep counts the rest. Beyond the budget those that hold most of
+A connection counts itself when it holds something large; a sweep counts the others that have read or written since, so that
+idle ones cost nothing. Beyond the budget those that hold most of
 it are closed, the ones first that were silent for longest; who holds little stays. If that is not enough, because very many
 hold a little, requests are refused with a reason until there is room again.
 """
@@ -29,6 +30,10 @@ class Holder(Protocol):
     peer: str
 
     def held_bytes(self) -> int: ...
+
+    def is_changing(self) -> bool:
+        """Whether it will hold less by itself, as when its client reads."""
+        ...
 
     def abort(self) -> None: ...
 
@@ -63,16 +68,20 @@ class Memory:
         self.used_bytes = 0
         self.closed = 0
         self._holders = holders
+        self._marked: dict[Holder, None] = {}
 
     @property
     def is_full(self) -> bool:
         return self.used_bytes > self.budget_bytes
 
+    def mark(self, holder: Holder) -> None:
+        """The holder may hold something else than it was counted with; the next sweep looks."""
+        self._marked[holder] = None
+
     def count(self, holder: Holder) -> None:
         """What a connection holds has changed."""
-        held = holder.held_bytes()
-        self.used_bytes += held - holder.counted_bytes
-        holder.counted_bytes = held
+        self._marked[holder] = None
+        self._recount(holder)
         if self.used_bytes > self.budget_bytes:
             self.sweep()
 
@@ -80,15 +89,21 @@ class Memory:
         """The connection is gone."""
         self.used_bytes -= holder.counted_bytes
         holder.counted_bytes = 0
+        self._marked.pop(holder, None)
 
     def sweep(self) -> None:
-        """Counts all anew, and makes room if that is too much."""
-        self.used_bytes = 0
-        for holder in self._holders:
-            holder.counted_bytes = holder.held_bytes()
-            self.used_bytes += holder.counted_bytes
+        """Counts those anew that may have changed, and makes room if that is too much."""
+        marked = self._marked
+        self._marked = {holder: None for holder in marked if holder.is_changing()}
+        for holder in marked:
+            self._recount(holder)
         if self.is_full:
             self._make_room()
+
+    def _recount(self, holder: Holder) -> None:
+        held = holder.held_bytes()
+        self.used_bytes += held - holder.counted_bytes
+        holder.counted_bytes = held
 
     def _make_room(self) -> None:
         large = [holder for holder in self._holders if holder.counted_bytes > LARGE_HOLDING_BYTES]

@@ -9,8 +9,10 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INTERVAL_S
+from rocketlet.broker.net.connection import Connection
 from rocketlet.broker.net.memory import Memory, default_budget
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import Frame, encode
 
 from ..campaigns.frames import Peer
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
@@ -120,6 +122,9 @@ class Holding:
     def held_bytes(self) -> int:
         return 0 if self.is_aborted else self.held
 
+    def is_changing(self) -> bool:
+        return False
+
     def abort(self) -> None:
         self.is_aborted = True
 
@@ -131,6 +136,36 @@ def test_who_was_silent_for_longest_is_closed_first_and_only_as_many_as_needed()
         memory.count(holder)
     assert [holder.is_aborted for holder in holders] == [False, True, False, False]
     assert (memory.used_bytes, memory.closed) == (201_000, 1)
+
+
+async def test_a_sweep_looks_at_connections_that_did_something_and_at_no_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep comes every second: what it costs must not grow with the connections that are idle."""
+    looks: list[Connection] = []
+    held_bytes = Connection.held_bytes
+
+    def counted(connection: Connection) -> int:
+        looks.append(connection)
+        return held_bytes(connection)
+
+    monkeypatch.setattr(Connection, "held_bytes", counted)
+    request = encode(Frame(RequestCode.GET_BROKER_RUNTIME_INFO, opaque=1))
+    peers = [Peer(node.server, number) for number in range(200)]
+    for peer in peers:
+        peer.send(request)
+    node.server.memory.sweep()
+    node.server.memory.sweep()
+    looks.clear()
+    node.server.memory.sweep()
+    assert looks == []
+    peers[7].send(request)
+    looks.clear()
+    node.server.memory.sweep()
+    assert looks == [peers[7].connection]
+    for peer in peers:
+        peer.hang_up()
+    assert node.server.memory._marked == {}
 
 
 async def test_one_address_has_half_of_the_connections_at_most_but_loopback_may_have_all(node: Node) -> None:

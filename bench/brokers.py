@@ -1,0 +1,157 @@
+"""What several brokers cost: messages sent and consumed for a second of processor time, with `rocketlet start --brokers N`
+for N from 1 to 4. There are as many clients as brokers, each a process that sends with 128 in flight and is a member of one
+group. The processor time is that of all brokers and the name server; the machine's cores do not matter for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+from rocketlet.client import AdminClient, Consumer, Message, Producer
+
+from . import common
+from .common import BODY
+from .processes import below, used
+
+BROKERS = (1, 2, 3, 4)
+IN_FLIGHT = 128
+QUEUES = 4  # on each broker
+SECONDS = 3.0
+WARM_S = 1.0
+
+
+class Measured(NamedTuple):
+    """`brokers_us` and `clients_us`: processor time for a message that was sent and consumed."""
+
+    messages: int
+    messages_per_s: float
+    brokers_us: float
+    clients_us: float
+
+    @property
+    def per_cpu_s(self) -> float:
+        return 1e6 / self.brokers_us
+
+
+@asynccontextmanager
+async def brokers(count: int, folder: Path) -> AsyncIterator[tuple[str, int]]:
+    """The name server's address, and the id of the supervisor's process."""
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rocketlet.command.cli", "start", "--brokers", str(count), "--port", "0", "--no-vip",
+        "--data", str(folder / f"brokers-{count}"), "--log-level", "error", stdout=pipe,
+    )  # fmt: skip
+    assert child.stdout is not None
+    try:
+        line = (await child.stdout.readline()).decode()
+        (address,) = re.findall(r"ready on (\S+:\d+):", line)
+        yield address, child.pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+        await child.wait()
+
+
+def brokers_cpu_s(pid: int) -> float:
+    own = used(pid)
+    return (own.cpu_s if own else 0.0) + sum(process.cpu_s for process in below(pid))
+
+
+async def client(address: str, warm_s: float, seconds: float) -> dict[str, float]:
+    """Sends and consumes for a while; counts what it did after it was warm."""
+    counts = {"sent": 0, "got": 0}
+
+    async def handle(messages: Sequence[Message]) -> None:
+        counts["got"] += len(messages)
+
+    async with (
+        Producer(address, "bench", timeout_s=20) as producer,
+        Consumer(address, "bench", "bench", handle, batch_size=256, start="first"),
+    ):
+        begin_s = time.monotonic() + warm_s
+        end_s = begin_s + seconds
+
+        async def worker() -> None:
+            while time.monotonic() < end_s:
+                await producer.send("bench", BODY)
+                counts["sent"] += 1
+
+        workers = [asyncio.create_task(worker()) for _ in range(IN_FLIGHT)]
+        await asyncio.sleep(warm_s)
+        print("warm", flush=True)
+        before, cpu_s = dict(counts), time.process_time()
+        await asyncio.gather(*workers)
+        return {
+            **{name: counts[name] - before[name] for name in counts},
+            "cpu_s": time.process_time() - cpu_s,
+        }
+
+
+async def measure(count: int, options: Namespace) -> Measured:
+    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
+        async with brokers(count, Path(folder)) as (address, pid):
+            async with AdminClient(address) as admin:
+                await admin.create_topic("bench", queues=QUEUES)
+            arguments = ("-m", "bench.brokers", "--client", address, "--seconds", str(options.seconds))
+            children = [
+                await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+                for _ in range(count)
+            ]
+            outputs = [child.stdout for child in children if child.stdout is not None]
+            await asyncio.gather(*(output.readline() for output in outputs))
+            began_s, cpu_s = time.monotonic(), brokers_cpu_s(pid)
+            lines = await asyncio.gather(*(output.readline() for output in outputs))
+            taken_s, cpu_s = time.monotonic() - began_s, brokers_cpu_s(pid) - cpu_s
+            await asyncio.gather(*(child.wait() for child in children))
+            found = [json.loads(line) for line in lines]
+    done = sum(item["sent"] + item["got"] for item in found) // 2
+    clients_s = sum(item["cpu_s"] for item in found)
+    return Measured(done, done / taken_s, cpu_s / done * 1e6, clients_s / done * 1e6)
+
+
+def parser() -> ArgumentParser:
+    made = common.parser(__doc__ or "")
+    made.add_argument("--seconds", type=float, default=SECONDS)
+    made.add_argument("--client", metavar="ADDRESS", help="be one of the clients: what the program starts itself")
+    return made
+
+
+async def run() -> None:
+    options = parser().parse_args()
+    if options.client:
+        print(json.dumps(await client(options.client, WARM_S, options.seconds)), flush=True)
+        return
+    sizes = [int(size) for size in options.only.split(",")] if options.only else BROKERS
+    rounds: dict[int, list[Measured]] = {size: [] for size in sizes}
+    for _ in range(options.rounds):
+        for size in sizes:
+            rounds[size].append(await measure(size, options))
+    rows: list[list[object]] = []
+    result: dict[str, dict[str, float]] = {}
+    for size, found in rounds.items():
+        ratios = sorted(mine.per_cpu_s / one.per_cpu_s for mine, one in zip(found, rounds[sizes[0]], strict=True))
+        medians = {name: common.median([getattr(item, name) for item in found]) for name in Measured._fields}
+        medians["messages_per_cpu_s"] = common.median([item.per_cpu_s for item in found])
+        medians["ratio_to_first"] = common.median(ratios)
+        result[str(size)] = medians
+        ratio = f"{medians['ratio_to_first']:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        figures = [medians[name] for name in ("messages_per_cpu_s", "messages_per_s", "brokers_us", "clients_us")]
+        rows.append([size, *figures, ratio])
+    columns = ("brokers", "messages / CPU s", "messages / s", "brokers us", "clients us", f"to {sizes[0]}")
+    common.show("Messages of 1 KB, sent and consumed", columns, rows)
+    common.finish(options, "brokers", result)
+
+
+if __name__ == "__main__":
+    uvloop.run(run())
