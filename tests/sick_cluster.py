@@ -173,7 +173,7 @@ class SickCluster:
                 for _ in range(10):
                     await producer.send("t", b"x")
                 one_more.release()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
 
         loading = asyncio.ensure_future(load())
         stack.callback(never.set)

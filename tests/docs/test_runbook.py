@@ -1,0 +1,105 @@
+"""docs/operations.md followed from an empty folder to a dead letter that is sent again, on Rocketlet and Apache's broker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocketlet.client import Consumer, Producer, Reject
+from rocketlet.testing.ports import free_port
+
+from bench.peers import Apache, process
+
+from ..conftest import eventually
+from ..handlers import Inbox
+from ..interop.conftest import fetch_apache
+
+__all__ = ["fetch_apache"]
+RUNBOOK = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
+pytestmark = pytest.mark.timeout(300)
+
+
+def steps() -> list[list[str]]:
+    """The commands for a dead letter at night, without what is said of them."""
+    block = RUNBOOK.partition("## A dead letter at night")[2].split("```")[1]
+    return [line.partition("#")[0].split() for line in block.strip().splitlines()]
+
+
+def settings(folder: Path, port: int) -> Path:
+    """The service's settings, with this machine's folders and ports; accounts and TLS have tests of their own."""
+    text = re.search(r'title="/etc/rocketlet.toml"\n(.*?)```', RUNBOOK, re.DOTALL)
+    assert text
+    here = {"host": '"127.0.0.1"', "data": f'"{folder}/data"', "metrics-port": str(free_port()), "port": str(port)}
+    lines = [line for line in text[1].splitlines() if line.split(" = ")[0] not in {*here, "acl", "tls-cert", "tls-key"}]
+    file = folder / "rocketlet.toml"
+    file.write_text("\n".join((*lines, *(f"{name} = {value}" for name, value in here.items()))))
+    return file
+
+
+@asynccontextmanager
+async def a_cluster(kind: str, folder: Path) -> AsyncIterator[str]:
+    if kind == "rocketlet":
+        port = free_port()
+        start = (sys.executable, "-m", "rocketlet.command.cli", "start", "--config", str(settings(folder, port)))
+        async with process(start, folder / "log"):
+            yield f"127.0.0.1:{port}"
+    else:
+        async with Apache(folder, kind, HEAP) as apache:
+            yield apache.address
+
+
+async def ran(words: list[str], address: str) -> tuple[int, str]:
+    """Exit status and output of a command; a question is answered with yes."""
+    assert words[0] == "rocketlet"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rocketlet.command.cli", *words[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "ROCKETLET_NAMESERVER": address},
+    )  # fmt: skip
+    out, _ = await child.communicate(b"y\n")
+    assert child.returncode is not None
+    return child.returncode, out.decode()
+
+
+@pytest.mark.parametrize("kind", ["rocketlet", pytest.param("4.9.7", marks=pytest.mark.java)])
+async def test_from_an_empty_folder_to_a_replayed_dead_letter(
+    kind: str, tmp_path: Path, fetch_apache: Callable[[str], None]
+) -> None:
+    if kind != "rocketlet":
+        await asyncio.to_thread(fetch_apache, kind)
+    mended, is_broken = Inbox(), True
+
+    async def handle(message: Any) -> Reject | None:
+        if is_broken:
+            return Reject()
+        await mended(message)
+        return None
+
+    doctor, dead, dry_run, replay, show = steps()
+    async with a_cluster(kind, tmp_path) as address:
+        async with asyncio.timeout(120):
+            while "orders" not in (await ran("rocketlet topics create orders".split(), address))[1]:  # until it is up
+                await asyncio.sleep(0.1)
+        async with Consumer(address, "shop", "orders", handle, start="first"), Producer(address) as producer:
+            sent = await producer.send("orders", b"order 4711")
+            async with asyncio.timeout(120):
+                while "dead_letters" not in (await ran(doctor, address))[1]:
+                    await asyncio.sleep(0.1)
+            status, said = await ran(dead, address)
+            assert (status, "order 4711" in said) == (0, True)
+            assert "would be sent again: 1 messages" in (await ran(dry_run, address))[1]
+            assert mended.messages == []
+            is_broken = False
+            assert "1 messages were sent again" in (await ran(replay, address))[1]
+            await eventually(lambda: mended.bodies == [b"order 4711"])
+            assert mended.messages[0].message_id == sent.message_id
+            status, said = await ran(show, address)
+            assert (status, "shop" in said) == (0, True)
