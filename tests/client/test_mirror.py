@@ -13,7 +13,7 @@ from rocketlet.client.mirror import ORIGIN, Begin, Mirror
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.testing import Broker, Cluster, Fault
 
-from ..conftest import eventually
+from ..conftest import PATIENCE_S, eventually
 from ..handlers import Inbox
 
 
@@ -144,6 +144,23 @@ async def test_a_send_whose_answer_is_lost_is_not_sent_again(rocketlet: Broker, 
     there.faults.add(Fault.close("SEND_BATCH_MESSAGE", after=True, times=1))
     await mirrored(rocketlet, there)
     assert by_queue(there, "orders") == by_queue(rocketlet, "orders")
+
+
+async def test_a_mirror_that_follows_goes_on_when_either_end_was_killed(rocketlet: Broker, there: Broker) -> None:
+    rocketlet.create_topic("orders", queues=1)
+    bodies = [b"%d" % number for number in range(30)]
+    async with (
+        Producer(rocketlet.address, timeout_s=PATIENCE_S) as producer,
+        following(rocketlet, there, topics=["orders"]),
+    ):
+        kills = (there.akill, lambda: asyncio.to_thread(rocketlet.kill), None)
+        for part, kill in enumerate(kills):
+            for body in bodies[part * 10 : part * 10 + 10]:
+                await producer.send("orders", body)
+            await eventually(lambda part=part: len(there.messages("orders")) >= part * 10 + 10)  # type: ignore[misc]
+            if kill is not None:
+                await kill()
+    assert by_queue(there, "orders") == {0: bodies}
 
 
 async def test_queues_of_several_brokers_are_spread(rocketlet: Broker) -> None:
