@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from ..protocol.codes import PERM_WRITE, RequestCode, ResponseCode
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import TopicName, write
 from ..protocol.schema import BodyError
+from . import config
 from .access import Access
 from .arguments import parse_addresses
 from .config import ROUTE_INTERVAL_S, ROUTE_PATIENCE_S
@@ -205,6 +206,11 @@ def publish_queues(topic: str, route: Route, limit: int | None = None) -> list[Q
         if data.perm & PERM_WRITE and data.broker_name in with_master
         for number in range(data.write_queues if limit is None else min(limit, data.write_queues))
     ]
+
+
+def parts(queues: Sequence[Queue]) -> list[list[Queue]]:
+    """As many queues in each as one request to lock, renew or commit them takes."""
+    return [list(queues[first : first + config.LOCK_QUEUES]) for first in range(0, len(queues), config.LOCK_QUEUES)]
 
 
 def by_broker(queues: Iterable[Queue]) -> dict[str, list[Queue]]:

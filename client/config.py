@@ -35,6 +35,7 @@ APACHE_LEASE_S: Final = 60.0  # Apache's: rocketmq.broker.rebalance.lockMaxLiveT
 LEASE_MARGIN_S: Final = 1.0  # a member's lease ends so much earlier: the clocks of two machines drift
 LEASE_TICK_S: Final = 1.0
 LOCK_INTERVAL_S: Final = 5.0
+LOCK_QUEUES: Final = 2000  # in one request; a broker takes 8,192, and 1 MiB, which long names fill sooner
 LOCK_RETRY_S: Final = 0.5  # a queue that another member still holds, where the broker does not tell us
 RECONNECT_S: Final = 0.2
 HAND_OVER_PATIENCE_S: Final = (

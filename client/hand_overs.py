@@ -14,7 +14,8 @@ from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.group_bodies import LockRequest
 from ..protocol.schema import BodyError
-from .cluster import Cluster
+from . import config
+from .cluster import Cluster, parts
 from .config import OFFSET_TIMEOUT_S
 from .errors import BrokerRefused, RocketletError
 from .lease import Lease
@@ -46,7 +47,8 @@ class HandOvers:
         connection = self._cluster.connected(queue.broker_name)
         if connection is None or not connection.speaks_msgpack or not lease.epoch or lease.is_over:
             return False
-        if queue.broker_name not in self._batches:
+        known = self._batches.get(queue.broker_name)
+        if known is None or len(known[0].offsets) >= config.LOCK_QUEUES:
             batch = _Batch()
             self._batches[queue.broker_name] = batch, asyncio.create_task(self._send(queue.broker_name, batch))
         batch, sending = self._batches[queue.broker_name]
@@ -56,9 +58,16 @@ class HandOvers:
     async def commit(
         self, broker_name: str, offsets: Mapping[Queue, int], leases: Mapping[Queue, Lease]
     ) -> tuple[set[Queue], set[Queue]]:
-        """Commits queues of one broker in one request; it renews their leases there, too. The queues that are committed, and
-        those that are to be tried alone: a broker that does not answer is not asked again, because by then a pull may carry
-        a later offset."""
+        """Commits queues of one broker, as many in one request as it takes; that renews their leases there, too. The queues
+        that are committed, and those that are to be tried alone: a broker that does not answer is not asked again, because
+        by then a pull may carry a later offset."""
+        answers = [await self._commit(broker_name, part, offsets, leases) for part in parts(list(offsets))]
+        return set().union(*(done for done, _ in answers)), set().union(*(alone for _, alone in answers))
+
+    async def _commit(
+        self, broker_name: str, queues: list[Queue], said: Mapping[Queue, int], leases: Mapping[Queue, Lease]
+    ) -> tuple[set[Queue], set[Queue]]:
+        offsets = {queue: said[queue] for queue in queues}
         connection = self._cluster.connected(broker_name)
         epochs = {queue: leases[queue].epoch for queue in offsets}
         if len(offsets) < 2 or connection is None or not connection.speaks_msgpack or not all(epochs.values()):
@@ -80,7 +89,9 @@ class HandOvers:
     async def _send(self, broker_name: str, batch: _Batch) -> set[Queue]:
         """The queues that the broker has committed and unlocked."""
         await asyncio.sleep(0)  # the others that are ready
-        del self._batches[broker_name]
+        known = self._batches.get(broker_name)
+        if known is not None and known[0] is batch:  # not one that was begun when this one was full
+            del self._batches[broker_name]
         connection = self._cluster.connected(broker_name)
         if connection is None:  # waiting for one, the commit would arrive after a later one
             return set()

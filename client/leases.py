@@ -26,7 +26,7 @@ from ..protocol import group_bodies
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.group_bodies import LockRequest
-from .cluster import Cluster, by_broker
+from .cluster import Cluster, by_broker, parts
 from .config import (
     APACHE_LEASE_S,
     HAND_OVER_PATIENCE_S,
@@ -131,7 +131,9 @@ class Leases:
         self._doubtful &= wanted
         free = wanted - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
         queues = by_broker(sorted(free))
-        await asyncio.gather(*(self._acquire_from(name, of_broker) for name, of_broker in queues.items()))
+        await asyncio.gather(
+            *(self._acquire_from(name, part) for name, of_broker in queues.items() for part in parts(of_broker))
+        )
 
     async def _acquire_from(self, broker_name: str, queues: list[Queue]) -> None:
         self._doubtful.update(queues)
@@ -322,9 +324,10 @@ class Leases:
         """At the brokers that know this member: the others hear a heartbeat first."""
         await asyncio.gather(
             *(
-                self._renew(broker_name, of_broker)
+                self._renew(broker_name, part)
                 for broker_name, of_broker in by_broker(queues).items()
                 if self._heartbeats.is_registered(self._cluster.master(broker_name))
+                for part in parts(of_broker)
             )
         )
 
