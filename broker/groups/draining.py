@@ -257,8 +257,8 @@ class Draining:
         """Whose each queue here is to be."""
         for topic, of_topic in queues.items():
             ids = names.sorted_ids(group.client_ids(topic))
-            for client_id in ids:
-                for queue in AVG.allocate(client_id, of_topic, ids):
+            for index, client_id in enumerate(ids[: len(of_topic)]):  # those behind get nothing
+                for queue in AVG.allocate_at(index, len(ids), of_topic):
                     if queue.broker_name == self._broker_name:
                         yield (topic, queue.queue_id), client_id
 

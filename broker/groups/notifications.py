@@ -90,11 +90,20 @@ class Notifications:
         self._note_told(group, told)
 
     def tell(self, group: ConsumerGroup, connections: Iterable[Connection]) -> None:
-        """Tells these members that the group is another than before."""
-        told = 0
-        for told, connection in enumerate(connections, 1):  # noqa: B007
+        """Tells these members that the group is another than before; very many in turns."""
+        told = list(connections)
+        for connection in told[:SLICE]:
             self._clients.group_changed(connection, group.name, detail=_places(group, connection))
-        self._note_told(group, told)
+        if len(told) > SLICE:
+            self._turns.do(self._telling_these(group, told[SLICE:]))
+        self._note_told(group, len(told))
+
+    def _telling_these(self, group: ConsumerGroup, connections: list[Connection]) -> Work[None]:
+        for number, connection in enumerate(connections):
+            if number % SLICE == 0:
+                yield
+            if connection in group.members:
+                self._clients.group_changed(connection, group.name, detail=_places(group, connection))
 
     def _note_told(self, group: ConsumerGroup, told: int) -> None:
         if told:
