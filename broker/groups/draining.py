@@ -221,7 +221,7 @@ class Draining:
         drain.queues, drain.is_open = queues, False
         self._owners[group.name] = dict(self._owners_of(group, queues))
         losing = {topic: list(self._losing(group, topic, queues[topic])) for topic in queues}
-        self._move(drain, [move for moves in losing.values() for move in moves])
+        self._move(group, drain, [move for moves in losing.values() for move in moves])
         _let_on(drain, list(drain.gated))  # those that still have to wait come back
         self._progressed(group.name, drain)
         self._tell_kept(group.name, drain)
@@ -230,14 +230,20 @@ class Draining:
                 if connection in drain.moving.get((pull.queue.topic, pull.queue.queue_id), ()):
                     self._held_pulls.let_go(pull)  # its member comes back at once, and says how far it is
 
-    @staticmethod
-    def _move(drain: Drain, losing: list[tuple[_Place, Connection]]) -> None:
-        """What a reader was drained of in this drain before, it need not be drained of again; but it gets nothing of it."""
-        drain.moving, drain.waiting = {}, {}
+    def _move(self, group: ConsumerGroup, drain: Drain, losing: list[tuple[_Place, Connection]]) -> None:
+        """What a reader was drained of in this drain before, it need not be drained of again; but it gets nothing of it. Nor
+        does who was told before and lets go just now."""
+        former, drain.moving, drain.waiting = drain.moving, {}, {}
         for place, connection in losing:
             drain.moving.setdefault(place, set()).add(connection)
             if place not in drain.drained.get(connection, ()):
                 drain.waiting.setdefault(connection, set()).add(place)
+        owners = self._owners[group.name]
+        for place, connections in former.items():
+            for connection in connections:
+                member = group.members.get(connection)
+                if member is not None and member.client_id != owners.get(place):
+                    drain.moving.setdefault(place, set()).add(connection)
         for connection, places in drain.drained.items():  # what it need not lose now, it reads on
             places -= {place for place in places if connection not in drain.moving.get(place, ())}
 

@@ -185,6 +185,24 @@ async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
     assert node.broker.draining.is_draining("g", "t", 1), "c1 still handles messages of it"
 
 
+async def test_a_further_change_gives_nothing_to_who_was_told_and_has_not_let_go_yet(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    await reading(node, wire)
+    assert await members(wire) == ["c1"]
+    two, three = await connect(node.address), await connect(node.address)
+    await join(two, "c2")
+    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
+    await handled(wire, 1, 1)
+    assert await members(wire) == ["c1", "c2"], "it is to let go of queue 1, one commit after the other"
+    await join(three, "c3")  # and gets no queue
+    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_open)
+    await send(wire, b"later", queue=1)
+    late = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
+    assert late.code == ResponseCode.PULL_NOT_FOUND, "its former reader"
+    assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))).code == 0, "its new one"
+
+
 def members_of(node: Node) -> int:
     group = node.broker.groups.get("g")
     return len(group.members) if group else 0
