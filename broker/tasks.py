@@ -38,13 +38,10 @@ class Tasks:
             work.close()
             raise LimitExceeded(f"{MAX_ANSWERING} requests such as this one are being answered; try again later")
         self._answering += 1
-        self.spawn(self._count(work))
+        self.spawn(work).add_done_callback(self._answered)
 
-    async def _count(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        finally:
-            self._answering -= 1
+    def _answered(self, _: asyncio.Task[None]) -> None:
+        self._answering -= 1
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

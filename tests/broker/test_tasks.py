@@ -1,0 +1,19 @@
+"""A broker's background tasks end with it."""
+
+from __future__ import annotations
+
+import inspect
+
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.tasks import Tasks
+
+
+async def test_what_has_not_begun_when_the_broker_stops_is_closed() -> None:
+    """Else Python says of each that it was never awaited."""
+
+    async def answered() -> None: ...
+
+    tasks, work = Tasks(MovableClock()), answered()
+    tasks.answer(work)
+    await tasks.stop()
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
