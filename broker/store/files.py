@@ -153,7 +153,10 @@ def _state_of(data: bytes) -> Any:
     """The value behind a state file's bytes. Raises ValueError; files of earlier releases have no checksum."""
     value, mark, found = data.rpartition(_SUM_MARK)
     if not mark:
-        return orjson.loads(data)
+        state = orjson.loads(data)
+        if not isinstance(state, (dict, list)):  # what is left of a checksum's digits may be a number
+            raise ValueError("its begin is gone")
+        return state
     if found.strip() != b"%08x" % zlib.crc32(value):
         raise ValueError("its checksum is wrong")
     return orjson.loads(value)

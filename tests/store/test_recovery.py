@@ -239,6 +239,16 @@ def test_topics_that_only_the_log_knows_are_taken_in(tmp_path: Path, with_checkp
     assert reopened_and_closed(tmp_path) == Recovered()
 
 
+@pytest.mark.parametrize("left", [b"12345678\n", b"6e10\n", b"null", b'"text"', b"true"])
+def test_what_is_left_of_a_state_file_without_its_begin_is_no_state(tmp_path: Path, left: bytes) -> None:
+    """Digits of a checksum may be a number, which is JSON, too."""
+    path = tmp_path / "state.json"
+    write_state(path, {"a": 1})
+    write_state(path, {"a": 2})
+    path.write_bytes(left)
+    assert read_state(path) == {"a": 1}
+
+
 def test_the_copy_before_it_stands_in_for_a_lost_or_damaged_state_file(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     write_state(path, {"a": 1})
