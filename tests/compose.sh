@@ -58,12 +58,12 @@ PY
 
 compose up -d --scale consumer=4 --no-recreate
 for _ in $(seq 30); do
-  members=$("$python" -m rocketlet.command.cli groups departures --nameserver localhost:9876 | sed -n 's/^group departures: \([0-9]*\) members.*/\1/p')
+  members=$("$python" -m rocketlet.command.cli groups show departures --nameserver localhost:9876 | sed -n 's/^group departures: \([0-9]*\) members.*/\1/p')
   [ "${members:-0}" -eq 4 ] && break
   sleep 1
 done
 [ "$members" -eq 4 ] || { echo "FAULT: ${members:-0} members of departures instead of 4"; exit 1; }
-"$python" -m rocketlet.command.cli groups departures --nameserver localhost:9876
+"$python" -m rocketlet.command.cli groups show departures --nameserver localhost:9876
 
 # The cluster profile: a standalone master, two workers, the same job. A worker is killed in the midst; nothing is lost.
 export COMPOSE_PROFILES=cluster
