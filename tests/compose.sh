@@ -76,7 +76,8 @@ grown() { for _ in $(seq 120); do now=$(counted); [ "$now" -gt "$1" ] && return 
 
 grown 0
 echo "the cluster's job has $now flights"
-victim=$(compose ps -q spark-worker | head -1)
+victim=$(compose ps -q spark-worker)
+victim=${victim%%$'\n'*}
 docker kill "$victim" >/dev/null
 echo "killed a worker"
 grown "$((now + 5000))"
