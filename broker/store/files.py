@@ -155,7 +155,7 @@ def _state_of(data: bytes) -> Any:
     if not mark:
         state = orjson.loads(data)
         if not isinstance(state, (dict, list)):  # what is left of a checksum's digits may be a number
-            raise ValueError("its begin is gone")
+            raise ValueError("its beginning is gone")
         return state
     if found.strip() != b"%08x" % zlib.crc32(value):
         raise ValueError("its checksum is wrong")
