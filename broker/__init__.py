@@ -9,6 +9,7 @@ histogram     how long something took
 clock         the time that a broker reads and waits by
 tasks         what runs at intervals, and what answers a request later
 turns         long work, done in pieces, so that nobody waits for it
+garbage       keeps the collector from looking at everything while a server runs
 open_files    how many files the process may open, and how they are shared out
 settings_files  certificates and accounts, which an operator changes
 config        every setting and limit

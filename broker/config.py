@@ -31,6 +31,9 @@ WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than thi
 LARGE_REPLY_BYTES: Final = 4096  # written before the next request is looked at, so that its reader's pace is felt
 CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
 DRAIN_TIMEOUT_S: Final = 5.0  # how long a broker that stops waits for connections to close
+GARBAGE_SWEEP_S: Final = 1.0
+GARBAGE_GROWTH: Final = 2.0  # of the process' memory, after which all objects are looked at for circles
+GARBAGE_MIN_BYTES: Final = 128 * 1024 * 1024  # of growth beside that
 METRICS_ANSWER_S: Final = 5.0  # how long a scrape waits for the event loop
 
 # The store

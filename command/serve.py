@@ -21,6 +21,7 @@ from ..broker.access.acl import Acl
 from ..broker.access.file import AclFile
 from ..broker.broker import Broker
 from ..broker.config import BrokerConfig
+from ..broker.garbage import Garbage
 from ..broker.nameserver.networks import Networks, parse_networks
 from ..broker.nameserver.routes import Routes
 from ..broker.net.tls import Tls, TlsError, TlsFiles
@@ -94,7 +95,8 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
         print(f"rocketlet: {problem}", file=sys.stderr)
         return 1
     try:
-        return await run(options)
+        async with Garbage():
+            return await run(options)
     except (StoreError, TlsError, AclError, RocketletError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
     except OSError as error:

@@ -45,6 +45,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.messages": "broker.clock broker.config broker.net broker.store broker.turns",
         "broker.groups": "broker.clock broker.config broker.histogram broker.net broker.store broker.tasks broker.turns "
         "broker.messages",
+        "broker.garbage": "broker.clock broker.config broker.net broker.tasks",
         "broker.registration": "broker.clock broker.config broker.messages broker.nameserver broker.tasks",
         "broker.broker": "broker.access broker.clock broker.config broker.groups broker.histogram broker.messages "
         "broker.nameserver broker.net broker.open_files broker.registration broker.store broker.tasks broker.turns",

@@ -229,7 +229,10 @@ class Entrance(asyncio.Protocol):
         # has it connected by call_soon; what is called soon after that comes before anything else is read.
         await asyncio.sleep(0)
         loop.call_soon(_feed, raw, first)
-        encrypted = await starting
+        try:
+            encrypted = await starting
+        finally:
+            del starting  # what it raises refers to this frame, and must not be referred to by it: see `garbage`
         if encrypted is None or raw.is_closing():  # closed amid the handshake: start_tls does not mind
             raise ConnectionResetError("the connection was closed")
         self._use(encrypted)

@@ -18,6 +18,7 @@ import structlog
 import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import MAX_MEMBERS, MAX_QUEUES_PER_TOPIC, BrokerConfig
+from rocketlet.broker.garbage import Garbage
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.protocol.bodies import DataVersion, GroupConfig, TopicConfig
@@ -284,5 +285,5 @@ async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
     is_short = limit.count is not None and limit.count < DEFAULT_COUNT
     routes = Routes()
     broker = Broker(BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False), routes)
-    async with Server("127.0.0.1", 0, broker=broker, routes=routes) as server:
+    async with Garbage(), Server("127.0.0.1", 0, broker=broker, routes=routes) as server:
         await Attack(server, broker, outcome, 0.02 if is_short else 1.0).run(limit)
