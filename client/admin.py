@@ -191,9 +191,8 @@ class AdminClient:
 
     async def consumed_by(self, topic: str) -> list[str]:
         """The groups that subscribe to a topic or have committed in it."""
-        answers = await self._each(
-            await self._masters(), RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, write(TopicName(topic))
-        )
+        code, ext = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, write(TopicName(topic))
+        answers = await self._each(await self._masters(), code, ext)
         return sorted({name for answer in answers.values() for name in admin_answers.decode_group_list(answer.body)})
 
     async def producers(self) -> dict[str, tuple[MemberConnection, ...]]:
@@ -397,6 +396,11 @@ class AdminClient:
             self._cluster, topic, message_id, begin_ms=0, end_ms=message_search.FOREVER_MS, limit=32, unique=True
         )
 
+    async def delay_offsets(self) -> dict[str, dict[int, int]]:
+        """By broker name and delay level (from 1), the offset of the first delayed message that is not delivered yet."""
+        told = await self._each(await self._masters(), RequestCode.GET_ALL_DELAY_OFFSET)
+        return {name: admin_answers.decode_delay_offsets(answer.body) for name, answer in told.items()}
+
     async def offset_at(self, queue: Queue, time_ms: int) -> int:
         """The offset of the first message of a queue that was stored at a time or later (ms since the epoch)."""
         if self._cluster.master(queue.broker_name) is None:
@@ -491,6 +495,4 @@ def _stats(answer: Frame) -> dict[Queue, Range]:
 
 def _reset_time(to: str | int) -> int:
     """RESET's time: -1 is the end."""
-    if isinstance(to, int):
-        return to
-    return 0 if to == "first" else -1
+    return to if isinstance(to, int) else 0 if to == "first" else -1

@@ -37,6 +37,7 @@ from .config import (
     MIRROR_POLL_S,
     MIRROR_QUEUES_AT_ONCE,
 )
+from .delayed import delayed
 from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
 from .log import get_logger
 from .message import Message, Outgoing
@@ -80,6 +81,15 @@ class QueueCopy:
     """Originals that were deleted before they were copied."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Messages that wait at the source. `retries`: those that a group handed back, by group: it must handle them there.
+    `delayed`: by topic; they are copied when they are due."""
+
+    retries: Mapping[str, int]
+    delayed: Mapping[str, int]
+
+
 class Mirror:
     """`async with Mirror("a:9876", "b:9876", topics=["orders"], groups=["shop"]) as mirror: await mirror.run()`
 
@@ -120,8 +130,6 @@ class Mirror:
         self.copies: dict[Queue, QueueCopy] = {}
         self.offsets: dict[tuple[str, Queue], int] = {}
         """What was set over there, by group and queue over there."""
-        self.waiting_retries: dict[str, int] = {}
-        """Messages in the retry topics of groups. They are not copied: the group must handle them at the source."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -160,6 +168,22 @@ class Mirror:
                 return
             await asyncio.sleep(MIRROR_POLL_S)
             deadline_s = _now_s() + self._patience_s
+
+    async def waiting(self) -> Waiting:
+        """What is at the source now and will not be copied as it is."""
+        later = await delayed(self._source)
+        topics = [topic.name for topic in await self._topics()]
+        groups = {group for topic in topics for group in await self._groups_of(topic)}
+        retries = {group: await self._to_retry(group) + later[names.retry_topic(group)] for group in sorted(groups)}
+        return Waiting(
+            {group: count for group, count in retries.items() if count},
+            {topic: later[topic] for topic in topics if later[topic]},
+        )
+
+    async def _to_retry(self, group: str) -> int:
+        retry = names.retry_topic(group)
+        progress = await self._source.progress(group)
+        return sum(item.lag for queue, item in progress.items() if queue.topic == retry)
 
     async def _topics(self) -> list[Topic]:
         """Those to be copied, as they are now at the source."""
@@ -276,18 +300,18 @@ class Mirror:
     # Groups
 
     async def _copy_progress(self, topic: Topic) -> None:
-        for group in await self._source.consumed_by(topic.name):
-            if names.is_made_by_brokers(group) or (self._groups is not None and group not in self._groups):
-                continue
+        for group in await self._groups_of(topic.name):
             progress = await self._source.progress(group)
-            self.waiting_retries[group] = sum(
-                item.lag for queue, item in progress.items() if queue.topic == names.retry_topic(group)
-            )
             await self._set_offsets(
                 group,
                 topic.name,
                 {queue: item.consumer_offset for queue, item in progress.items() if queue.topic == topic.name},
             )
+
+    async def _groups_of(self, topic: str) -> list[str]:
+        """Those that read a topic, and whose progress is copied."""
+        found = (group for group in await self._source.consumed_by(topic) if not names.is_made_by_brokers(group))
+        return [group for group in found if self._groups is None or group in self._groups]
 
     async def _set_offsets(self, group: str, topic: str, committed: Mapping[Queue, int]) -> None:
         changed = {

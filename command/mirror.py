@@ -8,7 +8,7 @@ import sys
 from datetime import datetime
 
 from ..client.errors import RocketletError
-from ..client.mirror import Begin, Mirror
+from ..client.mirror import Begin, Mirror, Waiting
 from ..client.signals import stop_signal
 from .access import access_of, add_client_options
 from .output import Output
@@ -65,7 +65,7 @@ async def _mirror(options: argparse.Namespace) -> int:
             target_access=access_of(options, _TO),
         ) as mirror:
             await _run(mirror, follows=options.follow)
-            _report(mirror, Output(as_json=options.json))
+            _report(mirror, await mirror.waiting(), Output(as_json=options.json))
     except (RocketletError, OSError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
         return 1
@@ -93,7 +93,7 @@ async def _run(mirror: Mirror, *, follows: bool) -> None:
         raise ended[0]
 
 
-def _report(mirror: Mirror, output: Output) -> None:
+def _report(mirror: Mirror, waiting: Waiting, output: Output) -> None:
     rows = [
         {
             "topic": copy.source.topic,
@@ -108,11 +108,12 @@ def _report(mirror: Mirror, output: Output) -> None:
     output.records(("topic", "from", "to", "copied", "next", "deleted_before"), rows)
     for group, queues in _by_group(mirror).items():
         output.text(f"the group {group} goes on at the same messages in {queues} queues")
-    for group, count in mirror.waiting_retries.items():
-        if count:
-            output.text(
-                f"the group {group} has {count} messages to retry, which stay at the source: let it handle them there"
-            )
+    for group, count in waiting.retries.items():
+        output.text(
+            f"the group {group} has {count} messages to retry, which stay at the source: let it handle them there"
+        )
+    for topic, count in waiting.delayed.items():
+        output.text(f"{topic} has {count} delayed messages that are not due yet: run the mirror again when they are")
 
 
 def _by_group(mirror: Mirror) -> dict[str, int]:

@@ -65,6 +65,12 @@ def decode_groups(data: Any) -> dict[str, GroupConfig]:
     return {str(name): read_group(item) for name, item in (data.get("subscriptionGroupTable") or {}).items()}
 
 
+@answers("delay offsets")
+def decode_delay_offsets(data: Any) -> dict[int, int]:
+    """GET_ALL_DELAY_OFFSET: by level."""
+    return {int(level): int(offset) for level, offset in (data.get("offsetTable") or {}).items()}
+
+
 @answers("group list")
 def decode_group_list(data: Any) -> list[str]:
     """QUERY_TOPIC_CONSUME_BY_WHO."""

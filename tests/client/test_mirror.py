@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from rocketlet.client import AdminClient, ConfigError, Consumer, Producer
-from rocketlet.client.mirror import ORIGIN, Begin, Mirror
+from rocketlet.client import AdminClient, ConfigError, Consumer, Producer, RetryLater
+from rocketlet.client.mirror import ORIGIN, Begin, Mirror, Waiting
 from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.names import retry_topic
 from rocketlet.testing import Broker, Cluster, Fault
 
 from ..conftest import PATIENCE_S, eventually
@@ -119,6 +120,30 @@ async def test_a_group_goes_on_at_the_same_message(rocketlet: Broker, there: Bro
     async with Consumer(there.address, "shop", "orders", moved):
         await eventually(lambda: len(moved.messages) >= 10)
     assert [m.body for m in moved.messages if ORIGIN in m.properties] == [b"%d" % number for number in range(20, 30)]
+
+
+async def test_what_waits_at_the_source_is_counted_until_it_is_handled(rocketlet: Broker, there: Broker) -> None:
+    rocketlet.create_topic("orders", queues=1)
+    failing, mended = Inbox(RetryLater(delay_level=5)), Inbox()
+    async with Producer(rocketlet.address) as producer:
+        await producer.send("orders", b"at once")
+        await producer.send("orders", b"in 2 hours", delay_level=18)
+        async with Consumer(rocketlet.address, "shop", "orders", failing, start="first") as consumer:
+            await eventually(lambda: len(failing.messages) == 1)
+            await consumer.commit()
+        async with Mirror(rocketlet.address, there.address, topics=["orders"]) as mirror:
+            await mirror.run()
+            assert await mirror.waiting() == Waiting({"shop": 1}, {"orders": 1})
+            rocketlet.clock.advance(minutes=2)
+            await eventually(lambda: len(rocketlet.messages(retry_topic("shop"))) == 1)
+            assert await mirror.waiting() == Waiting({"shop": 1}, {"orders": 1})  # it lies in the retry topic now
+            async with Consumer(rocketlet.address, "shop", "orders", mended):
+                await eventually(lambda: mended.bodies == [b"at once"])
+            rocketlet.clock.advance(hours=2)
+            await eventually(lambda: len(rocketlet.messages("orders")) == 2)
+            assert await mirror.waiting() == Waiting({}, {})
+            await mirror.run()
+    assert by_queue(there, "orders") == {0: [b"at once", b"in 2 hours"]}
 
 
 async def test_what_is_sent_meanwhile_follows_and_so_do_offsets(rocketlet: Broker, there: Broker) -> None:
