@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,8 @@ def filled(folder: Path, *, is_saved: bool) -> Broker:
 
 
 def killed(broker: Broker, folder: Path) -> Broker:
-    """The broker after the next start."""
-    os.close(broker.store.folder._lock)
+    """The broker after the next start. Nothing is saved."""
+    broker.store.close()
     return open_broker(folder)
 
 
@@ -51,7 +50,9 @@ def test_a_deleted_topic_stays_away_after_a_kill(tmp_path: Path, is_saved: bool,
     assert ("gone", 0) not in broker.store.queues
     assert bodies(broker, "kept") == [b"kept 0", b"kept 1", b"kept 2"]
     assert broker.recovered.lost == ()
-    assert killed(broker, tmp_path).topics.get("gone") is None
+    broker = killed(broker, tmp_path)
+    assert broker.topics.get("gone") is None
+    broker.store.close()
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
@@ -67,6 +68,7 @@ def test_a_topic_that_was_made_anew_has_only_what_came_then(tmp_path: Path, is_r
     broker = killed(broker, tmp_path)
     assert bodies(broker, "gone") == [b"new"]
     assert broker.recovered.lost == ()
+    broker.store.close()
 
 
 def test_deletions_are_forgotten_with_the_part_of_the_log_that_they_are_about(tmp_path: Path) -> None:
@@ -78,4 +80,4 @@ def test_deletions_are_forgotten_with_the_part_of_the_log_that_they_are_about(tm
     assert broker.topics.deleted == {"gone": at}
     broker.topics.forget_deletions(at)
     assert broker.topics.deleted == {}
-    os.close(broker.store.folder._lock)
+    broker.store.close()
