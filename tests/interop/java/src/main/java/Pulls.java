@@ -1,5 +1,6 @@
 import java.util.ArrayList;
 import java.util.Collection;
+import java.util.Iterator;
 import java.util.List;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
@@ -57,23 +58,28 @@ final class Pulls {
         consumer.shutdown();
     }
 
-    /** Reads everything, seeks back to the beginning of one queue, and reads that again. */
+    /**
+     * Reads everything, seeks back in two queues, and reads that again. It seeks when it is told that no pull is under way: one
+     * whose answer has just come gives its messages in spite of the seek, and so twice.
+     */
     private void assign() throws Exception {
         DefaultLitePullConsumer consumer = consumer();
         consumer.setAutoCommit(false);
         consumer.start();
         Collection<MessageQueue> queues = consumer.fetchMessageQueues(peer.get("topic"));
         consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            consumer.seekToBegin(queue);
-        }
         poll(consumer, peer.number("count", 20));
-        MessageQueue first = queues.stream().filter(queue -> queue.getQueueId() == 0).findFirst().orElseThrow();
-        Peer.say("SEEK");
+        Peer.say("READ");
+        Peer.waitForLine();
+        Iterator<MessageQueue> each = queues.iterator();
+        MessageQueue first = each.next();
+        MessageQueue second = each.next();
+        Peer.say("SEEK " + first.getBrokerName() + "-" + first.getQueueId() + " " + second.getBrokerName() + "-" + second.getQueueId());
         consumer.seek(first, 1);
-        poll(consumer, peer.number("again", 4));
+        consumer.seekToBegin(second);
+        poll(consumer, peer.number("again", 9));
         consumer.commitSync();
-        Peer.say("COMMITTED " + consumer.committed(first));
+        Peer.say("COMMITTED " + consumer.committed(first) + " " + consumer.committed(second));
         Peer.say("BY-TIME " + consumer.offsetForTimestamp(first, 0L));
         consumer.shutdown();
     }
