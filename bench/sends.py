@@ -140,13 +140,14 @@ async def measure(peer: Peer, send: Send, in_flight: int, seconds: float) -> Mea
 
     began_s, client_s, broker_s = time.perf_counter(), time.process_time(), peer.cpu_s()
     await asyncio.gather(*(worker() for _ in range(in_flight)))
+    took_s, client_s, broker_s = time.perf_counter() - began_s, time.process_time() - client_s, peer.cpu_s() - broker_s
     count = len(waits_s)
     return Measured(
-        count / (time.perf_counter() - began_s),
+        count / took_s,
         common.percentile(waits_s, 0.5) * 1000,
         common.percentile(waits_s, 0.99) * 1000,
-        (time.process_time() - client_s) / count * 1e6,
-        (peer.cpu_s() - broker_s) / count * 1e6,
+        client_s / count * 1e6,
+        broker_s / count * 1e6,
     )
 
 

@@ -11,34 +11,60 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
+from operator import methodcaller
+from typing import Final
 
-from ..protocol.batch import encode_batch
+from ..protocol.batch import encode_columns
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.frame import ExtValue, Frame
+from ..protocol.properties import NAME_END, UNIQUE_KEY
 from .connection import Connection
 from .errors import RequestTimeout
-from .message import SendResult
+from .message import SendResult, UniqueKeys
 
 Pending = tuple["asyncio.Future[SendResult]", str, bytes, str, str | None, Queue | None]
 """A message on its way: its future, its id, body and properties; the queue key and the queue that its sender asked for. A
-plain tuple, because one is made per message."""
+plain tuple, because one is made per message. Id and properties are empty if the message gets a new id and nothing else."""
+
+PLAIN: Final = f"{UNIQUE_KEY}{NAME_END}"
+PLAIN_BYTES: Final = len(PLAIN) + UniqueKeys.CHARS  # properties of a message that gets an id and nothing else
+_is_done = methodcaller("done")
 
 
 class Batch:
-    """What goes to one queue in this turn. `new_future` makes the future of a message, `began_s` is when the first came."""
+    """What goes to one queue in this turn. `new_future` makes the future of a message, `began_s` is when the first came.
+    `ids` and `texts`, the properties, are those of the messages once the batch is closed."""
 
-    __slots__ = ("began_s", "connection", "messages", "new_future", "queue", "size_bytes")
+    __slots__ = ("began_s", "connection", "ids", "messages", "new_future", "queue", "size_bytes", "texts")
 
     def __init__(self, connection: Connection, queue: Queue) -> None:
         self.connection = connection
         self.queue = queue
         self.messages: list[Pending] = []
+        self.ids: Sequence[str] = ()
+        self.texts: Sequence[str] = ()
         self.size_bytes = 0
         self.began_s = time.monotonic()
-        self.new_future: Callable[[], asyncio.Future[SendResult]] = asyncio.get_running_loop().create_future
+        self.new_future: Callable[[], asyncio.Future[SendResult]] = connection.loop.create_future
+
+    def close(self, keys: UniqueKeys) -> None:
+        """Leaves out the messages whose senders gave up, and gives the others their ids, all at once: they keep them from
+        now on, however often they are sent."""
+        futures, ids, _, texts, _, _ = zip(*self.messages, strict=True)
+        if any(map(_is_done, futures)):
+            self.messages = [message for message in self.messages if not message[0].done()]
+            if self.messages:
+                self.close(keys)
+        elif any(ids):
+            self.ids = [key or keys.next() for key in ids]
+            self.texts = [text or PLAIN + key for key, text in zip(self.ids, texts, strict=True)]
+        else:
+            self.ids = keys.take(len(ids))
+            self.texts = [PLAIN + key for key in self.ids]
 
 
 Answered = Callable[[Batch, Frame | Exception], None]
@@ -48,9 +74,14 @@ class Accumulator:
     """`header(topic, properties, now_ms)` makes a request's fields but the queue; `answered` gets each batch's answer."""
 
     def __init__(
-        self, header: Callable[[str, str, int], dict[str, ExtValue]], answered: Answered, timeout_s: float
+        self,
+        header: Callable[[str, str, int], dict[str, ExtValue]],
+        keys: UniqueKeys,
+        answered: Answered,
+        timeout_s: float,
     ) -> None:
         self._header = header
+        self._keys = keys
         self._answered = answered
         self._timeout_s = timeout_s
         self._batches: dict[Queue, Batch] = {}
@@ -121,14 +152,16 @@ class Accumulator:
         """The broker reads nothing, and time is up for those who have waited longest."""
         waiting, now_s = self._waiting.get(connection, deque()), time.monotonic()
         while waiting and waiting[0].began_s + self._timeout_s <= now_s:
-            self._answered(waiting.popleft(), RequestTimeout(f"{connection.address} did not take the message in time"))
+            batch = waiting.popleft()
+            batch.close(self._keys)
+            self._answered(batch, RequestTimeout(f"{connection.address} did not take the message in time"))
         if waiting:
             left_s = waiting[0].began_s + self._timeout_s - now_s
             asyncio.get_running_loop().call_later(left_s, self._expire, connection)
 
     def _send(self, batch: Batch) -> None:
-        messages = batch.messages = [item for item in batch.messages if not item[0].done()]  # some senders gave up
-        if not messages:
+        batch.close(self._keys)
+        if not batch.messages:
             return
         try:
             self._call(batch)
@@ -138,10 +171,11 @@ class Accumulator:
     def _call(self, batch: Batch) -> None:
         queue, messages = batch.queue, batch.messages
         if len(messages) == 1:
-            code, body, text = RequestCode.SEND_MESSAGE_V2, messages[0][2], messages[0][3]
+            code, body, text = RequestCode.SEND_MESSAGE_V2, messages[0][2], batch.texts[0]
         else:
             code, text = RequestCode.SEND_BATCH_MESSAGE, ""
-            body = encode_batch([(0, item[2], item[3]) for item in messages])
+            bodies = [message[2] for message in messages]
+            body = encode_columns(repeat(0), bodies, [text.encode() for text in batch.texts])
         ext = self._header(queue.topic, text, int(time.time() * 1000))
         ext["e"], ext["m"] = queue.queue_id, len(messages) > 1
         timeout_s = batch.began_s + self._timeout_s - time.monotonic()

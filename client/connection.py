@@ -23,7 +23,17 @@ from ..protocol.codes import (
     ResponseCode,
     request_name,
 )
-from ..protocol.frame import JSON, MSGPACK, Ext, Frame, FrameError, FrameReader, encode, encode_msgpack
+from ..protocol.frame import (
+    JSON,
+    MSGPACK,
+    Ext,
+    Frame,
+    FrameError,
+    FrameReader,
+    encode,
+    encode_msgpack,
+    encode_msgpack_head,
+)
 from .access import ENCODINGS, Access
 from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, REQUEST_TIMEOUT_S
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout
@@ -32,6 +42,7 @@ from .log import get_logger
 log = get_logger("rocketlet.connection")
 
 _PYTHON = int(Language.PYTHON)
+_JOINED_BYTES = 16_384  # what is more is not copied once more to be one piece
 
 Answered = Callable[[Frame | Exception], None]
 OnRequest = Callable[["Connection", Frame], None]
@@ -49,7 +60,7 @@ class Connection(asyncio.Protocol):
         self._signs = access.signs
         self._on_request = on_request
         self._on_lost = on_lost
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._serialize_type = ENCODINGS[access.encoding]
@@ -76,10 +87,10 @@ class Connection(asyncio.Protocol):
         """Sends a request; `answered` gets the response, whatever its code, or ConnectionFailed or RequestTimeout."""
         if not self.is_open or len(self._pending) >= MAX_IN_FLIGHT:
             reason = "is closed" if not self.is_open else f"has {MAX_IN_FLIGHT} requests in flight"
-            self._loop.call_soon(answered, ConnectionFailed(f"the connection to {self.address} {reason}"))
+            self.loop.call_soon(answered, ConnectionFailed(f"the connection to {self.address} {reason}"))
             return
         self._opaque = opaque = (self._opaque + 1) & 0x7FFFFFFF
-        self._pending[opaque] = (answered, self._loop.time() - self._stood_s + timeout_s, code)
+        self._pending[opaque] = (answered, self.loop.time() - self._stood_s + timeout_s, code)
         if self._sweep is None:
             self._sweep_later()
         if not self._is_flush_due:
@@ -88,7 +99,10 @@ class Connection(asyncio.Protocol):
         if self._serialize_type == MSGPACK:
             if self._signs:
                 ext = self._access.signed(ext, body)
-            out.append(encode_msgpack(code, 0, opaque, _PYTHON, ext, body))
+            if len(body) <= _JOINED_BYTES:
+                out.append(encode_msgpack(code, 0, opaque, _PYTHON, ext, body))
+            else:
+                out += encode_msgpack_head(code, 0, opaque, _PYTHON, ext, len(body)), body
         else:
             out.append(self._encoded(code, opaque, ext, body))
 
@@ -103,7 +117,7 @@ class Connection(asyncio.Protocol):
         self, code: int, ext: Ext, body: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S
     ) -> asyncio.Future[Frame]:
         """The response, whatever its code. The future raises ConnectionFailed or RequestTimeout."""
-        future: asyncio.Future[Frame] = self._loop.create_future()
+        future: asyncio.Future[Frame] = self.loop.create_future()
         self.call(code, ext, body, partial(_settle, future), timeout_s)
         return future
 
@@ -111,7 +125,7 @@ class Connection(asyncio.Protocol):
         self, code: int, ext: Ext, body: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S
     ) -> asyncio.Future[Frame]:
         """The successful response. The future raises BrokerRefused, ConnectionFailed or RequestTimeout."""
-        future: asyncio.Future[Frame] = self._loop.create_future()
+        future: asyncio.Future[Frame] = self.loop.create_future()
         self.call(code, ext, body, partial(self._resolve, future, code), timeout_s)
         return future
 
@@ -151,7 +165,7 @@ class Connection(asyncio.Protocol):
 
     def _flush_soon(self) -> None:
         self._is_flush_due = True
-        self._loop.call_soon(self._flush)
+        self.loop.call_soon(self._flush)
 
     def before_flush(self, action: Callable[[], None]) -> None:
         """Calls `action` at the end of this turn of the loop, before its requests are written; it may add some."""
@@ -169,15 +183,21 @@ class Connection(asyncio.Protocol):
     def write_now(self) -> None:
         """Writes what this turn has asked for so far."""
         out, self._out = self._out, []
-        if out and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(out) if len(out) > 1 else out[0])
+        if not out or self._transport is None or self._transport.is_closing():
+            return
+        if len(out) == 1:
+            self._transport.write(out[0])
+        elif sum(map(len, out)) <= _JOINED_BYTES:
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(out)
 
     def _sweep_later(self) -> None:
-        self._sweep_due_s = self._loop.time() + DEADLINE_SWEEP_S
-        self._sweep = self._loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines)
+        self._sweep_due_s = self.loop.time() + DEADLINE_SWEEP_S
+        self._sweep = self.loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines)
 
     def _sweep_deadlines(self) -> None:
-        now_s = self._loop.time()
+        now_s = self.loop.time()
         # Time for which this process stood still is nobody's delay. A loop runs its timers before it reads, so what was
         # answered meanwhile waits in the socket.
         late_s = now_s - self._sweep_due_s
@@ -220,6 +240,8 @@ class Connection(asyncio.Protocol):
             waiting = pending.pop(frame.opaque, None)
             if waiting is not None:
                 waiting[0](frame)
+        if not self._is_flush_due:
+            self._flush_soon()  # behind all whom the answers wake: what they ask now leaves in the turn in which they run
 
     def _identify(self) -> None:
         """With TLS a Rocketlet broker is shown once whose the connection is; what is signed is worth nothing elsewhere.

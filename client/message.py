@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
@@ -166,8 +166,13 @@ def new_client_id() -> str:
     return f"{local_address()}@{os.getpid()}#{time.time_ns() + next(_instances)}"
 
 
+_TWO_DIGITS: Final = tuple(f"{number:02X}" for number in range(256))
+
+
 class UniqueKeys:
     """Makes the ids that identify a message from its first send on: address, pid, time, counter, in hex."""
+
+    CHARS: Final = 32
 
     def __init__(self) -> None:
         prefix = socket.inet_aton(local_address()) + (os.getpid() & 0xFFFF).to_bytes(2, "big") + os.urandom(4)
@@ -183,8 +188,22 @@ class UniqueKeys:
         self._stem = f"{self.prefix}{(now_ms - self.month_began_ms) & 0x7FFFFFFF:08X}"
 
     def next(self) -> str:
-        """Another id. With a new time when the counter begins anew, so that no id comes twice."""
-        self._counter = counter = (self._counter + 1) & 0xFFFF
-        if not counter:
-            self.stamp(int(time.time() * 1000))
-        return f"{self._stem}{counter:04X}"
+        """Another id."""
+        number = self._counter
+        if number == 0xFFFF:
+            return self.take(1)[0]
+        self._counter = number + 1
+        return f"{self._stem}{number:04X}"
+
+    def take(self, count: int) -> list[str]:
+        """So many ids. With a new time when the counter begins anew, so that no id comes twice."""
+        ids: list[str] = []
+        while count > 0:
+            high, low = self._counter >> 8, self._counter & 0xFF
+            stem, ends = self._stem + _TWO_DIGITS[high], _TWO_DIGITS[low : low + count]
+            ids += [stem + end for end in ends]
+            count -= len(ends)
+            self._counter = (self._counter + len(ends)) & 0xFFFF
+            if not self._counter:
+                self.stamp(int(time.time() * 1000))
+        return ids

@@ -10,6 +10,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import count, repeat
 from typing import Final, Literal
 
 from ..protocol import bodies, names
@@ -19,7 +20,7 @@ from ..protocol.compression import compressed
 from ..protocol.frame import ExtValue, Frame
 from ..protocol.message import MAX_BODY_BYTES
 from .access import Access
-from .accumulator import Accumulator, Batch, Pending
+from .accumulator import PLAIN_BYTES, Accumulator, Batch, Pending
 from .cluster import Cluster
 from .config import BATCH_BYTES, BATCH_MESSAGES, MAX_SEND_BACKOFF_S, SEND_BACKOFF_S
 from .connection import Connection
@@ -92,7 +93,7 @@ class Sender:
         self._greeted: dict[str, Connection] = {}
         self._turn = time.time_ns() & 0xFFFF
         self._keys = UniqueKeys()
-        self._accumulator = Accumulator(self._header, self._answered, timeout_s) if batching else None
+        self._accumulator = Accumulator(self._header, self._keys, self._answered, timeout_s) if batching else None
         self._resending: set[asyncio.Task[None]] = set()
         self._idle_reason = "this producer has not been started; use `async with`, or `await producer.start()`"
 
@@ -109,23 +110,23 @@ class Sender:
                 address = batch.connection.address
                 answer = RocketletError(f"{address} stored the messages and does not say where: {error!r}")
             else:
-                status = _STORED[answer.code]
-                for (future, key, *_), offset_id in zip(batch.messages, offset_ids, strict=True):
-                    if not future.done():
-                        future.set_result(_new_tuple(SendResult, (key, offset_id, queue, offset, status)))
-                    offset += 1
+                columns = batch.ids, offset_ids, repeat(queue), count(offset), repeat(_STORED[answer.code])
+                results = map(_new_tuple, repeat(SendResult), zip(*columns, strict=False))
+                for message, result in zip(batch.messages, results, strict=True):
+                    if not message[0].done():
+                        message[0].set_result(result)
                 return
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
-        for message in batch.messages:
-            task = asyncio.create_task(self._settle(batch, message, answer))
+        for message, key, text in zip(batch.messages, batch.ids, batch.texts, strict=True):
+            task = asyncio.create_task(self._settle(batch, message, key, text, answer))
             self._resending.add(task)
             task.add_done_callback(self._resending.discard)
 
-    async def _settle(self, batch: Batch, message: Pending, error: Exception) -> None:
+    async def _settle(self, batch: Batch, message: Pending, key: str, text: str, error: Exception) -> None:
         """A message whose batch failed: the tries that are left, alone, or the error."""
         topic = batch.queue.topic
-        future, key, body, text, queue_key, queue = message
+        future, _, body, _, queue_key, queue = message
         # a fault of one message refuses all: alone, each gets its own answer
         is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
         tries = 1 if is_anothers else self._retries
@@ -163,12 +164,16 @@ class Sender:
         batch = self._accumulator.batch_of_turn.get(topic) if queue_key is None and queue is None else None
         if batch is None and (batch := self._batch(self._accumulator, topic, queue_key, queue)) is None:
             return None
-        key = checked_id(message_id) if message_id else self._keys.next()
-        text = properties_text(tag, keys, properties, key, 0) if tag or keys or properties else f"UNIQ_KEY\x01{key}"
-        size_bytes = batch.size_bytes + len(body) + len(text)
+        if message_id or tag or keys or properties:
+            key = checked_id(message_id) if message_id else self._keys.next()
+            text = properties_text(tag, keys, properties, key, 0)
+            size_bytes = batch.size_bytes + len(body) + len(text)
+        else:
+            key = text = ""
+            size_bytes = batch.size_bytes + len(body) + PLAIN_BYTES
         if batch.messages and (size_bytes > BATCH_BYTES or len(batch.messages) >= BATCH_MESSAGES):
             self._accumulator.close(batch)
-            return self._joined(topic, body, tag, keys, properties, queue_key, queue, key)
+            return self._joined(topic, body, tag, keys, properties, queue_key, queue, key or None)
         batch.size_bytes = size_bytes
         future = batch.new_future()
         batch.messages.append((future, key, body, text, queue_key, queue))

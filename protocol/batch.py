@@ -7,14 +7,15 @@ As on Apache's broker, `magic` and `crc` are 0 and not looked at, and the header
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from binascii import hexlify
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, count, repeat
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from . import properties as props
+from .checksum import crc32
 from .message import CHECKSUM_BYTES, CHECKSUM_MARK, MAGIC, MessageError
 from .subscription import tag_code
 
@@ -26,7 +27,6 @@ _SHARED: Final = {(born, store): Struct(f">iq{born}sq{store}siq") for born in (8
 _TAGS_MARK: Final = (props.TAGS + props.NAME_END).encode()
 _PAIR_END: Final = props.PAIR_END.encode()
 _ROOM: Final = props.MAX_BYTES - CHECKSUM_BYTES  # of properties, beside a checksum
-_CHECKSUM: Final = CHECKSUM_MARK + b"%08x"
 _APART: Final = b"\n"  # ASCII, so that no character can begin before it and end behind it
 
 
@@ -64,8 +64,12 @@ def encode_batch(entries: Sequence[tuple[int, bytes, str]]) -> bytes:
     """The body of SEND_BATCH_MESSAGE, of BatchEntry values or the like."""
     if not entries:
         return b""
-    flags, bodies, properties = zip(*entries, strict=True)
-    texts = [text.encode() for text in properties]
+    flags, bodies, texts = zip(*entries, strict=True)
+    return encode_columns(flags, bodies, [text.encode() for text in texts])
+
+
+def encode_columns(flags: Iterable[int], bodies: Sequence[bytes], texts: Sequence[bytes]) -> bytes:
+    """As `encode_batch`, of the messages' flags, bodies and properties."""
     body_sizes, text_sizes = list(map(len, bodies)), list(map(len, texts))
     sizes = [22 + body_size + text_size for body_size, text_size in zip(body_sizes, text_sizes, strict=True)]
     parts = [b""] * (4 * len(texts))
@@ -133,19 +137,22 @@ def encode_records(batch: bytes, shared: Shared, queue_offset: int, position: in
     fixed = head.size + len(shared.topic) + 2
     sizes = [fixed + body_size + text_size for body_size, text_size in zip(body_sizes, text_sizes, strict=True)]
     positions = list(accumulate(sizes[:-1], initial=position)) if sizes else []
-    crcs = [crc32(body) & 0x7FFFFFFF for body in bodies]
+    crcs = [crc & 0x7FFFFFFF for crc in map(crc32, bodies)]
     places = (repeat(shared.queue_id), flags, count(queue_offset), positions)
     heads = list(map(head.pack, sizes, repeat(MAGIC), crcs, *places, repeat(middle), body_sizes))
     before = {size: shared.topic + _SIZE.pack(size) for size in set(text_sizes)}
     tails = [before[size] + text for size, text in zip(text_sizes, texts, strict=True)]
     parts = [b""] * (4 * len(bodies))
-    parts[0::4], parts[1::4], parts[2::4], parts[3::4] = heads, bodies, tails, _checksums(heads, tails, texts)
+    parts[0::4], parts[1::4], parts[2::4] = heads, bodies, tails
+    parts[3::4] = _checksums(heads, tails, texts)
     return Records(b"".join(parts), positions, sizes, _tag_codes(texts) if is_tagged else [0] * len(texts))
 
 
 def _checksums(heads: list[bytes], tails: list[bytes], texts: list[bytes]) -> list[bytes]:
     """What stands at the end of each record; nothing where the properties leave no room."""
-    sums = [_CHECKSUM % crc32(tail, crc32(head)) for head, tail in zip(heads, tails, strict=True)]
+    found = map(crc32, tails, map(crc32, heads))
+    digits = hexlify(Struct(f">{len(heads)}I").pack(*found))
+    sums = [CHECKSUM_MARK + digits[at : at + 8] for at in range(0, len(digits), 8)]
     if max(map(len, texts), default=0) > _ROOM:
         sums = [checksum if len(text) <= _ROOM else b"" for checksum, text in zip(sums, texts, strict=True)]
     return sums

@@ -139,6 +139,13 @@ def encode_msgpack(code: int, flag: int, opaque: int, language: int, ext: Ext, b
     return b"".join((_PREFIX.pack(4 + size + len(body), _MSGPACK_MARK | size), header, body))
 
 
+def encode_msgpack_head(code: int, flag: int, opaque: int, language: int, ext: Ext, body_bytes: int) -> bytes:
+    """What stands before the body of such a frame, for a body that is too large to be copied for it."""
+    header: bytes = _packb((code, flag, opaque, language, VERSION, None, ext))
+    size = len(header)
+    return _PREFIX.pack(4 + size + body_bytes, _MSGPACK_MARK | size) + header
+
+
 def encode_head(frame: Frame, body_bytes: int) -> bytes:
     """The frame without its body. The body can then be written from where it is, without a copy."""
     header = _ENCODERS[frame.serialize_type](frame)

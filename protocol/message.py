@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from . import properties as props
+from .checksum import crc32
 from .codes import (
     SYS_BORNHOST_V6,
     SYS_STOREHOST_V6,

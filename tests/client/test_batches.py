@@ -140,6 +140,10 @@ def test_no_id_comes_twice_when_the_counter_begins_anew() -> None:
     keys = UniqueKeys()
     keys.stamp(0)
     assert len({keys.next() for _ in range(3 * 65_536 + 5)}) == 3 * 65_536 + 5
+    keys.stamp(0)
+    taken = [key for count in (1, 255, 256, 257, 65_536, 70_000, 3) for key in (*keys.take(count), keys.next())]
+    assert len(set(taken)) == len(taken) == 136_308 + 7
+    assert {len(key) for key in taken} == {UniqueKeys.CHARS}
 
 
 async def test_a_message_that_is_refused_takes_no_other_with_it(nodes: Nodes) -> None:

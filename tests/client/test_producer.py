@@ -23,7 +23,7 @@ from rocketlet.protocol.message import MAX_BODY_BYTES, decode_records
 from rocketlet.protocol.properties import decode
 from rocketlet.testing.ports import free_port
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..requests import pull
 
 
@@ -208,7 +208,7 @@ async def test_a_process_that_stood_still_reads_what_came_before_it_gives_up(
 
 async def test_many_sends_at_once_are_all_stored(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
-    async with Producer(node.address) as producer:
+    async with Producer(node.address, timeout_s=PATIENCE_S) as producer:  # sent again, some would be there twice
         results = await asyncio.gather(*(producer.send("t", b"%d" % number) for number in range(2000)))
     places = {(result.queue, result.queue_offset) for result in results}
     assert len(places) == 2000

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import frame as frames_of
+from rocketlet.protocol.codes import VERSION
 from rocketlet.protocol.frame import (
     JSON,
     MAX_FRAME_BYTES,
@@ -18,6 +19,7 @@ from rocketlet.protocol.frame import (
     FrameError,
     FrameReader,
     encode,
+    encode_msgpack_head,
 )
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -39,6 +41,13 @@ FRAMES = st.builds(
 @given(st.lists(FRAMES, max_size=5))
 def test_frames_survive_the_wire_whole(frames: list[Frame]) -> None:
     assert FrameReader().feed(b"".join(map(encode, frames))) == frames
+
+
+@given(FRAMES)
+def test_a_head_alone_is_what_stands_before_the_body(frame: Frame) -> None:
+    whole = encode(frame._replace(remark=None, version=VERSION, serialize_type=MSGPACK))
+    head = encode_msgpack_head(frame.code, frame.flag, frame.opaque, frame.language, frame.ext, len(frame.body))
+    assert head + frame.body == whole
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=3), st.data())

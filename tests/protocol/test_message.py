@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import sys
+import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import message as m
 from rocketlet.protocol import properties as props
+from rocketlet.protocol.checksum import crc32
 from rocketlet.protocol.compression import compressed, decompressed
 from rocketlet.protocol.subscription import SubscriptionError, java_hash, parse_subscription
 
@@ -16,6 +18,11 @@ VECTOR = bytes.fromhex(
 )
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 HOSTS = st.sampled_from([m.encode_host("10.0.0.1", 5000), m.encode_host("fe80::1", 65535)])
+
+
+@given(st.binary(max_size=300), st.binary(max_size=5))
+def test_checksums_are_those_of_zlib_and_go_on_from_a_part(first: bytes, second: bytes) -> None:
+    assert crc32(second, crc32(first)) == zlib.crc32(first + second)
 
 
 def record_bytes() -> bytes:
