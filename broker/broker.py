@@ -114,14 +114,7 @@ class Broker:
             self.groups, self.group_configs, self.history, self.clients, self.draining, clock, self.turns
         )
         self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
-        self.registration = Registration(
-            self.settings,
-            self.topics,
-            self.name_servers,
-            clock,
-            on_known=self.notifications.topic_changed,
-            on_all_known=self.notifications.topics_known,
-        )
+        self.registration = self._make_registration()
 
         self._saving_locks: Timer | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -148,6 +141,16 @@ class Broker:
             self.tasks,
             self.clock,
             self._tell_members,
+        )
+
+    def _make_registration(self) -> Registration:
+        return Registration(
+            self.settings,
+            self.topics,
+            self.name_servers,
+            self.clock,
+            on_known=self.notifications.topic_changed,
+            on_all_known=self.notifications.topics_known,
         )
 
     @property

@@ -15,6 +15,7 @@ from ..protocol.codes import PERM_READ_WRITE, RequestCode
 from ..protocol.frame import Frame
 from ..protocol.headers import BrokerName, RegisterBroker, write
 from ..protocol.registration_body import encode_registration
+from ..protocol.work import finish
 from .clock import Clock
 from .config import MAX_PENDING_TOPICS, REGISTER_INTERVAL_S, REGISTER_LOOK_S, LiveConfig
 from .messages.topics import Topics
@@ -131,17 +132,17 @@ class Registration:
     def _register_locally(self, topics: list[TopicConfig]) -> None:
         config, local = self._settings.now, self._name_servers.local
         if local is not None:
-            known = list(map(self._as_permitted, topics))
-            local.register(
+            work = local.registering(
                 config.cluster,
                 config.name,
                 0,
                 config.address,
                 self._topics.version,
-                known,
+                list(map(self._as_permitted, topics)),
                 None,
                 config.external_address,
             )
+            finish(work)
 
     def _as_permitted(self, topic: TopicConfig) -> TopicConfig:
         """A broker that may not be read or written says so of all its topics."""

@@ -9,7 +9,7 @@ import structlog
 
 from ...protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
 from ...protocol.codes import PERM_READ_WRITE, PERM_WRITE
-from ...protocol.work import SLICE, Work, finish
+from ...protocol.work import SLICE, Work
 from ..clock import MACHINE, Clock
 from ..config import (
     HEARTBEAT_LIMIT_S,
@@ -58,21 +58,6 @@ class Routes:
         self._of_connection: dict[Connection | None, dict[str, None]] = {}
         self._entries = 0  # topics of all brokers together
         self.kv: dict[str, dict[str, str]] = {}
-
-    def register(
-        self,
-        cluster: str,
-        name: str,
-        broker_id: int,
-        address: str,
-        version: DataVersion,
-        topics: Iterable[TopicConfig],
-        connection: Connection | None,
-        external: str | None = None,
-    ) -> str | None:
-        """As `registering`, at once."""
-        work = self.registering(cluster, name, broker_id, address, version, topics, connection, external)
-        return finish(work)
 
     def registering(
         self,

@@ -142,12 +142,12 @@ class Recovery:
         return found, checked_from
 
     def _states(self, checkpoint: Checkpoint) -> dict[tuple[str, int], QueueState]:
-        """What the checkpoint says of queues that are there still."""
-        changed = {**self._deleted, **self._since}
+        """What the checkpoint says of queues that are there still: of topics that were neither made nor deleted after it."""
+        changed_at = {**self._deleted, **self._since}  # 0: before the first record, so before any checkpoint
         return {
-            key: state
-            for key, state in checkpoint.queues.items()
-            if not changed.get(key[0], 0) > 0 or changed[key[0]] < checkpoint.position
+            (topic, queue_id): state
+            for (topic, queue_id), state in checkpoint.queues.items()
+            if changed_at.get(topic, 0) == 0 or changed_at[topic] < checkpoint.position
         }
 
     def _is_wanted(self, topic: str, queue_id: int, *, is_known: bool) -> bool:

@@ -18,9 +18,9 @@ from ..group_watch import GroupWatch
 from ..page import Page, console_of, is_load
 from ..samples import GroupSample, now_ms
 from ..text import duration, short
+from .listing import listing
 from .paging import Part, part_of
 
-SORTS = ("name", "lag", "members", "dead")
 _TOLD = {
     "joined": "{client} joined",
     "left": "{client} left",
@@ -71,48 +71,34 @@ class HandOverRow:
 
 
 async def listed(request: Request) -> Page:
-    console, form = console_of(request), query_of(request)
-    now = is_load(request)
+    console, now = console_of(request), is_load(request)
     await console.groups.list(now=now)
     await console.topics.list(now=now)
-    sort = form.text("sort", "name")
-    known = _matching(console, form)
-    if sort in SORTS[1:]:
-        known.sort(key=lambda name: -_figure(console, name, sort))
-    part = part_of(known, form.number("page", 1))
-    await console.groups.show(part.items, now=now)
-    dead = {names.dlq_topic(name) for name in part.items} & set(console.topics.names)
+    known = console.groups.found
+    groups = listing(
+        query_of(request),
+        console.groups.names,
+        is_system=names.is_system_group,
+        figures={
+            "lag": lambda name: known[name].lag if name in known else -1,
+            "members": lambda name: known[name].members if name in known else -1,
+            "dead": lambda name: _dead(console, name),
+        },
+    )
+    await console.groups.show(groups.part.items, now=now)
+    dead = {names.dlq_topic(name) for name in groups.part.items} & set(console.topics.names)
     await console.topics.show(sorted(dead), now=now)
-    samples = [item for name in known if (item := console.groups.found.get(name))]
+    samples = [known[name] for name in groups.names if name in known]
     return Page(
         "groups.html",
         {
-            "rows": [_row(console, name) for name in part.items],
-            "part": part,
-            "text": form.text("q"),
-            "system": form.text("system"),
-            "sort": sort if sort in SORTS else "name",
+            "groups": groups,
+            "rows": [_row(console, name) for name in groups.part.items],
             "lag": sum(item.lag for item in samples),
             "members": sum(item.members for item in samples),
             "standing": sum(item.state == "no members" for item in samples),
         },
     )
-
-
-def _matching(console: Console, form: Form) -> list[str]:
-    text = form.text("q").lower()
-    return [
-        name
-        for name in console.groups.names
-        if text in name.lower() and (form.text("system") or not names.is_system_group(name))
-    ]
-
-
-def _figure(console: Console, name: str, sort: str) -> int:
-    if sort == "dead":
-        return _dead(console, name)
-    sample = console.groups.found.get(name)
-    return -1 if sample is None else sample.lag if sort == "lag" else sample.members
 
 
 def _dead(console: Console, group: str) -> int:

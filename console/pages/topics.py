@@ -20,9 +20,9 @@ from ..form import Form, query_of
 from ..page import Page, console_of, is_load
 from ..samples import TopicSample
 from ..text import number, part
+from .listing import listing
 from .paging import part_of
 
-SORTS = ("name", "rate", "messages", "last")
 PERMS = {6: "send and read", 4: "only read", 2: "only send", 0: "neither"}
 
 
@@ -45,38 +45,30 @@ class QueueRow:
 
 
 async def listed(request: Request) -> Page:
-    console, form, now = console_of(request), query_of(request), is_load(request)
+    console, now = console_of(request), is_load(request)
     await console.topics.list(now=now)
-    sort, text = form.text("sort", "name"), form.text("q").lower()
-    known = [
-        name
-        for name in console.topics.names
-        if text in name.lower() and (form.text("system") or not names.is_made_by_brokers(name))
-    ]
-    if sort in SORTS[1:]:
-        known.sort(key=lambda name: -_figure(console, name, sort))
-    shown = part_of(known, form.number("page", 1))
-    await console.topics.show(shown.items, now=now)
-    samples = [item for name in known if (item := console.topics.found.get(name))]
+    known = console.topics.found
+    topics = listing(
+        query_of(request),
+        console.topics.names,
+        is_system=names.is_made_by_brokers,
+        figures={
+            "rate": lambda name: known[name].rate or 0 if name in known else -1,
+            "messages": lambda name: known[name].messages if name in known else -1,
+            "last": lambda name: known[name].last_ms if name in known else -1,
+        },
+    )
+    await console.topics.show(topics.part.items, now=now)
+    samples = [known[name] for name in topics.names if name in known]
     return Page(
         "topics.html",
         {
-            "rows": [_row(console, name) for name in shown.items],
-            "part": shown,
-            "text": form.text("q"),
-            "system": form.text("system"),
-            "sort": sort if sort in SORTS else "name",
+            "topics": topics,
+            "rows": [_row(console, name) for name in topics.part.items],
             "rate": sum(item.rate or 0 for item in samples),
             "messages": sum(item.messages for item in samples),
         },
     )
-
-
-def _figure(console: Console, name: str, sort: str) -> float:
-    sample = console.topics.found.get(name)
-    if sample is None:
-        return -1
-    return {"rate": sample.rate or 0, "messages": sample.messages, "last": sample.last_ms}[sort]
 
 
 def _row(console: Console, name: str) -> Row:

@@ -143,18 +143,24 @@ async def handled(wire: Wire, queue: int, offset: int) -> None:
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=offset, flags=flags, commit_offset=offset))
 
 
-async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
-    node: Node, wire: Wire, connect: Connect
-) -> None:
-    """Two changes in a row: c2 has its list and has not pulled yet, c1 has let go though it pulled last."""
+async def queue_1_moved(node: Node, wire: Wire, connect: Connect) -> Wire:
+    """c2 has joined, and both know: c1 has handled what it read of queue 1. Returns c2's connection."""
     await reading(node, wire)
     assert await members(wire) == ["c1"]
-    two, three = await connect(node.address), await connect(node.address)
+    two = await connect(node.address)
     await join(two, "c2")
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
     await handled(wire, 1, 1)
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     assert await members(wire) == ["c1", "c2"]
+    return two
+
+
+async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    """Two changes in a row: c2 has its list and has not pulled yet, c1 has let go though it pulled last."""
+    two, three = await queue_1_moved(node, wire, connect), await connect(node.address)
     assert await members(two) == ["c1", "c2"]
     await join(three, "c0")  # c0 gets queue 0, c1 queue 1, c2 nothing: both queues move
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 0))
@@ -188,13 +194,10 @@ async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
 async def test_a_further_change_gives_nothing_to_who_was_told_and_has_not_let_go_yet(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
-    await reading(node, wire)
-    assert await members(wire) == ["c1"]
-    two, three = await connect(node.address), await connect(node.address)
-    await join(two, "c2")
-    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
-    await handled(wire, 1, 1)
-    assert await members(wire) == ["c1", "c2"], "it is to let go of queue 1, one commit after the other"
+    two, three = (
+        await queue_1_moved(node, wire, connect),
+        await connect(node.address),
+    )  # c1 lets go with its next commit
     await join(three, "c3")  # and gets no queue
     await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_open)
     await send(wire, b"later", queue=1)

@@ -13,6 +13,7 @@ from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import DataVersion, TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.work import finish
 
 from ..campaigns.frames import Peer
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
@@ -57,9 +58,9 @@ async def test_a_stranger_cannot_redirect_the_clients_of_the_broker_in_this_proc
 def test_the_broker_in_this_process_takes_its_name_back() -> None:
     routes = Routes()
     stranger: Any = object()
-    routes.register("c", "broker-a", 0, "6.6.6.6:1", DataVersion(1), [TopicConfig("t")], stranger)
-    routes.register("c", "broker-a", 1, "6.6.6.6:2", DataVersion(1), [], stranger)
-    routes.register("c", "broker-a", 0, "127.0.0.1:1", DataVersion(1), [TopicConfig("u")], None)
+    finish(routes.registering("c", "broker-a", 0, "6.6.6.6:1", DataVersion(1), [TopicConfig("t")], stranger))
+    finish(routes.registering("c", "broker-a", 1, "6.6.6.6:2", DataVersion(1), [], stranger))
+    finish(routes.registering("c", "broker-a", 0, "127.0.0.1:1", DataVersion(1), [TopicConfig("u")], None))
     assert [dict(broker.addresses) for broker in routes.brokers()] == [{0: "127.0.0.1:1"}]
     assert routes.route("t") is None
     routes.drop(stranger)

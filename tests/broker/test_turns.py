@@ -17,7 +17,7 @@ from rocketlet.protocol.bodies import DataVersion, GroupConfig, TopicConfig
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.registration_body import decode_registration, encode_registration
-from rocketlet.protocol.work import SLICE, Work
+from rocketlet.protocol.work import SLICE, Work, finish
 
 from ..campaigns.frames import Peer
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
@@ -167,7 +167,11 @@ def test_a_broker_that_leaves_is_found_without_a_look_at_the_others() -> None:
     routes = Routes()
     connections: list[Any] = [object() for _ in range(50)]
     for number, connection in enumerate(connections):
-        routes.register("c", f"b{number}", 0, f"10.0.0.{number}:1", DataVersion(1), [TopicConfig("t")], connection)
+        finish(
+            routes.registering(
+                "c", f"b{number}", 0, f"10.0.0.{number}:1", DataVersion(1), [TopicConfig("t")], connection
+            )
+        )
 
     class Untouched(dict[str, Any]):
         def items(self) -> Any:
@@ -182,12 +186,12 @@ def test_the_topics_of_all_brokers_together_are_limited(monkeypatch: pytest.Monk
     monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_ROUTES", 3)
     routes, stranger = Routes(), object()
     taken: Any = stranger
-    routes.register("c", "a", 0, "10.0.0.1:1", DataVersion(1), [TopicConfig("t"), TopicConfig("u")], taken)
-    routes.register("c", "b", 0, "10.0.0.2:1", DataVersion(1), [TopicConfig("t")], taken)
+    finish(routes.registering("c", "a", 0, "10.0.0.1:1", DataVersion(1), [TopicConfig("t"), TopicConfig("u")], taken))
+    finish(routes.registering("c", "b", 0, "10.0.0.2:1", DataVersion(1), [TopicConfig("t")], taken))
     with pytest.raises(Exception, match="keeps 3 topics"):
-        routes.register("c", "b", 0, "10.0.0.2:1", DataVersion(2), [TopicConfig("u")], taken)
+        finish(routes.registering("c", "b", 0, "10.0.0.2:1", DataVersion(2), [TopicConfig("u")], taken))
     routes.unregister("a", "10.0.0.1:1")
-    routes.register("c", "b", 0, "10.0.0.2:1", DataVersion(3), [TopicConfig("u")], taken)
+    finish(routes.registering("c", "b", 0, "10.0.0.2:1", DataVersion(3), [TopicConfig("u")], taken))
 
 
 async def test_a_large_group_whose_members_all_leave_is_checked_once_for_many(

@@ -21,10 +21,10 @@ from bench.peers import Apache, process
 from ..conftest import eventually
 from ..handlers import Inbox
 from ..interop.conftest import fetch_apache
+from ..interop.systems import HEAP
 
 __all__ = ["fetch_apache"]
 RUNBOOK = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
-HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
 pytestmark = pytest.mark.timeout(300)
 
 

@@ -23,18 +23,17 @@ from rocketlet.protocol.codes import Language
 from rocketlet.testing import Broker
 from rocketlet.testing.ports import free_port
 
-from bench.peers import apache_fault, fetch, fetch_fault
+from bench.peers import Apache, apache_fault, fetch, fetch_fault
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, made_once
 from . import compatibility
+from .systems import HEAP, SETTINGS, Ours, System
 
 HERE = Path(__file__).parent
 JAVA_CLIENT = "Java 4.9.8"
 MQADMIN = "mqadmin 4.9.8"
 GO_CLIENT = "Go 2.1.2"
 SMALL_JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
-HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=512m")
-"""Of Apache's brokers."""
 SHARED = "peer.jsa"
 START_S = 120.0
 """What a foreign program may take to start and do something. A second is usual."""
@@ -249,6 +248,20 @@ def fetch_apache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], No
         made_once(tmp_path_factory, f"apache-{version}", make)
 
     return fetch
+
+
+@pytest.fixture(scope="module", params=["rocketlet", "4.9.7", "5.3.3"])
+def system(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fetch_apache: Callable[[str], None]
+) -> Iterator[System]:
+    folder = tmp_path_factory.mktemp("system")
+    if request.param == "rocketlet":
+        found = System(Ours(folder))
+    else:
+        fetch_apache(request.param)
+        found = System(Apache(folder, request.param, HEAP, **SETTINGS))
+    yield found
+    found.stop()
 
 
 @pytest.fixture

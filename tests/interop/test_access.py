@@ -16,8 +16,7 @@ from bench.peers import Apache
 
 from ..conftest import eventually
 from ..handlers import Inbox
-from .conftest import HEAP
-from .test_our_client import System
+from .systems import HEAP, System
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 SECURED = Access(access_key="service-1", secret_key="its-secret")

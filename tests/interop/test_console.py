@@ -17,7 +17,7 @@ from bench.peers import Apache
 from ..conftest import PATIENCE_S, eventually
 from ..console.conftest import Site
 from ..handlers import Inbox
-from .conftest import HEAP
+from .systems import HEAP
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 SETTINGS: dict[str, Any] = {"mappedFileSizeCommitLog": 64 * 1024 * 1024}

@@ -13,9 +13,9 @@ from bench.peers import Apache
 
 from ..conftest import Connect
 from ..sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
+from .systems import HEAP
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
-HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
 BROKER = "apache"
 
 

@@ -16,7 +16,8 @@ from bench.peers import APACHE_VERSION, Apache
 
 from ..conftest import eventually
 from ..handlers import Inbox
-from .conftest import HEAP, START_S, Cluster, Run, StartCluster, missing
+from .conftest import START_S, Cluster, Run, StartCluster, missing
+from .systems import HEAP
 
 pytestmark = [
     pytest.mark.java,

@@ -16,6 +16,7 @@ from bench.peers import Apache
 from ..conftest import eventually
 from ..handlers import Inbox
 from .conftest import Run, missing
+from .systems import HEAP
 
 pytestmark = [
     pytest.mark.java,
@@ -25,7 +26,6 @@ pytestmark = [
 TRIES = 100
 SENT = re.compile(r"^Pub +shop +.*ms +success", re.MULTILINE)
 HANDLED = re.compile(r"^Sub +packers +.*ms +success", re.MULTILINE)
-HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
 
 
 @pytest.fixture(params=["rocketlet", "4.9.7"])

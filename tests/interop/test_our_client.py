@@ -6,20 +6,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
-from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from rocketlet.broker.broker import Broker
-from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
 from rocketlet.client import (
     AdminClient,
     BrokerRefused,
@@ -31,140 +24,19 @@ from rocketlet.client import (
     RetryLater,
     Sql,
 )
-from rocketlet.client.cluster import Cluster as ClientCluster
+from rocketlet.client.cluster import Cluster
 from rocketlet.client.mirror import Mirror
 from rocketlet.client.offsets import GroupOffsets
-from rocketlet.protocol.bodies import GroupConfig, Queue, encode_group
-from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
+from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.names import dlq_topic
 from rocketlet.testing import Broker as KitBroker
-from rocketlet.testing.ports import free_port
-
-from bench.peers import APACHE_START_S, APACHE_TRIES, Apache
 
 from ..conftest import PATIENCE_S, eventually
 from ..handlers import Inbox
-from .conftest import HEAP, Run, own
+from .conftest import Run, own
+from .systems import System, feature, numbers
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
-T = TypeVar("T")
-LEVELS_S = (1, 1, 1, 2, *[3] * 14)
-SETTINGS: dict[str, Any] = {
-    "enablePropertyFilter": "true",
-    "transactionCheckInterval": 1000,
-    "transactionTimeOut": 500,
-    "transactionOpBatchInterval": 100,  # 5.3 notes outcomes every 3 s, and delivers twice what it asks for before that
-    "messageDelayLevel": " ".join(f"{seconds}s" for seconds in LEVELS_S),
-    "mappedFileSizeCommitLog": 64 * 1024 * 1024,
-}
-_numbers = count(1)
-
-
-def feature(text: str) -> pytest.MarkDecorator:
-    return pytest.mark.feature("Our client on Apache's broker", text, client="Apache 4.9.7, 5.3.3")
-
-
-class Ours:
-    """Our broker with the same settings."""
-
-    def __init__(self, folder: Path) -> None:
-        self.address = self.broker_address = f"127.0.0.1:{free_port()}"
-        self._folder = folder
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> Ours:
-        config = BrokerConfig(
-            data_dir=self._folder / "ours",
-            address=self.address,
-            name="apache",
-            delay_levels_ms=tuple(1000 * seconds for seconds in LEVELS_S),
-            transaction_sweep_s=1.0,
-            transaction_timeout_s=0.5,
-            transaction_check_max=10**6,
-        )
-        port = int(self.address.rpartition(":")[2])
-        self._stack = AsyncExitStack()
-        routes = Routes()
-        await self._stack.enter_async_context(Server("127.0.0.1", port, broker=Broker(config, routes), routes=routes))
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._stack.aclose()
-
-    async def restart_broker(self) -> None:
-        await self._stack.aclose()
-        await self.__aenter__()
-
-
-class System:
-    """A running system; it lives in a thread with a loop of its own, for all tests of this module."""
-
-    def __init__(self, system: Ours | Apache) -> None:
-        self._system = system
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.run(system.__aenter__(), timeout_s=APACHE_TRIES * 3 * APACHE_START_S)
-        self.address = system.address
-
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 3 * APACHE_START_S) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
-
-    async def restart_broker(self) -> None:
-        await asyncio.to_thread(self.run, self._system.restart_broker())
-
-    def stop(self) -> None:
-        self.run(self._system.__aexit__())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def topic(self, queues: int = 4) -> str:
-        """A new topic that the name server knows."""
-        name = f"t{next(_numbers)}"
-        cluster = ClientCluster(self.address)
-        connection = await cluster.connection(self._system.broker_address)
-        await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(name, queues, queues, 6)))
-        async with asyncio.timeout(PATIENCE_S):
-            while await cluster.find_route(name) is None:
-                await asyncio.sleep(0.01)
-        await cluster.close()
-        return name
-
-    async def group(self, **settings: Any) -> str:
-        """A new group. Created, because Apache's broker makes one only at the first heartbeat, its retry topic late."""
-        name = f"g{next(_numbers)}"
-        cluster = ClientCluster(self.address)
-        connection = await cluster.connection(self._system.broker_address)
-        body = encode_group(GroupConfig(name, **settings))
-        await connection.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
-        await cluster.close()
-        return name
-
-    async def committed(self, group: str, topic: str, queues: int = 4) -> list[int]:
-        cluster = ClientCluster(self.address)
-        connection = await cluster.connection(self._system.broker_address)
-        offsets = [
-            await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, write(QueueOffset(group, topic, queue)))
-            for queue in range(queues)
-        ]
-        await cluster.close()
-        return [int(answer.ext["offset"]) for answer in offsets]
-
-
-@pytest.fixture(scope="module", params=["rocketlet", "4.9.7", "5.3.3"])
-def system(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fetch_apache: Callable[[str], None]
-) -> Iterator[System]:
-    folder = tmp_path_factory.mktemp("system")
-    if request.param == "rocketlet":
-        found = System(Ours(folder))
-    else:
-        fetch_apache(request.param)
-        found = System(Apache(folder, request.param, HEAP, **SETTINGS))
-    yield found
-    found.stop()
 
 
 @feature("sends, batches, one-way sends, compressed bodies, keys, tags, properties; consumption and commits")
@@ -211,7 +83,7 @@ async def test_first_commits_are_not_lost(system: System) -> None:
     async with Producer(system.address) as producer:
         for _ in range(4 * 4):
             await producer.send(topic, b"x")
-    cluster = ClientCluster(system.address)
+    cluster = Cluster(system.address)
     await cluster.find_route(topic)
     await cluster.broker("apache")  # a commit waits for no connection
     for _ in range(30):
@@ -481,7 +353,7 @@ async def test_spark_reads_and_writes_topics(system: System, tmp_path: Path) -> 
 
 @feature("`rocketlet mirror`, to it and from it, with the progress of groups")
 async def test_a_topic_moves_there_and_back(system: System) -> None:
-    topic, group = f"t{next(_numbers)}", f"g{next(_numbers)}"
+    topic, group = f"t{next(numbers)}", f"g{next(numbers)}"
     inbox, moved = Inbox(), Inbox()
     async with KitBroker() as source, KitBroker() as back:
         source.create_topic(topic, queues=2)

@@ -25,7 +25,7 @@ from rocketlet.spark.reading import read_task
 from rocketlet.spark.sink import send_all
 from rocketlet.spark.source import _planner
 
-from .test_our_client import System, feature, system  # noqa: F401 -- the fixture
+from .systems import System, feature
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 BOTH = pytest.mark.parametrize("membership", ["true", "false"], ids=["member", "standalone"])
@@ -66,14 +66,14 @@ async def fill(address: str, topic: str, count: int) -> None:
             await producer.send_batch(topic, [Outgoing(b"%d" % number) for number in range(begin, begin + 50)])
 
 
-async def ask(system: System, code: int, header: Any) -> None:  # noqa: F811
+async def ask(system: System, code: int, header: Any) -> None:
     cluster = Cluster(system.address)
     connection = await cluster.connection(system._system.broker_address)
     await connection.request(code, write(header))
     await cluster.close()
 
 
-async def remake(system: System, topic: str) -> None:  # noqa: F811
+async def remake(system: System, topic: str) -> None:
     """Deletes a topic and creates it again."""
     await ask(system, RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic))
     await ask(system, RequestCode.UPDATE_AND_CREATE_TOPIC, CreateTopic(topic, 4, 4, 6))
@@ -81,7 +81,7 @@ async def remake(system: System, topic: str) -> None:  # noqa: F811
 
 @feature("Spark's source: a topic that was made anew is named, however far it has grown")
 @BOTH
-async def test_a_topic_that_was_made_anew_is_recognised(system: System, membership: str) -> None:  # noqa: F811
+async def test_a_topic_that_was_made_anew_is_recognised(system: System, membership: str) -> None:
     topic, group = await system.topic(), await system.group()
     await fill(system.address, topic, 400)
 
@@ -110,7 +110,7 @@ async def test_a_topic_that_was_made_anew_is_recognised(system: System, membersh
 
 
 @feature("Spark's source: the start of a new group is kept before a message came")
-async def test_the_latest_of_an_empty_topic_is_kept(system: System) -> None:  # noqa: F811
+async def test_the_latest_of_an_empty_topic_is_kept(system: System) -> None:
     topic, group = await system.topic(), await system.group()
 
     def latest(rows: int) -> None:
@@ -123,7 +123,7 @@ async def test_the_latest_of_an_empty_topic_is_kept(system: System) -> None:  # 
 
 
 @feature("Spark's source: an administrator's reset of a running query")
-async def test_a_reset_of_a_running_query_is_served(system: System) -> None:  # noqa: F811
+async def test_a_reset_of_a_running_query_is_served(system: System) -> None:
     if getattr(system._system, "_version", "").startswith("5."):
         pytest.skip("a 5.x broker tells a reset to whoever pulls next for the group, not to its members")
     topic, group = await system.topic(), await system.group()
@@ -159,7 +159,7 @@ def offsets_of(planner: Planner, address: str, topic: str, group: str, batch: Ba
 
 
 @feature("Spark's source: a reset while a batch is read does not change what it reads")
-async def test_a_reset_while_a_batch_is_read_does_not_change_it(system: System) -> None:  # noqa: F811
+async def test_a_reset_while_a_batch_is_read_does_not_change_it(system: System) -> None:
     topic, group = await system.topic(), await system.group()
     await fill(system.address, topic, 400)
 
@@ -176,7 +176,7 @@ async def test_a_reset_while_a_batch_is_read_does_not_change_it(system: System) 
 
 
 @feature("Spark's source: a topic that is made anew between planning and reading is not read")
-async def test_a_topic_that_is_made_anew_while_a_batch_is_read_is_named(system: System) -> None:  # noqa: F811
+async def test_a_topic_that_is_made_anew_while_a_batch_is_read_is_named(system: System) -> None:
     topic, group = await system.topic(), await system.group()
     await fill(system.address, topic, 400)
 
@@ -194,7 +194,7 @@ async def test_a_topic_that_is_made_anew_while_a_batch_is_read_is_named(system: 
 
 
 @feature("Spark's source and sink: a broker that restarts is waited for")
-async def test_a_broker_that_restarts_is_waited_for(system: System) -> None:  # noqa: F811
+async def test_a_broker_that_restarts_is_waited_for(system: System) -> None:
     topic, group = await system.topic(), await system.group()
     await fill(system.address, topic, 400)
     patient = {"nameServer": system.address, "topic": topic, "deliveryTimeoutMs": "600000"}

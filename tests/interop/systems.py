@@ -1,0 +1,133 @@
+"""Brokers that the same tests run on: Apache's, 4.9 and 5.3, and our own with the same settings."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.server import Server
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.bodies import GroupConfig, encode_group
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
+from rocketlet.testing.ports import free_port
+
+from bench.peers import APACHE_START_S, APACHE_TRIES, Apache
+
+from ..conftest import PATIENCE_S
+
+T = TypeVar("T")
+HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=512m")
+"""Of Apache's brokers."""
+LEVELS_S = (1, 1, 1, 2, *[3] * 14)
+SETTINGS: dict[str, Any] = {
+    "enablePropertyFilter": "true",
+    "transactionCheckInterval": 1000,
+    "transactionTimeOut": 500,
+    "transactionOpBatchInterval": 100,  # 5.3 notes outcomes every 3 s, and delivers twice what it asks for before that
+    "messageDelayLevel": " ".join(f"{seconds}s" for seconds in LEVELS_S),
+    "mappedFileSizeCommitLog": 64 * 1024 * 1024,
+}
+numbers = count(1)
+"""For the names of topics and groups."""
+
+
+def feature(text: str) -> pytest.MarkDecorator:
+    return pytest.mark.feature("Our client on Apache's broker", text, client="Apache 4.9.7, 5.3.3")
+
+
+class Ours:
+    """Our broker with the same settings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = self.broker_address = f"127.0.0.1:{free_port()}"
+        self._folder = folder
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Ours:
+        config = BrokerConfig(
+            data_dir=self._folder / "ours",
+            address=self.address,
+            name="apache",
+            delay_levels_ms=tuple(1000 * seconds for seconds in LEVELS_S),
+            transaction_sweep_s=1.0,
+            transaction_timeout_s=0.5,
+            transaction_check_max=10**6,
+        )
+        port = int(self.address.rpartition(":")[2])
+        self._stack = AsyncExitStack()
+        routes = Routes()
+        await self._stack.enter_async_context(Server("127.0.0.1", port, broker=Broker(config, routes), routes=routes))
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    async def restart_broker(self) -> None:
+        await self._stack.aclose()
+        await self.__aenter__()
+
+
+class System:
+    """A running system; it lives in a thread with a loop of its own, for all tests of a module."""
+
+    def __init__(self, system: Ours | Apache) -> None:
+        self._system = system
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.run(system.__aenter__(), timeout_s=APACHE_TRIES * 3 * APACHE_START_S)
+        self.address = system.address
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 3 * APACHE_START_S) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    async def restart_broker(self) -> None:
+        await asyncio.to_thread(self.run, self._system.restart_broker())
+
+    def stop(self) -> None:
+        self.run(self._system.__aexit__())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def topic(self, queues: int = 4) -> str:
+        """A new topic that the name server knows."""
+        name = f"t{next(numbers)}"
+        cluster = Cluster(self.address)
+        connection = await cluster.connection(self._system.broker_address)
+        await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(name, queues, queues, 6)))
+        async with asyncio.timeout(PATIENCE_S):
+            while await cluster.find_route(name) is None:
+                await asyncio.sleep(0.01)
+        await cluster.close()
+        return name
+
+    async def group(self, **settings: Any) -> str:
+        """A new group. Created, because Apache's broker makes one only at the first heartbeat, its retry topic late."""
+        name = f"g{next(numbers)}"
+        cluster = Cluster(self.address)
+        connection = await cluster.connection(self._system.broker_address)
+        body = encode_group(GroupConfig(name, **settings))
+        await connection.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
+        await cluster.close()
+        return name
+
+    async def committed(self, group: str, topic: str, queues: int = 4) -> list[int]:
+        cluster = Cluster(self.address)
+        connection = await cluster.connection(self._system.broker_address)
+        offsets = [
+            await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, write(QueueOffset(group, topic, queue)))
+            for queue in range(queues)
+        ]
+        await cluster.close()
+        return [int(answer.ext["offset"]) for answer in offsets]
