@@ -6,5 +6,6 @@ dead_letters   looked at, sent again
 topics         topics, and one of them; made, changed, deleted
 messages       found, followed, and one of them
 brokers        how they do; what is wrong in the cluster
+listing        names that the user filters, sorts and turns the pages of
 paging         a part of a long list
 """
