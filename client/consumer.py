@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self, Unpack, overload
 
@@ -245,13 +246,14 @@ class Consumer(Receiver):
         self._is_stopped = True
         if self._deliveries is not None:
             self._deliveries.close()
-        await self._commits.stop()
-        await self._membership.leave()
-        self._commits.stop_idle()
-        if self._workers is not None:
-            await self._workers.stop()
-        await self._assignment.finished()
-        await self._cluster.close()
+        async with AsyncExitStack() as after:  # also when who stops is cancelled, because handlers take too long for it
+            after.push_async_callback(self._cluster.close)
+            after.push_async_callback(self._assignment.finished)
+            if self._workers is not None:
+                after.push_async_callback(self._workers.stop)
+            after.callback(self._commits.stop_idle)
+            await self._commits.stop()
+            await self._membership.leave()
 
     # For whoever watches
 

@@ -19,22 +19,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Set
-from typing import Protocol
+from collections.abc import Coroutine, Iterable, Mapping, Set
+from typing import Any, Protocol
 
-from ..protocol import group_bodies
 from ..protocol.bodies import Queue
-from ..protocol.codes import RequestCode, ResponseCode
-from ..protocol.group_bodies import LockRequest
+from ..protocol.codes import ResponseCode
+from ..protocol.headers import HeaderError
+from ..protocol.schema import BodyError
 from .cluster import Cluster, by_broker, parts
 from .config import (
-    APACHE_LEASE_S,
     HAND_OVER_PATIENCE_S,
-    LEASE_MARGIN_S,
-    LEASE_S,
     LEASE_TICK_S,
     LOCK_INTERVAL_S,
-    LOCK_TIMEOUT_S,
     RECONNECT_S,
 )
 from .connection import Connection
@@ -42,6 +38,7 @@ from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletEr
 from .hand_overs import HandOvers
 from .heartbeats import Heartbeats
 from .lease import Lease, clock_s
+from .locks import Locks
 from .log import get_logger
 from .offsets import GroupOffsets
 
@@ -104,7 +101,7 @@ class Leases:
         self._settled = settled
         self.owned: dict[Queue, Lease] = {}
         self._suspended: set[Queue] = set()
-        self._doubtful: set[Queue] = set()  # perhaps locked, not owned: the answer has not come
+        self._locks = Locks(cluster, group, client_id)
         self._releasing: dict[Queue, Lease] = {}
         self._handing_over: dict[Queue, asyncio.Task[None]] = {}
         self._together = HandOvers(cluster, group, client_id)
@@ -117,6 +114,11 @@ class Leases:
         return self._handing_over.keys()
 
     @property
+    def are_doubtful(self) -> bool:
+        """Whether a broker may have locked a queue that is not owned."""
+        return self._locks.are_doubtful
+
+    @property
     def are_suspended(self) -> bool:
         """Whether an owned queue waits for its broker."""
         return bool(self._suspended)
@@ -127,68 +129,39 @@ class Leases:
         """Locks and takes what can be had of these queues."""
         wanted = set(wanted)
         # Perhaps locked, and not wanted any more: left alone, a lease would keep others out until it ends.
-        await asyncio.gather(*map(self._unlock, self._doubtful - wanted))
-        self._doubtful &= wanted
+        await self._locks.give_back(but=wanted | self._handing_over.keys())
         free = wanted - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
         queues = by_broker(sorted(free))
-        await asyncio.gather(
-            *(self._acquire_from(name, part) for name, of_broker in queues.items() for part in parts(of_broker))
-        )
+        await _all(self._acquire_from(name, part) for name, of_broker in queues.items() for part in parts(of_broker))
 
     async def _acquire_from(self, broker_name: str, queues: list[Queue]) -> None:
-        self._doubtful.update(queues)
         try:
             connection = await self._cluster.broker(broker_name)
-            leases, offsets = await self._lock(connection, queues)
-        except RocketletError as error:
+            leases, offsets = await self._locks.lock(connection, queues)
+        except (RocketletError, BodyError) as error:
             log.info("lock_failed", broker=broker_name, reason=str(error))
-            # Without an answer the broker may have locked them: in doubt, they are locked again or unlocked, but
-            # never owned.
-            if not isinstance(error, RequestTimeout):
-                self._doubtful.difference_update(queues)
             return
-        self._doubtful.difference_update(set(queues) - leases.keys())
         for queue, offset in offsets.items():
             self._take(connection, queue, leases[queue], offset)
-        started = (self._begin(connection, queue, lease) for queue, lease in leases.items() if queue not in offsets)
-        await asyncio.gather(*started)
-
-    async def _lock(
-        self, connection: Connection, queues: Iterable[Queue], epochs: Mapping[Queue, int] | None = None
-    ) -> tuple[dict[Queue, Lease], dict[Queue, int]]:
-        """Which of the queues are locked for us now, and the group's offsets, as far as the broker says them. With `epochs`
-        only those that still are: none is taken anew."""
-        request = LockRequest(self._client_id, self._group, tuple(queues), handover=True, epochs=epochs or {})
-        body = group_bodies.encode_lock_request(request)
-        sent_s = clock_s()
-        answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
-        asked = set(request.queues)
-        leases = {
-            queue: Lease(epoch, sent_s + (LEASE_S if epoch else APACHE_LEASE_S) - LEASE_MARGIN_S)
-            for queue, epoch in group_bodies.decode_locked(answer.body).items()
-            if queue in asked
-        }
-        offsets = group_bodies.decode_committed(answer.body)
-        return leases, {queue: offset for queue, offset in offsets.items() if queue in leases}
+        await _all(self._begin(connection, queue, lease) for queue, lease in leases.items() if queue not in offsets)
 
     async def _begin(self, connection: Connection, queue: Queue, lease: Lease) -> None:
         """A queue was locked: finds where to read from, or unlocks it again."""
         try:
             offset = await self._offsets.begin(connection, queue, lease.epoch)
-        except RocketletError as error:
+        except (RocketletError, HeaderError) as error:
             log.warning("start_offset_unknown", queue=str(queue), reason=str(error))
-            await self._unlock(queue)
+            await self._locks.unlock(queue)
             return
-        finally:
-            self._doubtful.discard(queue)
         self._take(connection, queue, lease, offset)
 
     def _take(self, connection: Connection, queue: Queue, lease: Lease, offset: int) -> None:
-        self._doubtful.discard(queue)
         if not connection.is_open:
-            return  # and the lock went with it
+            self._locks.went_with(connection, [queue])
+            return
         if lease.is_over:
             return  # the answer was too long on its way; the next pass asks again
+        self._locks.taken([queue])
         self.owned[queue] = lease
         self._user.take_queue(queue, offset, lease)
         log.info("queue_assigned", queue=str(queue), offset=offset, epoch=lease.epoch)
@@ -213,7 +186,7 @@ class Leases:
                 committed_s = clock_s()
             if self._releasing.pop(queue, None) is not None:
                 if not is_over:
-                    await self._unlock(queue, lease.epoch)
+                    await self._locks.unlock(queue, lease.epoch)
                 log.info(
                     "queue_handed_over",
                     queue=str(queue),
@@ -235,9 +208,18 @@ class Leases:
         for queue in list(self.owned):
             self.release(queue)
         await asyncio.gather(*self._handing_over.values(), return_exceptions=True)
-        await asyncio.gather(*map(self._unlock, self._doubtful))
+        await self._locks.give_back()
+
+    def abandon(self) -> None:
+        """The end, also where there was no time to hand over: nothing is ours any more."""
         for ending in self._ending.values():
             ending.cancel()
+        held = self.owned | self._releasing
+        self._locks.abandon(held)
+        self.owned.clear()
+        for queue, lease in held.items():
+            lease.end()
+            self._user.lose_queue(queue)
 
     def _end(self, queue: Queue, lease: Lease) -> None:
         """The queue is not ours any more. It is not taken again before what runs of it has ended."""
@@ -260,16 +242,6 @@ class Leases:
             await asyncio.sleep(RECONNECT_S)
             await self._heartbeats.beat()
             await self._renew(queue.broker_name, [queue])
-
-    async def _unlock(self, queue: Queue, epoch: int | None = None) -> None:
-        epochs = {queue: epoch} if epoch else {}
-        request = LockRequest(self._client_id, self._group, (queue,), handover=True, epochs=epochs)
-        try:
-            connection = await self._cluster.broker(queue.broker_name)
-            body = group_bodies.encode_lock_request(request)
-            await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
-        except RocketletError as error:
-            log.info("unlock_failed", queue=str(queue), reason=str(error), hint="the broker will end the lease")
 
     def _lose(self, queue: Queue, reason: str) -> None:
         """The broker says that a queue is not ours, or another's under a later epoch."""
@@ -333,13 +305,16 @@ class Leases:
 
     async def _renew(self, broker_name: str, queues: Iterable[Queue]) -> None:
         """Asks a broker whether these queues are still ours."""
-        held = {queue: lease for queue in queues if (lease := self._held(queue)) is not None}
-        epochs = {queue: lease.epoch for queue, lease in held.items() if lease.epoch}
         try:
             connection = await self._cluster.broker(broker_name)
             began_s = clock_s()
-            fresh, _ = await self._lock(connection, held, epochs)
-        except RocketletError as error:
+            # What was unlocked meanwhile is not renewed: Apache's broker would lock it anew.
+            held = {queue: lease for queue in queues if (lease := self._held(queue)) is not None}
+            if not held:
+                return
+            epochs = {queue: lease.epoch for queue, lease in held.items() if lease.epoch}
+            fresh = await self._locks.renew(connection, held, epochs)
+        except (RocketletError, BodyError) as error:
             log.warning("locks_not_renewed", broker=broker_name, reason=str(error))
             return
         if not connection.is_open:
@@ -401,3 +376,10 @@ class Leases:
             log.warning("commit_failed", queue=str(queue), reason=str(error), hint="the next commit includes it")
             return False
         return True
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Returns when each has ended, and raises what the first one raised: none goes on behind the back of who waits."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if outcome is not None:
+            raise outcome

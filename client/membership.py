@@ -115,12 +115,15 @@ class Membership:
         """Gives up every queue as in a rebalance, then unregisters. Leases are renewed until then. Says nothing of errors:
         brokers see the close."""
         self._has_left = True
-        await _cancelled(self._tasks[:1])  # from here on nothing is taken
-        self._tasks.append(asyncio.create_task(self._rebalance.run_forever(leaving=True), name="leave"))
-        if self.owned:
-            await self._heartbeats.beat()  # says that we leave: the others prepare while our handlers end
-        await self._leases.give_all()
-        await _cancelled(self._tasks)
+        try:
+            await _cancelled(self._tasks[:1])  # from here on nothing is taken
+            self._tasks.append(asyncio.create_task(self._rebalance.run_forever(leaving=True), name="leave"))
+            if self.owned:
+                await self._heartbeats.beat()  # says that we leave: the others prepare while our handlers end
+            await self._leases.give_all()
+        finally:  # also when who leaves is cancelled
+            self._leases.abandon()
+            await _cancelled(self._tasks)
         await asyncio.gather(*map(self._unregister, self.cluster.masters().values()))
 
     async def _unregister(self, address: str) -> None:

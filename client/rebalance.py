@@ -91,6 +91,8 @@ class Rebalance:
         for queue in leases.owned.keys() - mine:
             leases.release(queue)
         await leases.acquire(mine)
+        if leases.are_doubtful:
+            self._retry_s = min(self._retry_s, LOCK_RETRY_S)
         if not complete or mine != leases.owned.keys():
             self._settled.clear()
             self._retry_s = min(self._retry_s, LOCK_RETRY_S)

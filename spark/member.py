@@ -88,8 +88,10 @@ class Member(Planner):
     async def _leave(self) -> None:
         for reading in self._readings.values():
             reading.finished.set()  # the batch that is planned will not be finished any more
-        await self._membership.leave()
-        await self._cluster.close()
+        try:
+            await self._membership.leave()
+        finally:
+            await self._cluster.close()
 
     async def _finish(self, batch: Batch) -> None:
         fresh, self._last = batch != self._last, batch

@@ -10,6 +10,7 @@ from rocketlet.client import Consumer, Message
 from rocketlet.protocol.allocation import AVG, STICKY
 from rocketlet.protocol.bodies import Queue
 
+from ..apache_locks import AS_APACHES
 from .loop import Process
 from .violations import Violation, raise_later
 
@@ -40,6 +41,7 @@ class Member:
             concurrency=4,
             commit_interval_s=1.0,
             drain_s=plan.drain_s,
+            access=AS_APACHES if plan.apache else None,
             on_assigned=lambda queues: world.taken(self, queues),
             on_revoked=lambda queues: world.note(f"{name} gives {sorted(map(str, queues))}"),
         )

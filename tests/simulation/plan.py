@@ -10,7 +10,8 @@ LONGEST_HANDLER_S = 60.0
 
 @dataclass
 class Plan:
-    """What a seed decides. long_handlers: the share of messages whose handlers run for 5 to 60 s."""
+    """What a seed decides. long_handlers: the share of messages whose handlers run for 5 to 60 s. apache: brokers keep locks
+    as Apache's do. unread_limit_s: how soon a queue has a reader."""
 
     brokers: int
     topics: int
@@ -26,6 +27,8 @@ class Plan:
     lost_notifications: float
     events: int
     scenario: str = ""
+    apache: bool = False
+    unread_limit_s: float = 2.0
 
     @property
     def is_calm(self) -> bool:

@@ -20,6 +20,7 @@ from rocketlet.client.assignment import Assignment
 from rocketlet.client.cluster import Cluster
 from rocketlet.client.lease import Lease
 from rocketlet.client.leases import Leases
+from rocketlet.client.locks import Locks as MemberLocks
 from rocketlet.client.membership import Membership
 from rocketlet.client.offsets import GroupOffsets, begin_offset
 from rocketlet.client.process_queue import ProcessQueue
@@ -47,7 +48,7 @@ def _no_epoch(self: Locks, group: str, queue: tuple[str, int], connection: Any, 
 async def _commit_after_unlock(self: Leases, queue: Queue, lease: Lease) -> None:
     """The next owner asks for the offset before it is there."""
     offset = await self._user.give_queue(queue)
-    await self._unlock(queue)
+    await self._locks.unlock(queue)
     if offset is not None:
         await self._commit_one(queue, offset, lease)
     self._releasing.pop(queue, None)
@@ -108,12 +109,12 @@ async def _mirrored(self: Shares, topic: str, queues: list[Queue], detail: str |
     return answer._replace(ext={**answer.ext, "index": mirrored})
 
 
-_lock_for = Leases._lock
+_ask_for = MemberLocks._ask
 _renewed = Leases._renewed
 
 
-async def _lock_anew(self: Leases, connection: Any, queues: Any, epochs: Any = None) -> Any:
-    return await _lock_for(self, connection, queues)
+async def _lock_anew(self: MemberLocks, connection: Any, queues: Any, epochs: Any) -> Any:
+    return await _ask_for(self, connection, queues, {})
 
 
 def _renewed_with_any_epoch(self: Leases, queue: Queue, lease: Lease, fresh: Lease | None) -> None:
@@ -214,6 +215,14 @@ def _lost_goes_on(self: Leases, queue: Queue, reason: str) -> None:
         self._user.resume_queue(queue)
 
 
+async def _keep_doubtful(self: MemberLocks, *, but: Any = ()) -> None:
+    """A lock whose answer nobody waited for is not given back."""
+
+
+async def _overtake(self: MemberLocks, queue: Queue) -> None:
+    """An unlock does not wait for the lock that is under way."""
+
+
 Fault = tuple[Any, str, Any]
 
 FAULTS: dict[str, list[Fault]] = {
@@ -229,6 +238,7 @@ FAULTS: dict[str, list[Fault]] = {
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
     "epoch-kept": [(Locks, "expire", _expire_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
     "leave-stops-renewing": [(Membership, "leave", _leave_at_once)],
+    "lock-forgotten": [(MemberLocks, "give_back", _keep_doubtful), (MemberLocks, "abandon", lambda self, held: None)],
     "lock-for-everybody": [(Locks, "_lock_one", _for_everybody)],
     "lost-goes-on": [(Leases, "_lose", _lost_goes_on)],
     "no-deadline": [(Lease, "is_over", property(lambda self: False))],
@@ -236,7 +246,7 @@ FAULTS: dict[str, list[Fault]] = {
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
     "no-standstill": [(Locks, "_now_s", lambda self: time.monotonic())],
     "pull-commits-ahead": [(Puller, "_offset_to_commit", _commit_ahead)],
-    "reclaim-any-epoch": [(Leases, "_lock", _lock_anew), (Leases, "_renewed", _renewed_with_any_epoch)],
+    "reclaim-any-epoch": [(MemberLocks, "_ask", _lock_anew), (Leases, "_renewed", _renewed_with_any_epoch)],
     "releasing-not-renewed": [(Leases, "_held", _releasing_is_not_held)],
     "retake-at-once": [(Assignment, "is_running", lambda self, queue: False)],
     "route-forgets": [(Cluster, "_with_living", lambda self, topic, route: route)],
@@ -245,6 +255,7 @@ FAULTS: dict[str, list[Fault]] = {
     "stale-list": [(Shares, "_members", _stale_list)],
     "start-over": [(GroupOffsets, "begin", _start_over), (group_bodies, "decode_committed", lambda body: {})],
     "suspended-goes-on": [(ProcessQueue, "may_begin", property(_goes_on_suspended))],
+    "unlock-overtakes": [(MemberLocks, "_asked", _overtake)],
     "table-overwritten": [
         (Member, "update", _table_overwritten),
         (ConsumerGroup, "subscription", _last_table),
@@ -261,6 +272,7 @@ SCENARIO_OF = {
     "foreign-commits-behind": "foreign-members",
     "foreign-not-drained": "foreign-members",
     "foreign-told-at-once": "foreign-members",
+    "lock-forgotten": "hasty-members",
     "leave-stops-renewing": "long-hand-over",
     "lost-goes-on": "member-away",
     "no-deadline": "member-away",
@@ -272,6 +284,7 @@ SCENARIO_OF = {
     "route-forgets": "broker-away",
     "short-reclaim": "unheard-restart",
     "suspended-goes-on": "member-away",
+    "unlock-overtakes": "hasty-members",
 }
 
 

@@ -145,6 +145,18 @@ async def _only_a_broker_stands(world: World) -> None:
     await chaos.stand(world, world.rng.choice(world.nodes), world.rng.choice((18, 25, 30)))
 
 
+async def _hasty_members(world: World) -> None:
+    """Members come and go without a pause, while their locks are asked for, on brokers that keep them as Apache's do."""
+    for _ in range(4):
+        count = world.rng.randint(2, 6)
+        for _ in range(count):
+            await world.join()
+            await asyncio.sleep(world.rng.choice((0, 0, 0.01, 0.1)))
+        for _ in range(count):
+            await chaos.someone_leaves(world)
+        await asyncio.sleep(world.rng.uniform(0, 4))
+
+
 _CALM = {"gentle": True, "long_handlers": 0.0, "lost_notifications": 0.0, "drain_s": 30.0}
 _LONG = {"long_handlers": 0.2, "drain_s": LONGEST_HANDLER_S + 5.0}
 
@@ -170,6 +182,18 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "long-hand-over": Scenario({**_CALM, **_LONG, "members": 3}, _long_hand_over),
     "unheard-restart": Scenario({"gentle": False, "members": 3, "mixed": False}, _unheard_restart),
+    "hasty-members": Scenario(
+        {
+            **_CALM,
+            "apache": True,
+            "unread_limit_s": 12.0,
+            "orderly": False,
+            "sticky": False,
+            "mixed": False,
+            "members": 2,
+        },
+        _hasty_members,
+    ),
     "only-a-broker-stands": Scenario({**_CALM, "handler_s": 0.2}, _only_a_broker_stands),
 }
 

@@ -19,7 +19,8 @@ import random
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from rocketlet.client import Message, Producer, RocketletError
 from rocketlet.protocol.bodies import Queue, TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest
 
+from ..apache_locks import ApacheLocks
 from . import chaos
 from .foreign import ForeignMember
 from .loop import Process, SimLoop, virtual_time
@@ -46,7 +48,6 @@ GROUP = "g"
 NAME_SERVER_PORT = 9876
 CHAOS_S = 40.0
 PEACE_S = 240.0
-UNREAD_LIMIT_S = 2.0
 MAX_LONG_HANDLERS = 4  # one queue, in order, must be done with them in time
 
 
@@ -172,6 +173,11 @@ class World:
         return self.rng.uniform(0.2, 1.8) * self.plan.handler_s
 
     # Brokers
+
+    def in_threads(self, code: int, work: Callable[[], None]) -> None:
+        """Apache's broker: what one connection asks is carried out in any order, and sometimes not soon."""
+        late_s = self.rng.uniform(0.5, 3) if self.rng.random() < 0.03 else self.rng.uniform(0, 0.005)
+        self.loop.call_later(late_s, work)
 
     async def start_node(self, node: Node) -> None:
         node.process = Process(node.name)
@@ -352,7 +358,7 @@ class World:
             unread = {queue for queue in self._queues_up() if not any(m.believes_in(queue) for m in self.living())}
             since_s = {queue: since_s.get(queue, self.loop.time()) for queue in unread}
             for queue, began_s in since_s.items():
-                if self.loop.time() - began_s > UNREAD_LIMIT_S:
+                if self.loop.time() - began_s > self.plan.unread_limit_s:
                     raise_later(Violation(f"{queue} is read by nobody since {began_s:.1f}"))
 
     def _queues_up(self) -> Iterator[Queue]:
@@ -414,9 +420,11 @@ def simulate(seed: int, scenario: str | None = None) -> World:
 
             Clients.group_changed = notify  # type: ignore[method-assign, assignment]
             os.fdatasync = lambda fd: None
+            apache = ApacheLocks(world.in_threads).installed() if world.plan.apache else nullcontext()
             os.getpid = lambda: 1  # it is in the clients' ids, and sets of them are in the order of their hashes
             try:
-                loop.run_until_complete(world.run())
+                with apache:
+                    loop.run_until_complete(world.run())
             except Violation as violation:
                 violation.world = world  # type: ignore[attr-defined]
                 raise

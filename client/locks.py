@@ -1,0 +1,157 @@
+"""LOCK_BATCH_MQ and UNLOCK_BATCH_MQ, as one member asks for them: whatever a broker may have locked for it is given back.
+
+A broker grants a lock also when nobody waits for the answer any more: whoever asked was cancelled, or gave up. Rocketlet's
+frees it when the socket closes, Apache's keeps it for 60 s, and nobody reads the queue meanwhile. So a queue is in doubt
+from the moment when its lock is asked for, until it is taken, refused, or an unlock is answered.
+
+An unlock waits for lock requests of its queue that are under way. Apache's broker carries out what one connection asks in
+several threads (AdminBrokerProcessor's executor): the unlock could overtake the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Set
+from functools import partial
+
+from ..protocol import group_bodies
+from ..protocol.bodies import Queue
+from ..protocol.codes import RequestCode
+from ..protocol.frame import Frame
+from ..protocol.group_bodies import LockRequest
+from .cluster import Cluster, by_broker, parts
+from .config import APACHE_LEASE_S, LEASE_MARGIN_S, LEASE_S, LOCK_TIMEOUT_S
+from .connection import Connection
+from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
+from .lease import Lease, clock_s
+from .log import get_logger
+
+log = get_logger("rocketlet.membership")
+
+
+class Locks:
+    """Of one member of one group."""
+
+    def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._client_id = client_id
+        self._under_way: dict[asyncio.Future[Frame], Set[Queue]] = {}
+        self._unanswered: set[Queue] = set()  # a lock request was given up, and may still be carried out
+        self._doubtful: dict[Queue, float] = {}  # perhaps locked, not owned; until when, by our clock
+
+    @property
+    def are_doubtful(self) -> bool:
+        return bool(self._doubtful)
+
+    async def lock(
+        self, connection: Connection, queues: Iterable[Queue]
+    ) -> tuple[dict[Queue, Lease], dict[Queue, int]]:
+        """Which of the queues are locked for us now, and the group's offsets, as far as the broker says them. They are in
+        doubt until they are `taken` or unlocked. Raises RocketletError and BodyError."""
+        asked = tuple(queues)
+        self._doubt(asked)
+        try:
+            answer, leases = await self._ask(connection, asked, {})
+        except BrokerRefused:
+            self.taken(asked)
+            raise
+        except ConnectionFailed:
+            self.went_with(connection, asked)
+            raise
+        self.taken(set(asked) - leases.keys())
+        offsets = group_bodies.decode_committed(answer.body)
+        return leases, {queue: offset for queue, offset in offsets.items() if queue in leases}
+
+    async def renew(
+        self, connection: Connection, queues: Iterable[Queue], epochs: Mapping[Queue, int]
+    ) -> dict[Queue, Lease]:
+        """Which of the queues are still locked for us. What has an epoch is not taken anew. Raises RocketletError and
+        BodyError."""
+        return (await self._ask(connection, tuple(queues), epochs))[1]
+
+    async def _ask(
+        self, connection: Connection, queues: tuple[Queue, ...], epochs: Mapping[Queue, int]
+    ) -> tuple[Frame, dict[Queue, Lease]]:
+        request = LockRequest(self._client_id, self._group, queues, handover=True, epochs=epochs)
+        body = group_bodies.encode_lock_request(request)
+        asked, sent_s = set(queues), clock_s()
+        asking = connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
+        self._under_way[asking] = asked - epochs.keys()
+        asking.add_done_callback(partial(self._answered, connection))
+        answer = await asyncio.shield(asking)  # also without us it goes on
+        leases = {
+            queue: Lease(epoch, sent_s + (LEASE_S if epoch else APACHE_LEASE_S) - LEASE_MARGIN_S)
+            for queue, epoch in group_bodies.decode_locked(answer.body).items()
+            if queue in asked
+        }
+        return answer, leases
+
+    def _answered(self, connection: Connection, asking: asyncio.Future[Frame]) -> None:
+        queues = self._under_way.pop(asking)
+        error = None if asking.cancelled() else asking.exception()
+        if isinstance(error, RequestTimeout | ConnectionFailed) and not connection.speaks_msgpack:
+            self._unanswered |= queues
+
+    # Doubt
+
+    def _doubt(self, queues: Iterable[Queue]) -> None:
+        over_s = clock_s() + APACHE_LEASE_S
+        self._doubtful |= dict.fromkeys(queues, over_s)
+
+    def taken(self, queues: Iterable[Queue]) -> None:
+        """These are owned, or not locked for us: nothing is to be undone."""
+        for queue in queues:
+            self._doubtful.pop(queue, None)
+
+    def went_with(self, connection: Connection, queues: Iterable[Queue]) -> None:
+        """The connection is gone, and with it the locks that it had, unless the broker is Apache's."""
+        if connection.speaks_msgpack:
+            self.taken(queues)
+
+    async def give_back(self, *, but: Collection[Queue] = ()) -> None:
+        """Unlocks what is in doubt, except queues that are to be locked again."""
+        now_s = clock_s()
+        self._doubtful = {queue: over_s for queue, over_s in self._doubtful.items() if over_s > now_s}
+        await asyncio.gather(*(self.unlock(queue) for queue in self._doubtful if queue not in but))
+
+    async def unlock(self, queue: Queue, epoch: int | None = None) -> None:
+        """Raises nothing: without an answer the queue is in doubt."""
+        await self._asked(queue)
+        body = self._unlock_body({queue: epoch or 0})
+        self._doubt([queue])
+        try:
+            connection = await self._cluster.broker(queue.broker_name)
+            await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
+            if queue in self._unanswered:  # an unlock that overtook the lock undid nothing; this one comes after it
+                self._unanswered.discard(queue)
+                await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
+        except BrokerRefused as error:
+            log.info("unlock_refused", queue=str(queue), reason=str(error), hint="it was not ours any more")
+        except RocketletError as error:
+            log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
+            return
+        self.taken([queue])
+
+    async def _asked(self, queue: Queue) -> None:
+        """Returns when no lock request of the queue is under way."""
+        under_way = [asking for asking, queues in self._under_way.items() if queue in queues]
+        if under_way:
+            await asyncio.wait(under_way)
+
+    def abandon(self, held: Mapping[Queue, Lease]) -> None:
+        """Unlocks these and what is in doubt, without waiting for an answer: nobody has the time to."""
+        epochs = dict.fromkeys(self._doubtful, 0) | {queue: lease.epoch for queue, lease in held.items()}
+        for broker_name, queues in by_broker(epochs).items():
+            connection = self._cluster.connected(broker_name)
+            if connection is None or not connection.is_open:
+                continue
+            for part in parts(queues):
+                body = self._unlock_body({queue: epochs[queue] for queue in part})
+                connection.oneway(RequestCode.UNLOCK_BATCH_MQ, {}, body)
+        self._doubtful.clear()
+
+    def _unlock_body(self, epochs: Mapping[Queue, int]) -> bytes:
+        known = {queue: epoch for queue, epoch in epochs.items() if epoch}
+        request = LockRequest(self._client_id, self._group, tuple(epochs), handover=True, epochs=known)
+        return group_bodies.encode_lock_request(request)

@@ -1,0 +1,192 @@
+"""A lock is given back whatever becomes of who asked for it: Apache's broker would keep it for 60 s, and nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+from rocketlet.client import Consumer, Message
+from rocketlet.client.access import Access
+from rocketlet.client.handling import MessageHandler
+from rocketlet.protocol.codes import RequestCode
+
+from ..apache_locks import AS_APACHES, ApacheLocks, Run, at_once
+from ..conftest import Connect, Node, Nodes, create_topic, eventually
+from ..handlers import Inbox, fill
+
+LOCK, UNLOCK, QUERY = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.QUERY_CONSUMER_OFFSET
+
+
+@pytest.fixture
+def locks() -> Iterator[ApacheLocks]:
+    locks = ApacheLocks()
+    with locks.installed():
+        yield locks
+
+
+@pytest.fixture
+async def apache(locks: ApacheLocks, nodes: Nodes) -> Node:
+    return await nodes.start()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock request is given up at once."""
+    monkeypatch.setattr("rocketlet.client.locks.LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rocketlet.client.connection.DEADLINE_SWEEP_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.rebalance.LOCK_RETRY_S", 0.01)
+
+
+class Held:
+    """Requests of one code that wait until they are let go."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.waiting: list[Callable[[], None]] = []
+
+    def run(self, code: int, work: Callable[[], None]) -> None:
+        if code == self.code:
+            self.waiting.append(work)
+        else:
+            work()
+
+    def let_go(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+def then(first: Run, code: int, second: Run) -> Run:
+    """As `first` until a request of this code comes, and as `second` with it and from then on."""
+    seen: list[int] = []
+
+    def run(asked: int, work: Callable[[], None]) -> None:
+        if asked == code:
+            seen.append(asked)
+        (second if seen else first)(asked, work)
+
+    return run
+
+
+def member(node: Node, handler: MessageHandler | None = None, access: Access = AS_APACHES) -> Consumer:
+    return Consumer(node.address, "g", "t", handler or Inbox(), start="first", access=access)
+
+
+def ids(*consumers: Consumer) -> set[str]:
+    return {consumer.client_id for consumer in consumers}
+
+
+async def has_left(consumer: Consumer) -> None:
+    await eventually(lambda: consumer._membership._has_left)  # type: ignore[union-attr]
+
+
+async def test_a_member_that_leaves_while_it_looks_up_where_to_begin_unlocks(locks: ApacheLocks, apache: Node) -> None:
+    await fill(apache, 1)
+    held = Held(QUERY)
+    locks.run = held.run
+    async with member(apache):
+        await eventually(lambda: bool(held.waiting))
+        assert locks.owners()
+    assert locks.owners() == {}
+
+
+async def test_an_unlock_does_not_overtake_a_lock_that_is_under_way(locks: ApacheLocks, apache: Node) -> None:
+    await fill(apache, 1)
+    held = Held(LOCK)
+    locks.run = held.run
+    async with member(apache) as looker_on:  # its round trips show that time goes on
+        await eventually(lambda: bool(held.waiting))
+        leaver = await member(apache).__aenter__()
+        await eventually(lambda: len(held.waiting) > 1)
+        leaving = asyncio.create_task(leaver.stop())
+        await has_left(leaver)
+        for _ in range(5):
+            await looker_on._cluster.find_route("t")
+        locks.run = at_once
+        held.let_go()
+        await leaving
+        assert leaver.client_id not in locks.owners().values()
+        await eventually(lambda: ("t", 0) in locks.owners())
+    assert locks.owners() == {}
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_lock_whose_answer_was_given_up_is_undone_though_the_unlock_overtakes_it(
+    locks: ApacheLocks, apache: Node
+) -> None:
+    await fill(apache, 1)
+    held = Held(LOCK)
+
+    def overtaken(code: int, work: Callable[[], None]) -> None:
+        work()
+        held.let_go()
+
+    locks.run = then(held.run, UNLOCK, overtaken)
+    leaver = await member(apache).__aenter__()
+    await eventually(lambda: len(held.waiting) > 1)  # it has asked again
+    await leaver.stop()
+    assert held.waiting == []
+    assert locks.owners() == {}
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_unlock_that_is_not_answered_is_said_again(locks: ApacheLocks, apache: Node, connect: Connect) -> None:
+    await create_topic(await connect(apache.address), "t", 2)
+    async with member(apache) as first:
+        await eventually(lambda: list(locks.owners().values()).count(first.client_id) >= 2)
+        lost = Held(UNLOCK)
+        locks.run = lost.run
+        async with member(apache) as second:
+            await eventually(lambda: bool(lost.waiting))
+            locks.run = at_once
+            await eventually(lambda: {locks.owners().get(("t", number)) for number in range(2)} == ids(first, second))
+
+
+async def test_a_lock_that_was_granted_to_a_connection_that_broke_is_undone(locks: ApacheLocks, apache: Node) -> None:
+    await fill(apache, 1)
+    held = Held(LOCK)
+    locks.run = held.run
+    async with member(apache) as leaver:
+        await eventually(lambda: bool(held.waiting))
+        for connection in list(apache.server.connections):
+            connection.abort()
+        await eventually(lambda: not leaver._cluster.is_connected(apache.address) or len(held.waiting) > 1)
+        leaving = asyncio.create_task(leaver.stop())
+        await has_left(leaver)
+        locks.run = at_once
+        held.let_go()
+        await leaving
+    assert locks.owners() == {}
+
+
+async def stopped_in_vain(node: Node, access: Access) -> None:
+    """A member whose handler never ends, and whose stop is cancelled."""
+    begun = asyncio.Event()
+
+    async def endless(message: Message) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    await fill(node, 1)
+    others = asyncio.all_tasks()
+    consumer = await member(node, endless, access).__aenter__()
+    await begun.wait()
+    stopping = asyncio.create_task(consumer.stop())
+    await has_left(consumer)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await eventually(lambda: asyncio.all_tasks() == others)
+
+
+async def test_a_stop_that_is_cancelled_ends_the_member_at_apaches_broker(locks: ApacheLocks, apache: Node) -> None:
+    await stopped_in_vain(apache, AS_APACHES)
+    await eventually(lambda: not locks.owners())
+
+
+async def test_a_stop_that_is_cancelled_ends_the_member(node: Node) -> None:
+    await stopped_in_vain(node, Access())
+    await eventually(lambda: not node.broker.locks.owners("g"))
+    inbox = Inbox()
+    async with member(node, inbox, Access()):
+        await eventually(lambda: inbox.bodies == [b"0"])
