@@ -28,7 +28,9 @@ IDLE_LIMIT_S: Final = 120.0
 SWEEP_INTERVAL_S: Final = 10.0  # between two looks for idle connections, silent members and silent brokers
 TURN_S: Final = 0.005  # how long one connection's requests are served before the others' turn comes
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than this is not read from
-LARGE_REPLY_BYTES: Final = 4096  # written before the next request is looked at, so that its reader's pace is felt
+UNWRITTEN_BYTES: Final = (
+    256 * 1024
+)  # of answers; they are written before more are made, so that the reader's pace is felt
 CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
 DRAIN_TIMEOUT_S: Final = 5.0  # how long a broker that stops waits for connections to close
 GARBAGE_SWEEP_S: Final = 1.0

@@ -23,7 +23,7 @@ from ...protocol.work import Work
 from ..access.acl import Acl
 from ..access.rules import Rule
 from ..broker import Broker
-from ..config import LARGE_REPLY_BYTES, MAX_ANSWERING, TURN_S, LimitExceeded
+from ..config import MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
 from ..histogram import Histogram
 from ..nameserver.routes import Routes
 from ..net.answers import Buffers, Refused, Reply, answer
@@ -86,6 +86,7 @@ class Dispatch:
         """Answers the requests of one socket read. What a client asks while it does not read waits in its connection, and
         what takes longer than a turn waits until the others had theirs."""
         out: Buffers = []
+        unwritten_bytes = 0
         sends = self._sends
         began_s = time.perf_counter()
         end_s = began_s + TURN_S
@@ -121,11 +122,10 @@ class Dispatch:
                     break
                 if reply is not None and not frame.flag & ONEWAY_FLAG:
                     out += reply
-                    if (
-                        len(reply[-1]) > LARGE_REPLY_BYTES
-                    ):  # a pull's: written at once, so that its reader's pace is felt
+                    unwritten_bytes += sum(map(len, reply))
+                    if unwritten_bytes > UNWRITTEN_BYTES:
                         connection.write(out)
-                        out = []
+                        out, unwritten_bytes = [], 0
                         if connection.is_paused:
                             connection.keep(frames[index + 1 :])
                             break
