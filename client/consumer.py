@@ -32,7 +32,16 @@ from .commits import Commits
 from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, At, PullLimits, Start
 from .deliveries import Deliveries, Receiver
 from .errors import ConfigError
-from .handling import BatchHandler, Handler, MessageHandler, Middleware, Outcome, Reject, RetryLater, Workers
+from .handling import (
+    BatchHandler,
+    Handler,
+    MessageHandler,
+    Middleware,
+    Outcome,
+    Reject,
+    RetryLater,
+    Workers,
+)
 from .listeners import Assigned, Listener
 from .log import get_logger
 from .membership import Membership
@@ -179,6 +188,7 @@ class Consumer(Receiver):
                 max_tries=self._max_tries,
                 send_back=self._send_back,
                 on_acknowledged=self._acknowledged,
+                middleware=self._middleware,
             )
         self._cluster.start()
         try:

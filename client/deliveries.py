@@ -13,27 +13,34 @@ from typing import Self
 
 from .config import DEAD_LETTER_LEVEL, SUSPEND_QUEUE_S
 from .errors import ConfigError
-from .handling import RetryLater
+from .handling import DeliveryWatch, Outcome, Reject, RetryLater, Settled
 from .message import Message
 from .process_queue import ProcessQueue, Run
 
 
 class Hand:
     """Who has a run: the task that took it, and which message of it somebody works on. `is_received`: that message was asked
-    for alone, so that the run goes back when it is settled."""
+    for alone, so that the run goes back when it is settled. `told`: who hears how it ends."""
 
-    __slots__ = ("is_received", "message", "run", "task")
+    __slots__ = ("is_received", "message", "run", "task", "told")
 
     def __init__(self, run: Run) -> None:
         self.run: Run | None = run
         self.task = asyncio.current_task()
         self.message: Message | None = None
         self.is_received = False
+        self.told: list[Settled] = []
+
+    def ends(self, outcome: Outcome) -> None:
+        told, self.told = self.told, []
+        for settled in told:
+            settled(outcome)
 
 
 class Deliveries:
     """`send_back(message, delay_level)` hands a message to the broker; `on_acknowledged(process_queue)`. `orderly`: a queue
-    has one run in hand at most, and one that is to be retried holds it."""
+    has one run in hand at most, and one that is to be retried holds it. Middleware that is a DeliveryWatch
+    is told of what is handed out."""
 
     def __init__(
         self,
@@ -42,7 +49,9 @@ class Deliveries:
         max_tries: int,
         send_back: Callable[[Message, int], Awaitable[None]],
         on_acknowledged: Callable[[ProcessQueue], None],
+        middleware: Sequence[object] = (),
     ) -> None:
+        self._watches = [layer for layer in middleware if isinstance(layer, DeliveryWatch)]
         self._orderly = orderly
         self._max_tries = max_tries
         self._send_back = send_back
@@ -107,6 +116,7 @@ class Deliveries:
         self._hands.discard(hand)
         if hand.message is not None:
             self._holding.pop(hand.message, None)
+        hand.ends(RetryLater())
         return run
 
     def _put_back(self, run: Run) -> None:
@@ -138,14 +148,20 @@ class Deliveries:
         hand.message = message = hand.run.messages[hand.run.done]
         hand.is_received = is_received
         self._holding[message] = hand
+        self.begin(hand, [message])
         return message
+
+    def begin(self, hand: Hand, messages: Sequence[Message]) -> None:
+        """Somebody works on them from now on."""
+        if self._watches:
+            hand.told = [watch.begins(messages) for watch in self._watches]
 
     def is_held(self, message: Message) -> bool:
         return message in self._holding
 
     def acknowledge(self, message: Message) -> None:
         """Raises ConfigError for a message that is not in hand."""
-        self._end(message, *self._held(message))
+        self._end(message, *self._held(message), None)
 
     def _held(self, message: Message) -> tuple[Hand, Run]:
         hand = self._holding.get(message)
@@ -153,9 +169,10 @@ class Deliveries:
             raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
         return hand, hand.run
 
-    def _end(self, message: Message, hand: Hand, run: Run) -> None:
+    def _end(self, message: Message, hand: Hand, run: Run, outcome: Outcome) -> None:
         self._holding.pop(message, None)
         hand.message = None
+        hand.ends(outcome)
         if not run.is_done:  # else its queue was lost meanwhile
             run.process_queue.acknowledge(run, run.done + 1)
         if hand.is_received:
@@ -166,7 +183,7 @@ class Deliveries:
         hand, run = self._held(message)
         if not self._orderly:
             await self._send_back(message, delay_level)
-            self._end(message, hand, run)
+            self._end(message, hand, run, RetryLater(delay_level))
             return
         run.tries += 1
         if run.tries > self._max_tries:
@@ -179,7 +196,7 @@ class Deliveries:
         """Kept in the group's dead-letter topic. Raises RocketletError as `retry` does."""
         hand, run = self._held(message)
         await self._send_back(message, DEAD_LETTER_LEVEL)
-        self._end(message, hand, run)
+        self._end(message, hand, run, Reject())
 
 
 def _goes_on(run: Run | None) -> bool:
@@ -232,11 +249,14 @@ class Batches:
         hand, self._hand = self._hand, None
         if hand is not None and hand.run is not None:
             hand.run.process_queue.acknowledge(hand.run)
+            hand.ends(None)
             self._deliveries.give_back(hand)
         self._hand = await self._deliveries.take()
         if self._hand is None or self._hand.run is None:
             raise StopAsyncIteration
-        return self._hand.run.messages[self._hand.run.done :]
+        messages = self._hand.run.messages[self._hand.run.done :]
+        self._deliveries.begin(self._hand, messages)
+        return messages
 
     def forsake(self) -> None:
         """The last list is delivered again."""

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from .config import DEAD_LETTER_LEVEL, RESTART_S, SEND_BACK_RETRY_S, SUSPEND_QUEUE_S
 from .errors import ConfigError, RocketletError
@@ -54,6 +54,17 @@ BatchHandler = Callable[[list[Message]], Awaitable[Outcome] | Outcome]
 Middleware = Callable[[Any, Callable[[Any], Awaitable[Outcome]]], Awaitable[Outcome]]
 """Around a handler: `async def layer(message, call): return await call(message)`. It gets what the handler gets, and may look
 at it, measure, wrap the call, replace the outcome, or not call at all."""
+
+Settled = Callable[[Outcome], None]
+
+
+@runtime_checkable
+class DeliveryWatch(Protocol):
+    """Middleware that a consumer without a handler tells what it hands out: `begins` returns whom it tells how that ended.
+    What is given back has the outcome RetryLater: it will be delivered again."""
+
+    def begins(self, messages: Sequence[Message]) -> Settled: ...
+
 
 SendBack = Callable[[Message, int], Awaitable[None]]
 

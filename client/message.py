@@ -34,13 +34,14 @@ class Outgoing:
 
 class SendResult(NamedTuple):
     """Where a message was stored. `message_id` is the sender's id, `offset_id` the broker's. A batch has several of both,
-    separated by commas."""
+    separated by commas. Of a one-way send, whose result only middleware sees, `status` is "unknown": there is no `offset_id`,
+    and `queue_offset` is -1."""
 
     message_id: str
     offset_id: str
     queue: Queue
     queue_offset: int
-    status: Literal["ok", "flush timeout", "slave timeout", "no slave"] = "ok"
+    status: Literal["ok", "flush timeout", "slave timeout", "no slave", "unknown"] = "ok"
 
 
 class Message:

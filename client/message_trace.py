@@ -19,16 +19,18 @@ from .access import Access
 from .arguments import check_group
 from .config import TRACE_BYTES, TRACE_FLUSH_S, TRACE_KEYS_BYTES, TRACE_WAITING
 from .errors import RocketletError
-from .handling import Middleware, Outcome
+from .handling import Middleware, Outcome, Settled
 from .log import get_logger
 from .message import Message, Outgoing, SendResult
 from .message_search import parsed_offset_id
 from .outgoing import check_topic
 from .producer import Producer, Sending, SendMiddleware
+from .transactions import TransactionEnd
 
 log = get_logger("rocketlet.message_trace")
 
 GROUP = "rocketlet-trace"
+Note = Callable[[Iterable[tuple[About, str]]], None]
 
 
 class MessageTrace:
@@ -37,7 +39,7 @@ class MessageTrace:
         async with MessageTrace("host:port") as trace, Producer("host:port", "shop", middleware=[trace.sends("shop")]):
             ...
 
-    It notes `send` and `send_batch`, and handlers of messages and of batches. `topic`: as Apache's clients, the broker's
+    It notes all sends, outcomes of transactions, and how each message is handled. `topic`: as Apache's clients, the broker's
     RMQ_SYS_TRACE_TOPIC.
     """
 
@@ -67,34 +69,14 @@ class MessageTrace:
     # What is noted
 
     def sends(self, group: str) -> SendMiddleware:
-        """Middleware of a producer of this group. As with Apache's client, what is not acknowledged is not noted."""
+        """Middleware of a producer of this group. As with Apache's client, a send that fails is not noted."""
         check_group(group)
-
-        async def layer(sending: Sending, call: Callable[[Sending], Awaitable[SendResult]]) -> SendResult:
-            began_ms = _now_ms()
-            result = await call(sending)
-            self._note(_sent(sending, result, group, began_ms))
-            return result
-
-        return layer
+        return _Sends(group, self._note)
 
     def handlers(self, group: str) -> Middleware:
-        """Middleware of a consumer of this group."""
+        """Middleware of a consumer of this group, with a handler or without."""
         check_group(group)
-
-        async def layer(given: Any, call: Callable[[Any], Awaitable[Outcome]]) -> Outcome:
-            messages: Sequence[Message] = given if isinstance(given, list) else (given,)
-            messages = [one for one in messages if one.properties.get(props.TRACE_ON) != "false"]  # so says the broker
-            handling_id, began_ms, how = os.urandom(16).hex().upper(), _now_ms(), trace.Outcome.EXCEPTION
-            self._note(_before(messages, group, handling_id, began_ms))
-            try:
-                outcome = await call(given)
-                how = trace.Outcome.SUCCESS if outcome is None else trace.Outcome.FAILED
-                return outcome
-            finally:
-                self._note(_after(messages, group, handling_id, began_ms, how))
-
-        return layer
+        return _Handlers(group, self._note)
 
     def _note(self, records: Iterable[tuple[About, str]]) -> None:
         for record in records:
@@ -131,6 +113,56 @@ class MessageTrace:
         await self._producer.send(self._topic, message.body, keys=message.keys)
 
 
+class _Sends:
+    def __init__(self, group: str, note: Note) -> None:
+        self._group = group
+        self._note = note
+
+    async def __call__(self, sending: Sending, call: Callable[[Sending], Awaitable[SendResult]]) -> SendResult:
+        began_ms = _now_ms()
+        result = await call(sending)
+        self._note(_sent(sending, result, self._group, began_ms))
+        return result
+
+    def transaction_ended(self, end: TransactionEnd) -> None:
+        about = About(end.message_id, end.keys)
+        record = trace.transaction_ended(
+            about, time_ms=_now_ms(), group=self._group, topic=end.topic, tag=end.tag or "", store_host=end.broker,
+            commits=end.commits, is_check=end.is_check,
+        )  # fmt: skip
+        self._note([(about, record)])
+
+
+class _Handlers:
+    def __init__(self, group: str, note: Note) -> None:
+        self._group = group
+        self._note = note
+
+    async def __call__(self, given: Any, call: Callable[[Any], Awaitable[Outcome]]) -> Outcome:
+        noted = self._begin(given if isinstance(given, list) else (given,))
+        how = trace.Outcome.EXCEPTION
+        try:
+            outcome = await call(given)
+            how = _how(outcome)
+            return outcome
+        finally:
+            noted(how)
+
+    def begins(self, messages: Sequence[Message]) -> Settled:
+        noted = self._begin(messages)
+        return lambda outcome: noted(_how(outcome))
+
+    def _begin(self, messages: Sequence[Message]) -> Callable[[trace.Outcome], None]:
+        messages = [one for one in messages if one.properties.get(props.TRACE_ON) != "false"]  # so says the broker
+        handling_id, began_ms = os.urandom(16).hex().upper(), _now_ms()
+        self._note(_before(messages, self._group, handling_id, began_ms))
+        return lambda how: self._note(_after(messages, self._group, handling_id, began_ms, how))
+
+
+def _how(outcome: Outcome) -> trace.Outcome:
+    return trace.Outcome.SUCCESS if outcome is None else trace.Outcome.FAILED
+
+
 def _packed(records: Iterable[tuple[About, str]]) -> Iterator[Outgoing]:
     """Messages with as many records as the limits allow; a record that is larger has one of its own."""
     keys: dict[str, None] = {}
@@ -159,13 +191,13 @@ def _sent(sending: Sending, result: SendResult, group: str, began_ms: int) -> It
     took_ms = (_now_ms() - began_ms) // len(sending.messages)
     for number, message in enumerate(sending.messages):
         offset_id = offset_ids[min(number, len(offset_ids) - 1)]
-        host, port, _ = parsed_offset_id(offset_id)
+        host, port = parsed_offset_id(offset_id)[:2] if offset_id else (result.queue.broker_name, 0)
         keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
         about = About(ids[number], keys)
+        kind = Kind.HALF if sending.kind == "half" else Kind.DELAYED if message.delay_level else Kind.NORMAL
         yield about, trace.sent(
             about, time_ms=began_ms, group=group, topic=sending.topic, tag=message.tag or "", store_host=f"{host}:{port}",
-            size=len(message.body), took_ms=took_ms, kind=Kind.DELAYED if message.delay_level else Kind.NORMAL,
-            offset_id=offset_id,
+            size=len(message.body), took_ms=took_ms, kind=kind, offset_id=offset_id,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 from ..protocol import bodies, names
 from ..protocol.batch import encode_batch
@@ -37,13 +37,15 @@ log = get_logger("rocketlet.producer")
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What middleware of a producer sees: where messages are to go. Not `is_batch`: one message."""
+    """What middleware of a producer sees: where messages are to go. Not `is_batch`: one message. A `half` is the message of a
+    transaction before its outcome; of one that is sent `oneway` nobody says whether it was stored."""
 
     topic: str
     messages: tuple[Outgoing, ...]
     is_batch: bool
     queue_key: str | None
     queue: Queue | None
+    kind: Literal["plain", "half", "oneway"] = "plain"
 
 
 SendMiddleware = Callable[[Sending, Callable[[Sending], Awaitable[SendResult]]], Awaitable[SendResult]]
@@ -62,7 +64,8 @@ class Producer(Sender):
       message has its own result. Delayed, compressed and transactional messages travel alone.
     - `check`: for transactions. Called with a `Message` whose outcome the broker has not heard. Return True to commit, False
       to roll back, None if it is not known yet. The broker may ask any producer of the group, also after a restart.
-    - `middleware`: around every `send` and `send_batch`: `async def layer(sending, call): return await call(sending)`.
+    - `middleware`: around every `send`, `send_batch`, `send_oneway`, and the sends of transactions: `async def layer(sending,
+      call): return await call(sending)`. A layer with a method `transaction_ended(end)` is told each outcome.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Producer(Sender):
             batching=batching,
             access=access,
         )
-        self._transactions = Transactions(self._cluster, group, check) if check is not None else None
+        self._transactions = Transactions(self._cluster, group, check, middleware) if check is not None else None
         self._heartbeats: asyncio.Task[None] | None = None
         self._requests = Requests(self._cluster)
         self._call: Callable[[Sending], Awaitable[SendResult]] = self._send_plainly
@@ -200,6 +203,11 @@ class Producer(Sender):
         if sending.is_batch:
             return await self._send_many(sending.topic, sending.messages, sending.queue_key, sending.queue)
         (one,) = sending.messages
+        if sending.kind == "half":
+            return await self._send_half(sending, one)
+        if sending.kind == "oneway":
+            key, target = await self._send_away(sending.topic, one, sending.queue_key)
+            return SendResult(key, "", target, -1, "unknown")
         return await self._send_one(
             sending.topic,
             one.body,
@@ -257,17 +265,23 @@ class Producer(Sender):
         """
         if self._transactions is None:
             raise ConfigError("check: a producer of transactions needs one, to answer what became of a message")
-        ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, 0)
-        ext["i"] = half_properties(str(ext["i"]), self.group)
-        ext["f"] = int(ext["f"]) | SYS_TRANSACTION_PREPARED
-        answer, target = await self._send(topic, RequestCode.SEND_MESSAGE_V2, ext, wire_body, queue_key, None)
-        half = sent_result(answer, key, target)
+        message = Outgoing(body, tag, keys, properties or {})
+        half = await self._call(Sending(topic, (message,), False, queue_key, None, "half"))
         commits = False
         try:
             yield half
             commits = True
         finally:
-            await self._transactions.end(half.queue, half.queue_offset, half.offset_id, key, commits=commits)
+            await self._transactions.end(half, message, commits=commits)
+
+    async def _send_half(self, sending: Sending, one: Outgoing) -> SendResult:
+        prepared = self._prepared(sending.topic, one.body, one.tag, one.keys, one.properties, 0, one.message_id)
+        ext, wire_body, key = prepared
+        ext["i"] = half_properties(str(ext["i"]), self.group)
+        ext["f"] = int(ext["f"]) | SYS_TRANSACTION_PREPARED
+        code = RequestCode.SEND_MESSAGE_V2
+        answer, target = await self._send(sending.topic, code, ext, wire_body, sending.queue_key, None)
+        return sent_result(answer, key, target)
 
     async def send_batch(
         self,
@@ -380,10 +394,18 @@ class Producer(Sender):
         queue_key: str | None = None,
     ) -> None:
         """Sends without an answer: fast, but perhaps lost. Raises MessageIllegal, TopicNotFound, ConnectionFailed."""
-        ext, wire_body, _ = self._prepared(topic, body, tag, keys, properties, 0)
+        message = Outgoing(body, tag, keys, properties or {})
+        if self._middleware:
+            await self._call(Sending(topic, (message,), False, queue_key, None, "oneway"))
+        else:
+            await self._send_away(topic, message, queue_key)
+
+    async def _send_away(self, topic: str, one: Outgoing, queue_key: str | None) -> tuple[str, Queue]:
+        ext, wire_body, key = self._prepared(topic, one.body, one.tag, one.keys, one.properties, 0, one.message_id)
         target = self._choose(await self._find_queues(topic), queue_key, None)
         connection = await self._connect(target)
         connection.oneway(RequestCode.SEND_MESSAGE_V2, {**ext, "e": target.queue_id}, wire_body)
+        return key, target
 
 
 def _around(

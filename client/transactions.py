@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
 
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
@@ -18,7 +19,7 @@ from .config import OFFSET_TIMEOUT_S
 from .connection import Connection
 from .errors import RocketletError
 from .log import get_logger
-from .message import Message
+from .message import Message, Outgoing, SendResult
 
 log = get_logger("rocketlet.transactions")
 
@@ -28,27 +29,50 @@ Check = Callable[[Message], "bool | Awaitable[bool | None] | None"]
 _UNKNOWN: Final = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionEnd:
+    """An outcome that this process has told a broker. `commits` is None if it is not known yet; `is_check`: the broker had
+    asked."""
+
+    message_id: str
+    topic: str
+    tag: str | None
+    keys: str
+    broker: str
+    commits: bool | None
+    is_check: bool
+
+
+@runtime_checkable
+class TransactionWatch(Protocol):
+    """Middleware of a producer that is told outcomes."""
+
+    def transaction_ended(self, end: TransactionEnd) -> None: ...
+
+
 def half_properties(text: str, group: str) -> str:
     """The properties of a half message."""
     return props.appended(props.appended(text, props.TRANSACTION, "true"), props.PRODUCER_GROUP, group)
 
 
 class Transactions:
-    """The transactions of one producer group in this process."""
+    """The transactions of one producer group in this process. Middleware that is a TransactionWatch hears of each outcome."""
 
-    def __init__(self, cluster: Cluster, group: str, check: Check) -> None:
+    def __init__(self, cluster: Cluster, group: str, check: Check, middleware: Sequence[object] = ()) -> None:
+        self._watches = [layer for layer in middleware if isinstance(layer, TransactionWatch)]
         self._cluster = cluster
         self._group = group
         self._check = check
         self._tasks: set[asyncio.Task[None]] = set()
         cluster.requests[RequestCode.CHECK_TRANSACTION_STATE] = self._asked
 
-    async def end(self, queue: Queue, queue_offset: int, offset_id: str, key: str, *, commits: bool) -> None:
+    async def end(self, half: SendResult, message: Outgoing, *, commits: bool) -> None:
         """Tells the broker the outcome. If it cannot be told, the broker asks for it later."""
+        key, position = half.message_id, int(half.offset_id[-16:], 16)
         outcome = SYS_TRANSACTION_COMMIT if commits else SYS_TRANSACTION_ROLLBACK
-        header = EndTransaction(self._group, queue_offset, int(offset_id[-16:], 16), outcome, False, key, key)
+        header = EndTransaction(self._group, half.queue_offset, position, outcome, False, key, key)
         try:
-            connection = await self._cluster.broker(queue.broker_name)
+            connection = await self._cluster.broker(half.queue.broker_name)
             await connection.request(RequestCode.END_TRANSACTION, write(header), timeout_s=OFFSET_TIMEOUT_S)
         except RocketletError as error:
             log.warning(
@@ -58,6 +82,15 @@ class Transactions:
                 reason=str(error),
                 hint="the broker will ask for it",
             )
+            return
+        keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
+        self._tell(
+            TransactionEnd(key, half.queue.topic, message.tag, keys, connection.address, commits, is_check=False)
+        )
+
+    def _tell(self, end: TransactionEnd) -> None:
+        for watch in self._watches:
+            watch.transaction_ended(end)
 
     def _asked(self, connection: Connection, frame: Frame) -> None:
         try:
@@ -96,6 +129,13 @@ class Transactions:
             connection.oneway(RequestCode.END_TRANSACTION, write(answer))
         except RocketletError as error:
             log.info("transaction_check_not_answered", reason=str(error), hint="the broker will ask again")
+            return
+        self._tell(
+            TransactionEnd(
+                message.message_id, message.topic, message.tag, " ".join(message.keys), connection.address, outcome,
+                is_check=True,
+            )
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Waits for the checks that run."""

@@ -18,6 +18,8 @@ class Kind(IntEnum):
     """Of a message: org.apache.rocketmq.common.message.MessageType."""
 
     NORMAL = 0
+    HALF = 1
+    COMMIT = 2
     DELAYED = 3
 
 
@@ -44,6 +46,25 @@ def sent(
     return _record(
         "Pub", time_ms, REGION, group, topic, about.message_id, tag, about.keys, store_host, size, took_ms, int(kind),
         offset_id, "true",
+    )  # fmt: skip
+
+
+def transaction_ended(
+    about: About,
+    *,
+    time_ms: int,
+    group: str,
+    topic: str,
+    tag: str,
+    store_host: str,
+    commits: bool | None,
+    is_check: bool,
+) -> str:
+    """An outcome was told to the broker at `store_host`, which had asked for it if `is_check`."""
+    state = {True: "COMMIT_MESSAGE", False: "ROLLBACK_MESSAGE", None: "UNKNOW"}[commits]  # LocalTransactionState
+    return _record(
+        "EndTransaction", time_ms, REGION, group, topic, about.message_id, tag, about.keys, store_host, int(Kind.COMMIT),
+        about.message_id, state, "true" if is_check else "false",
     )  # fmt: skip
 
 

@@ -160,7 +160,9 @@ def _of_outgoing(sending: Sending) -> Attributes:
             "messaging.rocketmq.message.type": "delay",
             "messaging.rocketmq.message.delay_time_level": one.delay_level,
         }
-    if sending.queue_key is not None:
+    if sending.kind == "half":
+        found["messaging.rocketmq.message.type"] = "transaction"
+    elif sending.queue_key is not None:
         found |= {"messaging.rocketmq.message.type": "fifo", "messaging.rocketmq.message.group": sending.queue_key}
     return found
 

@@ -11,7 +11,7 @@ from rocketlet import AdminClient, Consumer, Message, MessageTrace, Outgoing, Pr
 from rocketlet.client import message_trace
 from rocketlet.protocol.trace import TOPIC
 
-from ..conftest import Node, eventually
+from ..conftest import Node, Nodes, eventually
 
 
 async def records(node: Node) -> list[list[str]]:
@@ -102,6 +102,105 @@ async def test_batches_have_a_record_for_each_message(node: Node) -> None:
         record[1] for record in found if record[0] == "SubAfter"
     }
     assert sorted(record[2] for record in found if record[0] == "SubAfter") == sorted(ids)
+
+
+async def test_a_transaction_has_its_half_message_and_its_outcome(node: Node) -> None:
+    """Fields as TraceDataEncoder of Apache's client 4.9.7 writes them."""
+    async with (
+        MessageTrace(node.address) as trace,
+        Producer(node.address, "shop", check=bool, middleware=[trace.sends("shop")]) as producer,
+    ):
+        async with producer.transaction("t", b"paid", tag="A", keys=["k1", "k2"]) as paid:
+            pass
+        with pytest.raises(ValueError, match="no money"):
+            async with producer.transaction("t", b"unpaid") as unpaid:
+                raise ValueError("no money")
+    found = await records(node)
+    halves = {record[5]: record for record in found if record[0] == "Pub"}
+    assert {message_id: (record[6], record[7], record[11]) for message_id, record in halves.items()} == {
+        paid.message_id: ("A", "k1 k2", "1"),
+        unpaid.message_id: ("", "", "1"),
+    }
+    about = ["DefaultRegion", "shop", "t"]
+    assert [record[2:] for record in found if record[0] == "EndTransaction"] == [
+        [*about, paid.message_id, "A", "k1 k2", node.address, "2", paid.message_id, "COMMIT_MESSAGE", "false"],
+        [*about, unpaid.message_id, "", "", node.address, "2", unpaid.message_id, "ROLLBACK_MESSAGE", "false"],
+    ]
+
+
+async def test_an_outcome_that_the_broker_asked_for_says_so(nodes: Nodes) -> None:
+    node = await nodes.start(transaction_sweep_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
+    answers = iter([None])
+
+    async with (
+        MessageTrace(node.address) as trace,
+        Producer(
+            node.address, "shop", check=lambda message: next(answers, True), middleware=[trace.sends("shop")]
+        ) as producer,
+        producer.transaction("t", b"maybe", tag="A", keys="k1") as half,
+    ):
+        await eventually(lambda: node.broker.transactions.waiting == 0)  # asked before the block ends
+    asked = [record for record in await records(node) if record[0] == "EndTransaction" and record[12] == "true"]
+    assert [record[11] for record in asked[:2]] == ["UNKNOW", "COMMIT_MESSAGE"]
+    assert {tuple(record[4:8]) for record in asked} == {("t", half.message_id, "A", "k1")}
+
+
+async def test_a_oneway_send_is_noted_without_a_place(node: Node) -> None:
+    seen: list[Message] = []
+    async with (
+        MessageTrace(node.address) as trace,
+        Producer(node.address, "shop", middleware=[trace.sends("shop")]) as producer,
+        Consumer(node.address, "g", "t", seen.append, start="first"),
+    ):
+        await producer.send_oneway("t", b"12345", tag="A", keys="k1")
+        await eventually(lambda: len(seen) == 1)
+    (record,) = [record for record in await records(node) if record[0] == "Pub"]
+    place = (f"{node.broker.config.name}:0", "5")
+    assert record[2:10] == ["DefaultRegion", "shop", "t", seen[0].message_id, "A", "k1", *place]
+    assert record[11:] == ["0", "", "true"]
+
+
+async def test_what_a_consumer_without_a_handler_hands_out_is_noted_with_its_end(node: Node) -> None:
+    ends = {"acked": "0", "retried": "4", "rejected": "4", "iterated": "0", "given back": "4"}
+    async with (
+        MessageTrace(node.address) as trace,
+        Producer(node.address) as producer,
+        Consumer(node.address, "g", "t", start="first", middleware=[trace.handlers("g")]) as consumer,
+    ):
+        settle = {"acked": consumer.ack, "retried": consumer.retry, "rejected": consumer.reject}
+        for body in ends:
+            await producer.send("t", body.encode(), keys=body.replace(" ", "-"), queue_key="one")
+        for body, end in settle.items():
+            message = await consumer.receive()
+            assert message.body == body.encode()
+            await end(message)
+        async for message in consumer:
+            if message.body == b"given back":
+                break
+    found = await records(node)
+    begun = {record[4]: record[7] for record in found if record[0] == "SubBefore"}
+    after = [(begun[record[1]].replace("-", " "), record[6]) for record in found if record[0] == "SubAfter"]
+    assert after == list(ends.items())
+
+
+async def test_batches_that_are_handed_out_are_noted(node: Node) -> None:
+    async with (
+        MessageTrace(node.address) as trace,
+        Producer(node.address) as producer,
+        Consumer(node.address, "g", "t", start="first", batch_size=2, middleware=[trace.handlers("g")]) as consumer,
+    ):
+        await producer.send_batch("t", [b"1", b"2", b"3"])
+        sizes: list[int] = []
+        async for messages in consumer.batches():
+            sizes.append(len(messages))
+            if sum(sizes) == 3:
+                break
+    found = await records(node)
+    begun = [record[4] for record in found if record[0] == "SubBefore"]
+    assert len(set(begun[:2])) == 1
+    after = [(record[1], record[6]) for record in found if record[0] == "SubAfter"]
+    assert after == [(begun[0], "0"), (begun[0], "0"), (begun[2], "4")]
+    assert sizes == [2, 1]
 
 
 async def test_a_message_of_the_trace_stays_below_the_limits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
