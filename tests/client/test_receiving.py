@@ -76,7 +76,8 @@ async def test_a_message_that_is_iterated_to_can_be_retried_or_rejected(nodes: N
                 await consumer.ack(message)
             if len(seen) == 4:
                 break
-    assert seen == [(b"0", 0), (b"1", 0), (b"2", 0), (b"0", 1)]
+    assert [body for body, tries in seen if not tries] == [b"0", b"1", b"2"]
+    assert [body for body, tries in seen if tries] == [b"0"]  # it comes when it is due
     assert node.broker.offsets.get("g", "t", 0) == 3
     assert node.broker.store.queue("%DLQ%g", 0).next == 1
 
