@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,11 +43,11 @@ class Access:
 
     def __post_init__(self) -> None:
         if bool(self.access_key) != bool(self.secret_key):
-            raise ConfigError("access_key and secret_key are given together, or neither is")
+            raise ConfigError("access_key and secret_key are given together, or neither is: one of them is missing")
         if self.encoding not in ENCODINGS:
             raise ConfigError(f"encoding is {self.encoding!r}; allowed: {', '.join(ENCODINGS)}")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):
-            raise ConfigError("certificates are given, but tls is off; set it")
+            raise ConfigError("certificates are given, but tls is off; set tls as well")
         if self.key_file and not self.cert_file:
             raise ConfigError("key_file is given, cert_file is not")
 
@@ -63,6 +64,10 @@ class Access:
         """None without TLS. Raises ConfigError."""
         if not self.tls:
             return None
+        for name in ("ca_file", "cert_file", "key_file"):
+            path = getattr(self, name)
+            if path and not os.access(path, os.R_OK):
+                raise ConfigError(f"the TLS files cannot be used: {name} {path} is not there, or may not be read")
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
             if not self.verify_tls:

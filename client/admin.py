@@ -155,7 +155,9 @@ class AdminClient:
         """A topic's settings and offsets on each of its brokers. Raises TopicNotFound."""
         route = await self._cluster.find_route(name)
         if route is None:
-            raise TopicNotFound(f"no name server knows the topic {name}; `topics` lists those that exist")
+            raise TopicNotFound(
+                f"no name server knows the topic {name}; `rocketlet topics list` shows those that exist"
+            )
         masters = {broker.name: broker.addresses[0] for broker in route.brokers if 0 in broker.addresses}
         queues = {data.broker_name: data for data in route.queues}
         stats = await self._each(masters, RequestCode.GET_TOPIC_STATS_INFO, write(TopicName(name)))
@@ -219,7 +221,7 @@ class AdminClient:
             self._group_configs(name, masters), self.connections(name, masters), self._progress(name, masters)
         )
         if not config and not connections and not progress:
-            raise ConfigError(f"no broker knows the group {name}; `groups` lists those that exist")
+            raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows those that exist")
         owners = await self._owners(name, masters, connections)
         return Group(name, config, connections, progress, owners)
 
@@ -311,7 +313,7 @@ class AdminClient:
         masters = await self._masters()
         known = await self._group_configs(group, masters)
         if not known:
-            raise ConfigError(f"no broker knows the group {group}; `groups` lists those that exist")
+            raise ConfigError(f"no broker knows the group {group}; `rocketlet groups list` shows those that exist")
         for broker, config in known.items():
             body = bodies.encode_group(replace(config, strict=strict))
             await self._ask(masters[broker], RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)

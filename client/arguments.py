@@ -3,6 +3,7 @@ allowed. Each function raises ConfigError."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import time
 from collections.abc import Mapping
@@ -47,14 +48,21 @@ def check_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:
         raise ConfigError(f"{name}: {value!r} is not a number of seconds {'from' if may_be_zero else 'above'} 0")
 
 
-def check_callable(name: str, value: Any) -> None:
-    if value is not None and not callable(value):
+def check_callable(name: str, value: Any, *takes: str) -> None:
+    """`takes` says what it is called with, such as "a message"."""
+    if value is None:
+        return
+    if not callable(value):
         raise ConfigError(f"{name}: {value!r} cannot be called; give a function or `async def` function")
-
-
-def check_callables(**values: Any) -> None:
-    for name, value in values.items():
-        check_callable(name, value)
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # some that are written in C say nothing
+        return
+    try:
+        signature.bind(*takes)
+    except TypeError as error:
+        called = getattr(value, "__qualname__", repr(value))
+        raise ConfigError(f"{name}: {called}{signature} is called with {' and '.join(takes)}: {error}") from None
 
 
 def check_start(start: Any) -> None:

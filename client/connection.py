@@ -8,6 +8,8 @@ and switches when the peer has answered in it: an Apache peer never does.
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -282,6 +284,20 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
+def _reason(error: Exception, context: ssl.SSLContext | None) -> str:
+    """Why no connection was made, in words that say what to look at."""
+    text = str(error)
+    if (
+        f"[Errno {errno.ECONNREFUSED}]" in text
+    ):  # in the text, because a name with several addresses has one error for all
+        return "nothing listens there; start the server, or correct the address"
+    if isinstance(error, socket.gaierror):
+        return "the host name is not known; correct it"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}; give the authority that signed it"
+    return f"{text}; does it take TLS?" if context and _is_no_tls(error) else text
+
+
 def _is_no_tls(error: Exception) -> bool:
     """Whether a handshake ended as it does with a peer that speaks plain text only: by an alert, or by a hang-up."""
     refused = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLCertVerificationError)
@@ -347,8 +363,7 @@ class Connections:
         except TimeoutError:
             raise ConnectionFailed(f"{address} did not accept a connection in {CONNECT_TIMEOUT_S} s") from None
         except (OSError, ValueError) as error:
-            hint = "; does it take TLS?" if self._ssl and _is_no_tls(error) else ""
-            raise ConnectionFailed(f"cannot connect to {address}: {error}{hint}") from None
+            raise ConnectionFailed(f"cannot connect to {address}: {_reason(error, self._ssl)}") from None
         if not connection.is_open:  # kept, it would never be replaced: its end was told before it was known here
             raise ConnectionFailed(f"{address} closed the connection at once")
         self._open[address] = connection

@@ -17,7 +17,7 @@ from ..protocol.headers import SendBack, write
 from ..protocol.subscription import TAG, Subscription
 from .access import Access
 from .arguments import (
-    check_callables,
+    check_callable,
     check_count,
     check_group,
     check_seconds,
@@ -123,8 +123,7 @@ class Consumer(Receiver):
         middleware: Sequence[Middleware] = (),
     ) -> None:
         check_group(group)
-        check_callables(handler=handler, on_assigned=on_assigned, on_revoked=on_revoked)
-        check_callables(**{f"middleware[{index}]": layer for index, layer in enumerate(middleware)})
+        _check_callables(handler, middleware, on_assigned, on_revoked, takes_batches=batch_size is not None)
         check_count("concurrency", concurrency, 1, MAX_HANDLER_CONCURRENCY)
         check_count("batch_size", 1 if batch_size is None else batch_size, 1)
         check_count("max_reconsume_times", 0 if max_reconsume_times is None else max_reconsume_times, 0)
@@ -407,6 +406,22 @@ class Consumer(Receiver):
             MAX_RECONSUME_TIMES if self._max_reconsume_times is None else self._max_reconsume_times,
         )
         await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
+
+
+def _check_callables(
+    handler: Handler | None,
+    middleware: Sequence[Middleware],
+    on_assigned: Assigned | None,
+    on_revoked: Listener | None,
+    *,
+    takes_batches: bool,
+) -> None:
+    taken = "a list of messages" if takes_batches else "a message"
+    check_callable("handler", handler, taken)
+    for index, layer in enumerate(middleware):
+        check_callable(f"middleware[{index}]", layer, taken, "what to call next")
+    check_callable("on_assigned", on_assigned, "a set of queues")
+    check_callable("on_revoked", on_revoked, "a set of queues")
 
 
 def _with_retries(

@@ -83,14 +83,14 @@ class Producer(Sender):
         middleware: Sequence[SendMiddleware] = (),
     ) -> None:
         for layer in middleware:
-            check_callable("middleware", layer)
+            check_callable("middleware", layer, "a sending", "what to call next")
         self._middleware = tuple(middleware)
         check_group(group)
         check_seconds("timeout_s", timeout_s)
         check_count("retries", retries, 0)
         check_count("compress_over_bytes", compress_over_bytes, 0)
         check_count("default_queues", default_queues, 1)
-        check_callable("check", check)
+        check_callable("check", check, "a message")
         super().__init__(
             name_server,
             group,

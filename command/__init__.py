@@ -23,6 +23,7 @@ output          columns for people, JSON for programs
 control         a broker under test, behind HTTP
 access          how a command connects: TLS and accounts
 config          its limits
+listening       why a server cannot
 settings        options from the environment and a TOML file
 logs            how it logs
 """

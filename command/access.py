@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ..client.access import Access
+from ..client.errors import ConfigError
 
 _NAMES = ("tls", "tls_ca", "tls_cert", "tls_key", "access_key", "secret_key_file")
 
@@ -35,11 +36,20 @@ def add_client_options(parser: argparse.ArgumentParser, side: str = "") -> None:
 
 
 def access_of(options: argparse.Namespace, side: str = "") -> Access:
-    """Raises ConfigError, OSError."""
+    """Raises ConfigError."""
     given = {name: getattr(options, f"{side}{name}".replace("-", "_")) for name in _NAMES}
     secret = os.environ.get(_variable(side, "SECRET_KEY"), "")
     if given["secret_key_file"]:
-        secret = given["secret_key_file"].read_text().strip()
+        try:
+            secret = given["secret_key_file"].read_text().strip()
+        except OSError as error:
+            text = f"--{side}secret-key-file: {given['secret_key_file']} cannot be read: {error.strerror}"
+            raise ConfigError(text) from None
+    if given["access_key"] and not secret:
+        where = f"${_variable(side, 'SECRET_KEY')} or --{side}secret-key-file"
+        raise ConfigError(f"--{side}access-key is given, its secret is not: use {where}")
+    if not given["tls"] and (given["tls_ca"] or given["tls_cert"] or given["tls_key"]):
+        raise ConfigError(f"certificates are given, but no --{side}tls; add it")
     return Access(
         access_key=given["access_key"],
         secret_key=secret if given["access_key"] else "",

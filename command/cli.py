@@ -83,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def parser(command: str = "") -> argparse.ArgumentParser:
     """Of one command if it is one, otherwise of all."""
-    whole = argparse.ArgumentParser(
+    whole = SettingsParser(
         prog="rocketlet",
         description="Start RocketMQ brokers and name servers, and administer clusters, Rocketlet's or Apache's.",
     )

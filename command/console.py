@@ -20,6 +20,7 @@ from ..console.config import DEFAULT_PORT
 from . import logs
 from .access import access_of, add_client_options
 from .administration import NAME_SERVER, NAME_SERVER_VARIABLE, Commands
+from .listening import listening_fault
 
 log = structlog.get_logger("rocketlet")
 
@@ -69,7 +70,7 @@ async def _console(options: argparse.Namespace) -> int:
     except RocketletError as error:
         print(f"rocketlet: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"rocketlet: cannot listen on {options.host}:{options.port}: {error.strerror}", file=sys.stderr)
+        print(f"rocketlet: {listening_fault(error, options.host, options.port)}", file=sys.stderr)
     return 1
 
 

@@ -21,6 +21,7 @@ from ..protocol.codes import RequestCode
 from ..protocol.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameReader, encode
 from ..protocol.schema import BodyError
 from .frames import fields, lines
+from .listening import listening_fault
 from .output import Output
 
 READ_BYTES: Final = 65_536
@@ -69,7 +70,7 @@ async def _dump(options: argparse.Namespace) -> int:
     try:
         port = await dump.listen(options.port, options.to)
     except OSError as error:
-        print(f"rocketlet: cannot listen: {error.strerror}", file=sys.stderr)
+        print(f"rocketlet: {listening_fault(error, options.host, options.port)}", file=sys.stderr)
         return 1
     dump.output.text(f"give clients {options.host}:{port}; it leads to {options.to[0]}:{options.to[1]}")
     try:

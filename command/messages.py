@@ -78,6 +78,7 @@ async def _find(options: argparse.Namespace, admin: AdminClient, output: Output)
         found = await _newest(admin, await admin.topic(options.topic), options.limit, "*")
     _show(output, found[: options.limit])
     if not found:
+        await admin.topic(options.topic)  # raises for a topic that is not there
         output.text("no message was found")
     return 0 if found else 1
 
@@ -213,6 +214,7 @@ async def _dead(options: argparse.Namespace, admin: AdminClient, output: Output)
     found = await _dead_letters(admin, options.group, options.limit)
     _show(output, found)
     if not found:
+        await admin.group(options.group)  # raises for a group that is not there
         output.text(f"the group {options.group} has no dead letters")
     return 0
 
@@ -223,6 +225,7 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
     wanted = [item for item in found if not options.id or {item.message_id, item.offset_id} & set(options.id)]
     _show(output, wanted)
     if not wanted:
+        await admin.group(options.group)  # raises for a group that is not there
         output.text("no dead letter matches")
         return 1
     if options.dry_run:

@@ -28,8 +28,10 @@ from ..broker.net.tls import Tls, TlsError, TlsFiles
 from ..broker.open_files import raise_limit
 from ..broker.server import Server
 from ..broker.store.files import StoreError
+from ..client.arguments import parse_addresses
 from ..client.errors import RocketletError
 from . import console, control, layout, logs
+from .listening import listening_fault
 from .server_options import (
     AUTO,
     DEFAULT_DATA,
@@ -100,7 +102,7 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
     except (StoreError, TlsError, AclError, RocketletError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"rocketlet: cannot listen: {error.strerror}", file=sys.stderr)
+        print(f"rocketlet: {listening_fault(error, options.host, options.port)}", file=sys.stderr)
     return 1
 
 
@@ -256,7 +258,7 @@ async def _broker(options: argparse.Namespace) -> int:
     logs.name_broker(options.name)
     tls, acl = tls_of(options), acl_of(options)
     address = _bind(options)
-    name_servers = tuple(part for part in options.nameserver.replace(",", ";").split(";") if part)
+    name_servers = tuple(parse_addresses(options.nameserver))
     if options.advertise == AUTO:
         print("rocketlet: --advertise auto needs the name server in the same process: rocketlet start", file=sys.stderr)
         return 1

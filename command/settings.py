@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 PREFIX: Final = "ROCKETLET_"
 _NOT_SETTINGS: Final = frozenset(("help", "config"))
@@ -22,6 +22,10 @@ class SettingsParser(argparse.ArgumentParser):
     """With `reads_settings`, what the command line does not say comes from the environment and the file."""
 
     reads_settings = False
+
+    def error(self, message: str) -> NoReturn:
+        """One line: the usage of a server has thirty."""
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` shows what there is\n")
 
     def read_settings(self) -> None:
         self.reads_settings = True

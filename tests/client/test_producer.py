@@ -234,6 +234,8 @@ async def test_the_connection_opens_in_json_and_switches(node: Node) -> None:
         ({"compress_over_bytes": -1}, "compress_over_bytes"),
         ({"default_queues": 0}, "default_queues"),
         ({"check": True}, "check: True cannot be called"),
+        ({"check": lambda: True}, "is called with a message: too many"),
+        ({"middleware": [lambda sending: None]}, "is called with a sending and what to call next"),
     ],
 )
 def test_wrong_settings_are_refused_when_the_producer_is_made(arguments: dict[str, Any], reason: str) -> None:

@@ -1,0 +1,107 @@
+"""What users mistype: one line that names it and says what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from rocketlet.command import logs
+from rocketlet.command.cli import main
+from rocketlet.command.listening import listening_fault
+
+from ..conftest import Node
+from .conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROCKETLET_SECRET_KEY", raising=False)
+    monkeypatch.setattr(logs, "configure", lambda level: None)
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "text"),
+    [
+        ("topics list --nameserver 127.0.0.1:1", 1, "nothing listens there; start the server, or correct the address"),
+        ("topics list --nameserver localhost:1", 1, "nothing listens there"),
+        ("topics list --nameserver 127.0.0.1", 1, "'127.0.0.1' is not host:port, such as 127.0.0.1:9876"),
+        ("topics list --access-key a", 1, "its secret is not: use $ROCKETLET_SECRET_KEY or --secret-key-file"),
+        ("topics list --access-key a --secret-key-file /none", 1, "--secret-key-file: /none cannot be read"),
+        ("topics list --tls-ca /none", 1, "certificates are given, but no --tls; add it"),
+        ("topics list --tls --tls-ca /none", 1, "ca_file /none is not there, or may not be read"),
+        ("broker --nameserver x", 1, "'x' is not host:port"),
+        ("fsck /none", 1, "/none is no data folder: it does not exist"),
+        ("start --port x", 2, "argument --port: x is not a port; use 0 to 65535; `rocketlet start --help` shows"),
+        ("", 2, "the following arguments are required: COMMAND; `rocketlet --help` shows what there is"),
+        ("topics", 2, "the following arguments are required: VERB; `rocketlet topics --help` shows what there is"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    command: str,
+    status: int,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # servers make their folder before they listen
+    try:
+        ended = main(command.split())
+    except SystemExit as end:
+        ended = int(end.code or 0)
+    lines = capsys.readouterr().err.splitlines()
+    assert (ended, len(lines), text in lines[-1]) == (status, 1, True), lines
+
+
+@pytest.mark.parametrize("command", ["dump PORT", "nameserver --port PORT", "console --port PORT"])
+def test_a_port_that_is_taken_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(command.replace("PORT", port).split()) == 1
+    text = f"rocketlet: cannot listen on 127.0.0.1:{port}: Address already in use; stop what listens there"
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL)),
+            "h:7: Cannot assign requested address; no network interface of this machine has this address",
+        ),
+        (OSError(errno.EACCES, os.strerror(errno.EACCES)), "h:7: Permission denied; ports below 1024 are for root"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "h:7: the host name is not known"),
+        (
+            OSError(errno.EADDRINUSE, "attempting to bind on address ('::1', 8, 0, 0): taken"),
+            "::1:8: Address already in use",
+        ),
+        (
+            OSError(errno.EADDRINUSE, "the metrics port h:9: taken"),
+            "the metrics port h:9: taken; stop what listens there",
+        ),
+    ],
+)
+def test_why_a_server_cannot_listen(error: OSError, text: str) -> None:
+    assert listening_fault(error, "h", 7).startswith(f"cannot listen on {text}")
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("topics show nobody", "no name server knows the topic nobody; `rocketlet topics list` shows those that exist"),
+        ("messages find nobody --key k", "no name server knows the topic nobody"),
+        ("groups show nobody", "no broker knows the group nobody; `rocketlet groups list` shows those that exist"),
+        ("groups delete nobody --yes", "no broker knows the group nobody"),
+        ("offsets show nobody", "`rocketlet groups list` shows those that exist"),
+        ("messages dead nobody", "no broker knows the group nobody"),
+        ("messages replay nobody", "no broker knows the group nobody"),
+    ],
+)
+async def test_a_name_that_nobody_knows_is_not_taken_for_nothing_to_do(
+    run: Run, node: Node, command: str, text: str
+) -> None:
+    ran = await run(*command.split())
+    assert (ran.status, text in ran.out + ran.err) == (1, True), ran
