@@ -1,6 +1,10 @@
 """What several brokers cost: messages sent and consumed for a second of processor time, with `rocketlet start --brokers N`
 for N from 1 to 4. There are as many clients as brokers, each a process that sends with 128 in flight and is a member of one
-group. The processor time is that of all brokers and the name server; the machine's cores do not matter for it."""
+group. The processor time is that of all brokers and the name server.
+
+Processes that share cores take caches and turns from each other, whatever they do. So each number of brokers is also measured
+as so many clusters of one broker and one client, which have nothing to do with each other: `to apart` is what it costs to be
+one cluster."""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ import re
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,12 +49,12 @@ class Measured(NamedTuple):
 
 
 @asynccontextmanager
-async def brokers(count: int, folder: Path) -> AsyncIterator[tuple[str, int]]:
-    """The name server's address, and the id of the supervisor's process."""
+async def cluster(count: int, folder: Path) -> AsyncIterator[tuple[str, int]]:
+    """One of so many brokers: the name server's address, and the id of the supervisor's process."""
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rocketlet.command.cli", "start", "--brokers", str(count), "--port", "0", "--no-vip",
-        "--data", str(folder / f"brokers-{count}"), "--log-level", "error", stdout=pipe,
+        "--data", str(folder), "--log-level", "error", stdout=pipe,
     )  # fmt: skip
     assert child.stdout is not None
     try:
@@ -63,9 +67,10 @@ async def brokers(count: int, folder: Path) -> AsyncIterator[tuple[str, int]]:
         await child.wait()
 
 
-def brokers_cpu_s(pid: int) -> float:
-    own = used(pid)
-    return (own.cpu_s if own else 0.0) + sum(process.cpu_s for process in below(pid))
+def brokers_cpu_s(pids: Sequence[int]) -> float:
+    own = (used(pid) for pid in pids)
+    children = (process for pid in pids for process in below(pid))
+    return sum(process.cpu_s for process in (*own, *children) if process)
 
 
 async def client(address: str, warm_s: float, seconds: float) -> dict[str, float]:
@@ -98,23 +103,30 @@ async def client(address: str, warm_s: float, seconds: float) -> dict[str, float
         }
 
 
-async def measure(count: int, options: Namespace) -> Measured:
-    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
-        async with brokers(count, Path(folder)) as (address, pid):
+async def start_client(address: str, seconds: float) -> asyncio.subprocess.Process:
+    arguments = ("-m", "bench.brokers", "--client", address, "--seconds", str(seconds))
+    return await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+
+
+async def measure(sizes: Sequence[int], seconds: float) -> Measured:
+    """Clusters of these sizes, at once; each has as many clients as brokers."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketlet-bench-"))
+        addresses, pids = [], []
+        for number, count in enumerate(sizes):
+            address, pid = await stack.enter_async_context(cluster(count, Path(folder) / str(number)))
             async with AdminClient(address) as admin:
                 await admin.create_topic("bench", queues=QUEUES)
-            arguments = ("-m", "bench.brokers", "--client", address, "--seconds", str(options.seconds))
-            children = [
-                await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
-                for _ in range(count)
-            ]
-            outputs = [child.stdout for child in children if child.stdout is not None]
-            await asyncio.gather(*(output.readline() for output in outputs))
-            began_s, cpu_s = time.monotonic(), brokers_cpu_s(pid)
-            lines = await asyncio.gather(*(output.readline() for output in outputs))
-            taken_s, cpu_s = time.monotonic() - began_s, brokers_cpu_s(pid) - cpu_s
-            await asyncio.gather(*(child.wait() for child in children))
-            found = [json.loads(line) for line in lines]
+            addresses += [address] * count
+            pids.append(pid)
+        children = [await start_client(address, seconds) for address in addresses]
+        outputs = [child.stdout for child in children if child.stdout is not None]
+        await asyncio.gather(*(output.readline() for output in outputs))
+        began_s, cpu_s = time.monotonic(), brokers_cpu_s(pids)
+        lines = await asyncio.gather(*(output.readline() for output in outputs))
+        taken_s, cpu_s = time.monotonic() - began_s, brokers_cpu_s(pids) - cpu_s
+        await asyncio.gather(*(child.wait() for child in children))
+        found = [json.loads(line) for line in lines]
     done = sum(item["sent"] + item["got"] for item in found) // 2
     clients_s = sum(item["cpu_s"] for item in found)
     return Measured(done, done / taken_s, cpu_s / done * 1e6, clients_s / done * 1e6)
@@ -127,6 +139,11 @@ def parser() -> ArgumentParser:
     return made
 
 
+def ratios(found: Sequence[Measured], others: Sequence[Measured]) -> list[float]:
+    """Of the messages for a second of processor time, round by round; the least first."""
+    return sorted(mine.per_cpu_s / other.per_cpu_s for mine, other in zip(found, others, strict=True))
+
+
 async def run() -> None:
     options = parser().parse_args()
     if options.client:
@@ -134,21 +151,24 @@ async def run() -> None:
         return
     sizes = [int(size) for size in options.only.split(",")] if options.only else BROKERS
     rounds: dict[int, list[Measured]] = {size: [] for size in sizes}
+    apart: dict[int, list[Measured]] = {size: [] for size in sizes}
     for _ in range(options.rounds):
         for size in sizes:
-            rounds[size].append(await measure(size, options))
+            rounds[size].append(await measure([size], options.seconds))
+            apart[size].append(await measure([1] * size, options.seconds) if size > 1 else rounds[size][-1])
     rows: list[list[object]] = []
     result: dict[str, dict[str, float]] = {}
     for size, found in rounds.items():
-        ratios = sorted(mine.per_cpu_s / one.per_cpu_s for mine, one in zip(found, rounds[sizes[0]], strict=True))
+        to_first, to_apart = ratios(found, rounds[sizes[0]]), ratios(found, apart[size])
         medians = {name: common.median([getattr(item, name) for item in found]) for name in Measured._fields}
         medians["messages_per_cpu_s"] = common.median([item.per_cpu_s for item in found])
-        medians["ratio_to_first"] = common.median(ratios)
+        medians["apart_us"] = common.median([item.brokers_us for item in apart[size]])
+        medians["ratio_to_first"], medians["ratio_to_apart"] = common.median(to_first), common.median(to_apart)
         result[str(size)] = medians
-        ratio = f"{medians['ratio_to_first']:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        figures = [medians[name] for name in ("messages_per_cpu_s", "messages_per_s", "brokers_us", "clients_us")]
-        rows.append([size, *figures, ratio])
-    columns = ("brokers", "messages / CPU s", "messages / s", "brokers us", "clients us", f"to {sizes[0]}")
+        said = [f"{common.median(part):.2f} ({part[0]:.2f} to {part[-1]:.2f})" for part in (to_first, to_apart)]
+        names = ("messages_per_cpu_s", "brokers_us", "apart_us", "clients_us")
+        rows.append([size, *(medians[name] for name in names), *said])
+    columns = ("brokers", "messages / CPU s", "us", "apart us", "clients us", f"to {sizes[0]}", "to apart")
     common.show("Messages of 1 KB, sent and consumed", columns, rows)
     common.finish(options, "brokers", result)
 

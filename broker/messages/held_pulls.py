@@ -122,6 +122,16 @@ class HeldPulls:
         for pull in self.of(connection):
             self._release(pull)
 
+    def let_topic_go(self, topic: str) -> None:
+        """The topic is deleted: its pulls would sleep through the messages of one that is made anew."""
+        for queue in [queue for queue in self._held if queue.topic == topic]:
+            self._turns.do(self._let_all_go(list(self._held[queue])))
+
+    def _let_all_go(self, waiting: list[HeldPull]) -> Work[None]:
+        for pull in waiting:
+            self.let_go(pull)
+            yield
+
     def of(self, connection: Connection) -> list[HeldPull]:
         """The pulls of a connection."""
         return list(self._of.get(connection, ()))

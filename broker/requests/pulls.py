@@ -209,6 +209,9 @@ def _read_held(
     broker: Broker, frame: Frame, header: PullMessage, queue: ConsumeQueue, subscription: Subscription | None
 ) -> Buffers:
     """As `_read`, outside of the dispatch, which would say what the store cannot read."""
+    if broker.store.queues.get((queue.topic, queue.queue_id)) is not queue:
+        remark = f"topic[{queue.topic}] not exist, it was deleted"
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark)
     try:
         return _read(broker, frame, header, queue, subscription)
     except (StoreError, MessageError) as error:

@@ -59,7 +59,9 @@ def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     broker.topics.delete(name, broker.store.end)
     broker.offsets.forget_topic(name)
     log.info("topic_deleted", topic=name)
-    broker.tasks.answer(_delete(broker, connection, frame, broker.store.deleting(name)))
+    removing = broker.store.deleting(name)
+    broker.held_pulls.let_topic_go(name)
+    broker.tasks.answer(_delete(broker, connection, frame, removing))
     return None
 
 

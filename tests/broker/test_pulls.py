@@ -183,6 +183,21 @@ async def test_a_held_pull_ends_when_its_time_is_up(wire: Wire) -> None:
     assert answer.code == ResponseCode.PULL_NOT_FOUND
 
 
+@pytest.mark.parametrize("expression", ["*", "B"])
+async def test_a_held_pull_of_a_topic_that_is_deleted_is_told_at_once(
+    node: Node, wire: Wire, connect: Connect, expression: str
+) -> None:
+    """Held on, it would sleep through the messages of a topic that is made anew."""
+    await create_topic(wire, "t")
+    await send(wire, b"seen", tag="A", queue=0)
+    waiting = await connect(node.address)
+    held = pull(flags=SUBSCRIBED | SUSPEND, offset=1, subscription=expression)
+    opaque = waiting.send(RequestCode.PULL_MESSAGE, held)
+    await waiting.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})
+    assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})).code == 0
+    assert (await waiting.answer(opaque)).code == ResponseCode.TOPIC_NOT_EXIST
+
+
 async def test_a_pull_commits_its_offset_if_the_bit_says_so(wire: Wire) -> None:
     await create_topic(wire, "t")
     for _ in range(3):
