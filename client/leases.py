@@ -116,7 +116,7 @@ class Leases:
     @property
     def are_doubtful(self) -> bool:
         """Whether a broker may have locked a queue that is not owned."""
-        return self._locks.are_doubtful
+        return bool(self._locks.doubtful)
 
     @property
     def are_suspended(self) -> bool:
@@ -128,8 +128,7 @@ class Leases:
     async def acquire(self, wanted: Iterable[Queue]) -> None:
         """Locks and takes what can be had of these queues."""
         wanted = set(wanted)
-        # Perhaps locked, and not wanted any more: left alone, a lease would keep others out until it ends.
-        await self._locks.give_back(but=wanted | self._handing_over.keys())
+        await self._give_back(self._locks.doubtful - wanted - self._handing_over.keys())
         free = wanted - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
         queues = by_broker(sorted(free))
         await _all(self._acquire_from(name, part) for name, of_broker in queues.items() for part in parts(of_broker))
@@ -156,11 +155,8 @@ class Leases:
         self._take(connection, queue, lease, offset)
 
     def _take(self, connection: Connection, queue: Queue, lease: Lease, offset: int) -> None:
-        if not connection.is_open:
-            self._locks.went_with(connection, [queue])
-            return
-        if lease.is_over:
-            return  # the answer was too long on its way; the next pass asks again
+        if not connection.is_open or lease.is_over:
+            return  # the lock may be gone: the next pass asks again
         self._locks.taken([queue])
         self.owned[queue] = lease
         self._user.take_queue(queue, offset, lease)
@@ -198,7 +194,8 @@ class Leases:
         except RocketletError as error:
             log.warning("hand_over_failed", queue=str(queue), reason=str(error), hint="the broker will end the lease")
         finally:
-            self._releasing.pop(queue, None)
+            if self._releasing.pop(queue, None) is not None:
+                self._locks.doubt([queue])  # it has not come to the unlock
             self._handing_over.pop(queue, None)
             self._end(queue, lease)
             self._wake.set()
@@ -208,7 +205,18 @@ class Leases:
         for queue in list(self.owned):
             self.release(queue)
         await asyncio.gather(*self._handing_over.values(), return_exceptions=True)
-        await self._locks.give_back()
+        doubtful = self._locks.doubtful
+        if not all(map(self._is_known_at, doubtful)):
+            await self._heartbeats.beat()
+        await self._give_back(doubtful)
+
+    async def _give_back(self, queues: Iterable[Queue]) -> None:
+        """Unlocks queues that perhaps are locked. Left alone, they would keep others out until their leases end."""
+        await asyncio.gather(*map(self._locks.unlock, filter(self._is_known_at, queues)))
+
+    def _is_known_at(self, queue: Queue) -> bool:
+        """Whether the queue's broker has heard this member on its connection: else it unlocks nothing for it."""
+        return self._heartbeats.is_registered(self._cluster.master(queue.broker_name))
 
     def abandon(self) -> None:
         """The end, also where there was no time to hand over: nothing is ours any more."""

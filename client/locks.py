@@ -1,8 +1,8 @@
 """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ, as one member asks for them: whatever a broker may have locked for it is given back.
 
-A broker grants a lock also when nobody waits for the answer any more: whoever asked was cancelled, or gave up. Rocketlet's
-frees it when the socket closes, Apache's keeps it for 60 s, and nobody reads the queue meanwhile. So a queue is in doubt
-from the moment when its lock is asked for, until it is taken, refused, or an unlock is answered.
+A broker grants a lock also when nobody waits for the answer any more: whoever asked was cancelled, or gave up. Apache's
+keeps it for 60 s, Rocketlet's for 20 s if it restarts just then, and nobody reads the queue meanwhile. So a queue is in
+doubt from the moment when its lock is asked for, until it is taken, refused, or an unlock is answered.
 
 An unlock waits for lock requests of its queue that are under way. Apache's broker carries out what one connection asks in
 several threads (AdminBrokerProcessor's executor): the unlock could overtake the lock.
@@ -11,7 +11,7 @@ several threads (AdminBrokerProcessor's executor): the unlock could overtake the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from functools import partial
 
 from ..protocol import group_bodies
@@ -38,11 +38,14 @@ class Locks:
         self._client_id = client_id
         self._under_way: dict[asyncio.Future[Frame], Set[Queue]] = {}
         self._unanswered: set[Queue] = set()  # a lock request was given up, and may still be carried out
-        self._doubtful: dict[Queue, float] = {}  # perhaps locked, not owned; until when, by our clock
+        self._doubtful: dict[Queue, float] = {}  # until when, by our clock: then the lock has ended by itself
 
     @property
-    def are_doubtful(self) -> bool:
-        return bool(self._doubtful)
+    def doubtful(self) -> Set[Queue]:
+        """Perhaps locked for us, and not owned."""
+        now_s = clock_s()
+        self._doubtful = {queue: over_s for queue, over_s in self._doubtful.items() if over_s > now_s}
+        return self._doubtful.keys()
 
     async def lock(
         self, connection: Connection, queues: Iterable[Queue]
@@ -50,14 +53,11 @@ class Locks:
         """Which of the queues are locked for us now, and the group's offsets, as far as the broker says them. They are in
         doubt until they are `taken` or unlocked. Raises RocketletError and BodyError."""
         asked = tuple(queues)
-        self._doubt(asked)
+        self.doubt(asked)
         try:
             answer, leases = await self._ask(connection, asked, {})
         except BrokerRefused:
             self.taken(asked)
-            raise
-        except ConnectionFailed:
-            self.went_with(connection, asked)
             raise
         self.taken(set(asked) - leases.keys())
         offsets = group_bodies.decode_committed(answer.body)
@@ -95,7 +95,8 @@ class Locks:
 
     # Doubt
 
-    def _doubt(self, queues: Iterable[Queue]) -> None:
+    def doubt(self, queues: Iterable[Queue]) -> None:
+        """These are not owned any more, and not unlocked."""
         over_s = clock_s() + APACHE_LEASE_S
         self._doubtful |= dict.fromkeys(queues, over_s)
 
@@ -104,22 +105,11 @@ class Locks:
         for queue in queues:
             self._doubtful.pop(queue, None)
 
-    def went_with(self, connection: Connection, queues: Iterable[Queue]) -> None:
-        """The connection is gone, and with it the locks that it had, unless the broker is Apache's."""
-        if connection.speaks_msgpack:
-            self.taken(queues)
-
-    async def give_back(self, *, but: Collection[Queue] = ()) -> None:
-        """Unlocks what is in doubt, except queues that are to be locked again."""
-        now_s = clock_s()
-        self._doubtful = {queue: over_s for queue, over_s in self._doubtful.items() if over_s > now_s}
-        await asyncio.gather(*(self.unlock(queue) for queue in self._doubtful if queue not in but))
-
     async def unlock(self, queue: Queue, epoch: int | None = None) -> None:
         """Raises nothing: without an answer the queue is in doubt."""
         await self._asked(queue)
         body = self._unlock_body({queue: epoch or 0})
-        self._doubt([queue])
+        self.doubt([queue])
         try:
             connection = await self._cluster.broker(queue.broker_name)
             await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)

@@ -150,7 +150,10 @@ class Locks:
             lock = self._locks.get(key)
             if lock is None:
                 faults.append(f"{queue.topic}:{queue.queue_id} is not locked")
-            elif lock.client_id != request.client_id or (lock.handover and lock.connection is not connection):
+            elif lock.client_id != request.client_id or (
+                # of a lease from before a restart its owner may let go, whom the heartbeat has identified
+                lock.handover and lock.connection is not connection and lock.connection is not None
+            ):
                 faults.append(f"{queue.topic}:{queue.queue_id} is locked by {lock.client_id} (epoch {lock.epoch})")
             # An unlock that was long on its way must not free what its sender has locked again since.
             elif request.epochs.get(queue, lock.epoch) != lock.epoch:

@@ -9,6 +9,7 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.net.connection import Connection
+from rocketlet.broker.store.jobs import run
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -181,6 +182,20 @@ def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
     assert second > first
     assert locks.lock(renewal, again) == {}
     assert locks.lock(ask, again) == {QUEUE: second}
+
+
+def test_after_a_restart_an_owner_may_let_go(tmp_path: Path) -> None:
+    clock = MovableClock()
+    locks = make_locks(tmp_path, clock)
+    request = LockRequest("c1", "g", (QUEUE,), True)
+    locks.lock(request, peer())
+    save = run(locks.saving())
+    assert save is not None
+    save.write(sync=False)
+    again = make_locks(tmp_path, clock)
+    assert again.unlock(LockRequest("c2", "g", (QUEUE,), True), peer()), "another client may not"
+    assert again.unlock(request, peer()) == []
+    assert len(again) == 0
 
 
 async def test_apaches_locks_last_and_survive_a_closed_socket(node: Node, connect: Connect) -> None:

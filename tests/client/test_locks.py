@@ -9,11 +9,13 @@ import pytest
 from rocketlet.client import Consumer, Message
 from rocketlet.client.access import Access
 from rocketlet.client.handling import MessageHandler
+from rocketlet.client.offsets import GroupOffsets
 from rocketlet.protocol.codes import RequestCode
 
 from ..apache_locks import AS_APACHES, ApacheLocks, Run, at_once
 from ..conftest import Connect, Node, Nodes, create_topic, eventually
 from ..handlers import Inbox, fill
+from .test_rebalance import restart
 
 LOCK, UNLOCK, QUERY = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.QUERY_CONSUMER_OFFSET
 
@@ -142,6 +144,7 @@ async def test_an_unlock_that_is_not_answered_is_said_again(locks: ApacheLocks, 
             await eventually(lambda: {locks.owners().get(("t", number)) for number in range(2)} == ids(first, second))
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_lock_that_was_granted_to_a_connection_that_broke_is_undone(locks: ApacheLocks, apache: Node) -> None:
     await fill(apache, 1)
     held = Held(LOCK)
@@ -151,11 +154,8 @@ async def test_a_lock_that_was_granted_to_a_connection_that_broke_is_undone(lock
         for connection in list(apache.server.connections):
             connection.abort()
         await eventually(lambda: not leaver._cluster.is_connected(apache.address) or len(held.waiting) > 1)
-        leaving = asyncio.create_task(leaver.stop())
-        await has_left(leaver)
-        locks.run = at_once
         held.let_go()
-        await leaving
+        assert leaver.client_id in locks.owners().values()  # and what it asks anew waits
     assert locks.owners() == {}
 
 
@@ -190,3 +190,25 @@ async def test_a_stop_that_is_cancelled_ends_the_member(node: Node) -> None:
     inbox = Inbox()
     async with member(node, inbox, Access()):
         await eventually(lambda: inbox.bodies == [b"0"])
+
+
+async def test_a_lock_that_a_restarted_broker_remembers_is_undone(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks_up, never = asyncio.Event(), asyncio.Event()
+
+    async def begin(*about: object) -> int:
+        looks_up.set()
+        await never.wait()
+        raise AssertionError
+
+    monkeypatch.setattr(GroupOffsets, "begin", begin)
+    home = await nodes.start(name="home")
+    guest = await nodes.start(name="guest", name_servers=(home.address,))
+    await create_topic(await connect(guest.address), "t", 1)
+    async with member(home, access=Access()) as leaver:
+        await looks_up.wait()
+        await guest.stop()
+        guest = await restart(nodes, guest, stands=True)
+        assert leaver.client_id in guest.broker.locks.owners("g").values()
+    assert guest.broker.locks.owners("g") == {}

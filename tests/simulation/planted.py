@@ -215,7 +215,7 @@ def _lost_goes_on(self: Leases, queue: Queue, reason: str) -> None:
         self._user.resume_queue(queue)
 
 
-async def _keep_doubtful(self: MemberLocks, *, but: Any = ()) -> None:
+async def _keep_doubtful(self: Leases, queues: Any) -> None:
     """A lock whose answer nobody waited for is not given back."""
 
 
@@ -238,7 +238,7 @@ FAULTS: dict[str, list[Fault]] = {
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
     "epoch-kept": [(Locks, "expire", _expire_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
     "leave-stops-renewing": [(Membership, "leave", _leave_at_once)],
-    "lock-forgotten": [(MemberLocks, "give_back", _keep_doubtful), (MemberLocks, "abandon", lambda self, held: None)],
+    "lock-forgotten": [(Leases, "_give_back", _keep_doubtful), (MemberLocks, "abandon", lambda self, held: None)],
     "lock-for-everybody": [(Locks, "_lock_one", _for_everybody)],
     "lost-goes-on": [(Leases, "_lose", _lost_goes_on)],
     "no-deadline": [(Lease, "is_over", property(lambda self: False))],
