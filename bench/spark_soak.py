@@ -1,5 +1,6 @@
 """Rows of 200 bytes through a standalone Spark cluster of two workers, written and read at the same time, and then 1,000
-triggers of few rows: whether all arrive once, and what memory processes take meanwhile.
+triggers of few rows: whether all arrive once, and what memory processes take meanwhile. With --fill, our sink writes all rows
+before Spark reads them, without Spark, which takes a fraction of the time.
 
 It can be stopped at any time and goes on where it was: everything is in --folder. The curve is in its `memory.jsonl`.
 """
@@ -12,22 +13,29 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyspark
 import uvloop
+from rocketlet.spark.options import write_options
+from rocketlet.spark.sink import send_all
 from rocketlet.testing.ports import free_port
 
 from . import common
 from .peers import Peer, listening, process, rocketlet
 from .processes import below, proportional_bytes, used
 from .spark import create_topic
+from .spark_soak_job import BODY_BYTES, PART_ROWS, ROWS, TRIGGERS, State
 
 MIB = 1 << 20
 SAMPLE_S = 5.0
+FILL_ROWS = 20_000  # encoded at once
 START_TIMEOUT_S = 300.0  # of a JVM beside other work
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 SHOWN = 20  # points of the curve that are printed
@@ -38,6 +46,8 @@ def parser() -> Any:
     made.add_argument("--rows", type=int, default=100_000_000)
     made.add_argument("--triggers", type=int, default=1000)
     made.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "rocketlet" / "spark-soak")
+    made.add_argument("--batch-rows", type=int, default=500_000, help="the most rows of a trigger that reads them all")
+    made.add_argument("--fill", action="store_true", help="write all rows first, without Spark")
     made.add_argument("--anew", action="store_true", help="begin again instead of going on")
     return made
 
@@ -62,11 +72,11 @@ async def cluster(folder: Path) -> AsyncIterator[str]:
         yield f"spark://127.0.0.1:{port}"
 
 
-def memory(broker: Peer, driver_pid: int) -> dict[str, float]:
+def memory(broker: Peer, driver_pid: int | None) -> dict[str, float]:
     """MiB: the broker, the driver's JVM and its Python, the executors' JVMs and theirs, both workers together. Pages that
     several processes share count once: Spark forks its Python workers."""
     found = {"broker": broker.resident_mib(), "driver": 0.0, "driver_python": 0.0, "executors": 0.0, "python": 0.0}
-    for item in (used(driver_pid), *below(driver_pid)):
+    for item in (used(driver_pid), *below(driver_pid)) if driver_pid else ():
         if item is not None:
             found["driver" if item.name == "java" else "driver_python"] += proportional_bytes(item.pid) / MIB
     for item in below(os.getpid()):
@@ -78,6 +88,13 @@ def memory(broker: Peer, driver_pid: int) -> dict[str, float]:
             found["executors"] += proportional_bytes(item.pid) / MIB
             found["python"] += sum(proportional_bytes(worker.pid) for worker in below(item.pid)) / MIB
     return {name: round(value, 1) for name, value in found.items()}
+
+
+def numbered(begin: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Rows as the job writes them: the bodies are numbers."""
+    for at in range(begin, end, FILL_ROWS):
+        numbers = pa.array(np.arange(at, min(at + FILL_ROWS, end)))
+        yield pa.record_batch({"body": pc.utf8_rpad(numbers.cast(pa.string()), BODY_BYTES, "x")})
 
 
 class Soak:
@@ -92,10 +109,20 @@ class Soak:
         """What the job has noted: rows written, rows read and the sum of their numbers, triggers."""
         return json.loads(self._state_file.read_text()) if self._state_file.exists() else {}
 
+    async def fill(self) -> None:
+        """All rows, by our sink. A part that was cut off by a stop is written again, as the job does it."""
+        state, options = State(self._folder), write_options({"nameServer": self._broker.address, "topic": ROWS})
+        for begin in range(state.noted["written"], self._options.rows, PART_ROWS):
+            end = min(begin + PART_ROWS, self._options.rows)
+            state.begin(end)
+            await asyncio.to_thread(send_all, options, numbered(begin, end))
+            state.note(written=end)
+            self._sample(None)
+
     async def run(self) -> None:
         arguments = (
             sys.executable, "-m", "bench.spark_soak_job", self._master, self._broker.address, str(self._folder),
-            str(self._options.rows), str(self._options.triggers),
+            str(self._options.rows), str(self._options.triggers), str(self._options.batch_rows),
         )  # fmt: skip
         with (self._folder / "job.log").open("ab") as log:
             environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -116,11 +143,12 @@ class Soak:
         except TimeoutError:
             return None
 
-    def _sample(self, driver_pid: int) -> None:
-        if used(driver_pid) is None:
+    def _sample(self, driver_pid: int | None) -> None:
+        if driver_pid is not None and used(driver_pid) is None:
             return
         state = self.state()
-        point = {"at_s": round(time.time(), 1), "rows": state.get("rows", 0), "triggers": state.get("triggers", 0)}
+        done = {name: state.get(name, 0) for name in ("written", "rows", "triggers")}
+        point = {"at_s": round(time.time(), 1), **done}
         with (self._folder / "memory.jsonl").open("a") as curve:
             curve.write(json.dumps(point | memory(self._broker, driver_pid)) + "\n")
 
@@ -150,9 +178,11 @@ async def run() -> None:
         shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True, exist_ok=True)
     async with rocketlet(options.folder) as broker, cluster(options.folder) as master:
-        for topic in ("soak-rows", "soak-triggers"):
+        for topic in (ROWS, TRIGGERS):
             await create_topic(broker, None, topic, 4)
         soak = Soak(options, broker, master)
+        if options.fill:
+            await soak.fill()
         await soak.run()
     state, points = soak.state(), soak.curve()
     check(state, options.rows)

@@ -16,7 +16,6 @@ from pyspark.sql import functions as f
 
 BODY_BYTES = 200
 PART_ROWS = 1_000_000
-BATCH_ROWS = 500_000
 TRIGGER_ROWS = 100
 ROWS, TRIGGERS = "soak-rows", "soak-triggers"
 
@@ -39,26 +38,29 @@ class State:
             new.write_text(json.dumps(self.noted))
             new.rename(self._file)
 
+    def begin(self, end: int) -> None:
+        """The rows before `end` are being written. What was begun before and not noted as written is there twice now."""
+        self.note(writing=end, doubled=self.noted["doubled"] + (self.noted["writing"] > self.noted["written"]))
+
 
 class Job:
-    def __init__(self, master: str, address: str, folder: Path) -> None:
+    def __init__(self, master: str, address: str, folder: Path, batch_rows: int) -> None:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
         builder = builder.config("spark.executor.memory", "1g").config("spark.executor.cores", "1")
         self._spark = builder.config("spark.sql.streaming.minBatchesToRetain", "10").getOrCreate()
         self._spark.sparkContext.setLogLevel("ERROR")
         rocketlet.spark.register(self._spark)
-        self._address, self._folder = address, folder
+        self._address, self._folder, self._batch_rows = address, folder, batch_rows
         self._state = State(folder)
 
     def rows(self, rows: int) -> None:
         """All rows: this thread writes, a query reads. A part that was being written when the job was stopped is written
         again, and some of its rows are there twice: `doubled` says so."""
-        reading = self._query(ROWS, self._take, maxRowsPerTrigger=str(BATCH_ROWS))
+        reading = self._query(ROWS, self._take, maxRowsPerTrigger=str(self._batch_rows))
         for begin in range(self._state.noted["written"], rows, PART_ROWS):
             end = min(begin + PART_ROWS, rows)
-            noted = self._state.noted
-            self._state.note(writing=end, doubled=noted["doubled"] + (noted["writing"] > noted["written"]))
+            self._state.begin(end)
             self._write(ROWS, self._spark.range(begin, end, numPartitions=4))
             self._state.note(written=end)
             if reading.exception() is not None:
@@ -110,8 +112,8 @@ class Job:
         query.stop()
 
 
-def main(master: str, address: str, folder: str, rows: str, triggers: str) -> None:
-    job = Job(master, address, Path(folder))
+def main(master: str, address: str, folder: str, rows: str, triggers: str, batch_rows: str) -> None:
+    job = Job(master, address, Path(folder), int(batch_rows))
     job.rows(int(rows))
     job.triggers(int(triggers))
     job.stop()

@@ -46,26 +46,30 @@ def feature(text: str) -> pytest.MarkDecorator:
 
 
 class Ours:
-    """Our broker with the same settings."""
+    """Our broker with the same settings. `name_server`: the address of one that runs; then only a broker is started."""
 
-    def __init__(self, folder: Path) -> None:
-        self.address = self.broker_address = f"127.0.0.1:{free_port()}"
+    def __init__(self, folder: Path, name: str = "apache", name_server: str | None = None) -> None:
+        self.broker_address = f"127.0.0.1:{free_port()}"
+        self.address = name_server or self.broker_address
+        self._name_servers = (name_server,) if name_server else ()
+        self._name = name
         self._folder = folder
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Ours:
         config = BrokerConfig(
             data_dir=self._folder / "ours",
-            address=self.address,
-            name="apache",
+            address=self.broker_address,
+            name=self._name,
+            name_servers=self._name_servers,
             delay_levels_ms=tuple(1000 * seconds for seconds in LEVELS_S),
             transaction_sweep_s=1.0,
             transaction_timeout_s=0.5,
             transaction_check_max=10**6,
         )
-        port = int(self.address.rpartition(":")[2])
+        port = int(self.broker_address.rpartition(":")[2])
         self._stack = AsyncExitStack()
-        routes = Routes()
+        routes = None if self._name_servers else Routes()
         await self._stack.enter_async_context(Server("127.0.0.1", port, broker=Broker(config, routes), routes=routes))
         return self
 

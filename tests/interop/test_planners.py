@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rocketlet.client import Outgoing, Producer
 from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, ResetOffset, TopicName, write
 
@@ -25,7 +27,10 @@ from rocketlet.spark.reading import read_task
 from rocketlet.spark.sink import send_all
 from rocketlet.spark.source import _planner
 
-from .systems import System, feature
+from bench.peers import Apache
+
+from ..conftest import PATIENCE_S
+from .systems import HEAP, Ours, System, feature
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 BOTH = pytest.mark.parametrize("membership", ["true", "false"], ids=["member", "standalone"])
@@ -223,5 +228,74 @@ async def test_a_broker_that_restarts_is_waited_for(system: System) -> None:
             sent = send_all(write_options(patient), rows())
             while seen < sent.messages:
                 look()
+
+    await asyncio.to_thread(run)
+
+
+@contextmanager
+def another_broker(system: System, folder: Path) -> Iterator[System]:
+    """One more broker of the system's cluster, `retiring`; at the end it stops in order."""
+    running = system._system
+    if isinstance(running, Apache):
+        found = System(Apache(folder, running._version, HEAP, name_server=system.address, brokerName="retiring"))
+    else:
+        found = System(Ours(folder, "retiring", system.address))
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+async def fill_queues(address: str, *queues: Queue) -> None:
+    """50 messages to each."""
+    async with Producer(address, retries=5) as producer:
+        for queue in queues:
+            await producer.send_batch(queue.topic, [b"%d" % number for number in range(50)], queue=queue)
+
+
+async def route_has(address: str, topic: str, brokers: set[str]) -> None:
+    """Returns when the name server tells that these brokers have the topic."""
+    cluster = Cluster(address)
+    async with asyncio.timeout(PATIENCE_S):
+        while {data.broker_name for data in (await cluster.find_route(topic)).queues} != brokers:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+    await cluster.close()
+
+
+def addresses(planner: Planner, batch: Batch) -> set[str]:
+    """Of the brokers that a batch's tasks would read from: of those with messages in it."""
+    found = planner.addresses(queue for queue, (begin, end) in planner.readable(batch).items() if begin < end)
+    return {queue.broker_name for queue in found}
+
+
+@feature("Spark's source: a broker that was retired leaves the checkpoint usable")
+async def test_a_retired_broker_leaves_the_checkpoint_usable(system: System, tmp_path: Path) -> None:
+    topic, group = await system.topic(), await system.group()
+    stays, goes = Queue(topic, "apache", 0), Queue(topic, "retiring", 0)
+
+    def run() -> None:
+        with another_broker(system, tmp_path) as other:
+            other.run(ask(other, RequestCode.UPDATE_AND_CREATE_TOPIC, CreateTopic(topic, 4, 4, 6)))
+            system.run(route_has(system.address, topic, {"apache", "retiring"}))
+            system.run(fill_queues(system.address, stays, goes))
+            with opened(system.address, topic, group, membership="false") as planner:
+                done = read(planner, 100)
+                system.run(fill_queues(system.address, goes))
+                unfinished = planned(planner)
+                assert addresses(planner, unfinished) == {"retiring"}
+        system.run(route_has(system.address, topic, {"apache"}))
+        system.run(fill_queues(system.address, stays))
+        with opened(system.address, topic, group, done, membership="false") as planner:
+            batch = read(planner, 50)
+            assert addresses(planner, batch) <= {"apache"}
+            assert batch.ranges[goes] == (50, 50), "its place is kept"
+        given = {"membership": "false", "pollTimeoutMs": "1"}
+        with (
+            opened(system.address, topic, group, done, **given) as planner,
+            pytest.raises(DataLossError, match="no name server knows the broker retiring"),
+        ):
+            addresses(planner, unfinished)
+        with opened(system.address, topic, group, done, failOnDataLoss="false", **given) as planner:
+            assert addresses(planner, unfinished) == set(), "what was lost is logged"
 
     await asyncio.to_thread(run)
