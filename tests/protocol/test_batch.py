@@ -89,6 +89,24 @@ def test_the_records_are_those_of_single_messages(
     assert [position + sum(found.sizes[:number]) for number in range(len(entries))] == positions
 
 
+@pytest.mark.parametrize("count", [511, 512, 513, 1024, 1025])
+def test_a_batch_of_several_pieces_is_encoded_as_one(count: int) -> None:
+    tags = ["", "TAGS\x01A", "K\x01v"]
+    entries = [BatchEntry(number, b"b" * (number % 7), tags[number % 3]) for number in range(count)]
+    found = encode_records(encode_batch(entries), shared(), 7, 9)
+    data, positions, codes = one_by_one(entries, shared(), 7, 9)
+    assert (found.data, found.positions, found.tag_codes) == (data, positions, codes)
+    assert len(found.sizes) == count
+
+
+def test_the_message_that_is_garbled_is_named_wherever_it_is() -> None:
+    whole = raw(b"") * 600
+    with pytest.raises(m.MessageError, match="batch entry 600 is cut off"):
+        encode_records(whole + raw(b"")[:10], shared(), 0, 0)
+    with pytest.raises(m.MessageError, match="batch entry 600 is garbled"):
+        encode_records(whole + raw(b"")[:-1] + b"\1", shared(), 0, 0)
+
+
 @given(st.binary(max_size=100))
 @example(VECTOR + VECTOR[:19])
 @example(VECTOR[:-1])
@@ -142,3 +160,6 @@ def test_a_batch_holds_as_many_as_it_may() -> None:
     assert len(decode_batch(raw(b"") * MAX_BATCH_ENTRIES)) == MAX_BATCH_ENTRIES
     with pytest.raises(m.MessageError, match="at most 65536 messages"):
         decode_batch(raw(b"") * (MAX_BATCH_ENTRIES + 1))
+    assert len(encode_records(raw(b"") * MAX_BATCH_ENTRIES, shared(), 0, 0).sizes) == MAX_BATCH_ENTRIES
+    with pytest.raises(m.MessageError, match="at most 65536 messages"):
+        encode_records(raw(b"") * (MAX_BATCH_ENTRIES + 1), shared(), 0, 0)
