@@ -46,6 +46,7 @@ try:
 except ModuleNotFoundError as missing:
     raise ImportError("rocketlet.spark needs PySpark: pip install 'rocketlet[spark]'") from missing
 
+from .failures import known_within
 from .format import RocketletDataSource, lacking
 from .lag import lag
 
@@ -58,8 +59,8 @@ __all__ = ["RocketletDataSource", "lag", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("rocketlet")` known to the session. Raises RuntimeError where its workers could not run it; warns of what
-    an old PySpark lacks."""
+    """Makes `format("rocketlet")` known to the session. Raises RuntimeError where its workers could not run it, and with
+    a PySpark that is too new to be known; warns of what an old one lacks."""
     lack = lacking()
     if lack:
         warnings.warn(lack, stacklevel=2)
@@ -100,14 +101,16 @@ def _listen(spark: SparkSession) -> None:
     """Notes which batches are finished, for the planners of this driver. Spark Connect has its driver elsewhere."""
     if spark in _ledgers or not hasattr(spark, "_jsparkSession"):
         return
-    from .ledger import Ledger
-    from .listener import RocketletListener
+    with known_within():
+        from .ledger import Ledger
+        from .listener import RocketletListener
 
-    jvm: Any = spark.sparkContext._jvm
-    ledger = _ledgers[spark] = Ledger.made(jvm.java.lang.ProcessHandle.current().pid())
-    atexit.register(ledger.remove)
-    listener: Any = RocketletListener(spark.sparkContext, ledger)
-    spark.streams.addListener(listener)
+        jvm: Any = spark.sparkContext._jvm
+        ledger = Ledger.made(jvm.java.lang.ProcessHandle.current().pid())
+        atexit.register(ledger.remove)
+        listener: Any = RocketletListener(spark.sparkContext, ledger)
+        spark.streams.addListener(listener)
+    _ledgers[spark] = ledger
 
 
 def _worker_fault(spark: SparkSession) -> str | None:

@@ -6,6 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+import pyspark
 
 from ..client.errors import RocketletError
 from ..protocol.message import MessageError
@@ -16,6 +19,7 @@ class DataLossError(RuntimeError):
 
 
 SAID = (RocketletError, DataLossError, MessageError)
+KNOWN: Final = "4.0 to 4.3"  # versions of PySpark whose inner names this package was tested with
 _HIDE = "SPARK_HIDE_TRACEBACK"  # looked at when a worker has failed, which then ends
 
 
@@ -29,3 +33,15 @@ def plainly() -> Iterator[None]:
         if spec is not None and spec.name.startswith("pyspark."):
             os.environ[_HIDE] = "1"
         raise
+
+
+@contextmanager
+def known_within() -> Iterator[None]:
+    """Where names are used that PySpark does not document. Raises RuntimeError if they are gone."""
+    try:
+        yield
+    except (AttributeError, ImportError, TypeError) as error:
+        raise RuntimeError(
+            f"rocketlet.spark knows PySpark {KNOWN} from within, and this is {pyspark.__version__}, where something is "
+            f"missing ({error}): install one of those, or a newer rocketlet"
+        ) from error

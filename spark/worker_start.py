@@ -9,13 +9,16 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
+from .failures import known_within
+
 _FOLDER = str(Path(__file__).with_name("start"))
 
 
 @contextmanager
 def fast_start(context: SparkContext) -> Iterator[None]:
     """What is registered meanwhile runs in processes that start fast; functions of others are left as they are."""
-    before = context.environment
+    with known_within():
+        before = context.environment
     path = filter(None, (_FOLDER, before.get("PYTHONPATH")))
     context.environment = {**before, "PYTHONPATH": os.pathsep.join(path)}
     try:

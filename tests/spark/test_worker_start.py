@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,36 @@ def test_the_zip_of_a_spark_elsewhere_stays_first(tmp_path: Path) -> None:
 def test_the_sitecustomize_of_others_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.ran = [__file__, __name__]\n")
     assert path_of(START, tmp_path, show="sys.ran") == [str(tmp_path / "sitecustomize.py"), "sitecustomize"]
+
+
+class FakeSession:
+    """Of a PySpark whose JVM holds what is given, beside what tells its process."""
+
+    def __init__(self, **held: Any) -> None:
+        process = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: os.getpid()))
+        jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(ProcessHandle=process)), **held)
+        self._jsparkSession = None
+        self.sparkContext = SimpleNamespace(_jvm=jvm)
+        self.streams = SimpleNamespace(addListener=lambda listener: listener._jlistener)
+
+
+UNKNOWN = rf"knows PySpark 4.0 to 4.3 from within, and this is {pyspark.__version__}, where something is missing .*"
+
+
+def test_a_pyspark_that_has_changed_within_is_named() -> None:
+    with pytest.raises(RuntimeError, match=UNKNOWN + "environment"), fast_start(FakeSession().sparkContext):  # type: ignore[arg-type]
+        pass
+    session = FakeSession()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=UNKNOWN + "org"):
+            rocketlet.spark._listen(session)  # type: ignore[arg-type]
+
+
+def test_a_pyspark_without_its_own_listeners_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("pyspark.sql.streaming.listener.JStreamingQueryListener")
+    monkeypatch.delitem(sys.modules, "rocketlet.spark.listener", raising=False)
+    with pytest.raises(RuntimeError, match=UNKNOWN + "JStreamingQueryListener"):
+        rocketlet.spark._listen(FakeSession())  # type: ignore[arg-type]
 
 
 def told() -> type[DataSource]:
