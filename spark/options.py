@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -298,8 +299,9 @@ class _Given:
                 "OPTIONS (nameServer '...', topic '...')"
             )
         if unknown:
-            known = "; ".join(f"{name} ({meaning})" for name, meaning in allowed.items())
-            raise ConfigError(f"the option {unknown[0]} is unknown. Options: {known}")
+            near = difflib.get_close_matches(unknown[0].lower(), spelled, 1)
+            meant = f"; did you mean {spelled[near[0]]}?" if near else "."
+            raise ConfigError(f"the option {unknown[0]} is unknown{meant} Options: {', '.join(allowed)}")
 
     def has(self, name: str) -> bool:
         return name in self._values

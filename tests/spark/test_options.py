@@ -55,6 +55,8 @@ GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
         ({"accessKey": "k"}, "access_key and secret_key are given together"),
         ({"tlsCaFile": "/ca.pem"}, "tls is off"),
         ({"maxRows": "5"}, "option maxRows is unknown.*maxRowsPerTrigger"),
+        ({"startingoffset": "latest"}, r"startingoffset is unknown; did you mean startingOffsets\? Options: nameServer, "),
+        ({"maxOffsetsPerTrigger": "5"}, "did you mean maxRowsPerTrigger"),
         ({"endingOffsets": "latest"}, "option endingOffsets is unknown"),
         ({"membership": "false", "group": "", "startingOffsets": "committed"}, "set the option group"),
     ],
