@@ -74,6 +74,15 @@ WRITE: Final = {
     "retries": "0 or more further attempts of a send, each on another queue; default: 2",
 }
 SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "outputmode")
+KAFKAS: Final = {
+    "kafka.bootstrap.servers": "nameServer",
+    "kafka.group.id": "group",
+    "subscribe": "topic",
+    "subscribepattern": "topicPattern",
+    "maxoffsetspertrigger": "maxRowsPerTrigger",
+    "includeheaders": "includeProperties",
+}
+"""What the options of Spark's Kafka connector are called here, where they have another name."""
 EARLIEST, LATEST = -2, -1
 Place = Start | Literal["committed"]
 _PLACES: Final[Mapping[str, Place]] = {"earliest": "first", "latest": "last", "committed": "committed"}
@@ -284,6 +293,15 @@ def _checked(option: str, fault: str | None) -> None:
         raise ConfigError(f"the option {option}: {fault}")
 
 
+def _meant(name: str, spelled: Mapping[str, str]) -> str | None:
+    """The option that somebody meant who mistyped it, or knows the one of Spark's Kafka connector."""
+    known = KAFKAS.get(name)
+    if known is not None and known in spelled.values():
+        return known
+    near = difflib.get_close_matches(name, spelled, 1)
+    return spelled[near[0]] if near else None
+
+
 class _Given:
     """The options as given, by their proper names."""
 
@@ -299,9 +317,9 @@ class _Given:
                 "OPTIONS (nameServer '...', topic '...')"
             )
         if unknown:
-            near = difflib.get_close_matches(unknown[0].lower(), spelled, 1)
-            meant = f"; did you mean {spelled[near[0]]}?" if near else "."
-            raise ConfigError(f"the option {unknown[0]} is unknown{meant} Options: {', '.join(allowed)}")
+            meant = _meant(unknown[0].lower(), spelled)
+            hint = f"; did you mean {meant}?" if meant else "."
+            raise ConfigError(f"the option {unknown[0]} is unknown{hint} Options: {', '.join(allowed)}")
 
     def has(self, name: str) -> bool:
         return name in self._values
