@@ -140,6 +140,7 @@ class Broker:
             self.name_servers.find_route,
             self.tasks,
             self.clock,
+            self.turns,
             self._tell_members,
         )
 

@@ -98,6 +98,7 @@ MAX_OFFSETS: Final = 1_000_000  # of all groups in all queues; about 100 bytes e
 MAX_GROUPS: Final = 10_000
 MAX_MEMBERSHIPS: Final = 256  # of one connection: all end at once when it closes
 MAX_MEMBERS: Final = 10_000
+MAX_GIVEN_IDS: Final = 1_000_000  # in the lists that foreign members were given last, each list counted once
 CHECKED_AT_ONCE: Final = 128  # members of a group whose agreement is checked with each change
 MAX_COMPARED: Final = 100  # different sets of topics in a group, each compared with each
 MAX_NAMED_MEMBERS: Final = 10  # in a report of what members disagree in

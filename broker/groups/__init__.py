@@ -7,6 +7,7 @@ progress       how far groups have come
 locks          which client owns which queue
 sticky         which queues are to be whose, where members use STICKY
 watch          who reads which queue: reports queues with two readers or none
+given          which members each foreign member was told of
 draining       how foreign members finish with a queue before it moves
 notifications  tells members that their group changed
 history        what happened, for administrators

@@ -16,19 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import structlog
 
-from ...protocol import names
 from ...protocol.allocation import AVG, subscribe_queues
 from ...protocol.bodies import Queue, Route
 from ...protocol.headers import PullMessage
+from ...protocol.work import Work
 from ..clock import Clock, Timer
 from ..config import DRAIN_LIMIT_S, DRAIN_MAX_S, DRAINED_WAIT_S
 from ..messages.held_pulls import HeldPulls
 from ..net.connection import Connection
 from ..tasks import Tasks
-from .members import ConsumerGroup, ConsumerGroups, Member
+from ..turns import Turns
+from .given import Given
+from .members import ConsumerGroup, ConsumerGroups
 from .offsets import Offsets
 from .watch import Watch
 
@@ -52,9 +55,8 @@ class Drain:
     waiting: dict[Connection, set[_Place]] = field(default_factory=dict)
     drained: dict[Connection, set[_Place]] = field(default_factory=dict)
     commits: dict[_Place, int] = field(default_factory=dict)
-    kept: set[Connection] = field(default_factory=set)
+    kept: dict[Connection, None] = field(default_factory=dict)
     gated: dict[_Place, list[Callable[[], None]]] = field(default_factory=dict)
-    queues: dict[str, list[Queue]] = field(default_factory=dict)
     is_open: bool = True
     timer: Timer | None = None
 
@@ -65,14 +67,6 @@ class Drain:
     def has(self, place: _Place) -> bool:
         """Whether messages of the queue are still handled by who loses it."""
         return any(place in places for places in self.waiting.values())
-
-
-def is_foreign(member: Member) -> bool:
-    """Apache's push consumers in a group that shares queues: they do not say how they allocate."""
-    # Apache's pull consumers divide queues among themselves, and broadcasting ones share nothing: both are left
-    # alone.
-    data = member.data
-    return not data.strategy and data.message_model == "CLUSTERING" and data.consume_type == "CONSUME_PASSIVELY"
 
 
 class Draining:
@@ -89,6 +83,7 @@ class Draining:
         find_route: Callable[[str], Awaitable[Route | None]],
         tasks: Tasks,
         clock: Clock,
+        turns: Turns,
         tell: Tell,
     ) -> None:
         self._broker_name = broker_name
@@ -99,12 +94,13 @@ class Draining:
         self._find_route = find_route
         self._tasks = tasks
         self._clock = clock
+        self._turns = turns
         self._tell = tell
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
         self._owners: dict[str, dict[_Place, str]] = {}  # whose the queues are by the last change
-        self._settled: dict[str, list[str]] = {}  # who the members were when the last drain was over
-        self._given: dict[str, dict[Connection, list[str]]] = {}  # the list that each foreign member had last
+        self._settled: dict[str, frozenset[str]] = {}  # who the members were when the last drain was over
+        self._given = Given()
 
     # What others ask
 
@@ -118,23 +114,25 @@ class Draining:
         drain = self._drains.get(group)
         if drain is None or not (drain.is_open or connection in drain.waiting):
             return False
-        drain.kept.add(connection)
+        drain.kept[connection] = None
         return True
 
-    def given(self, group: ConsumerGroup, connection: Connection, client_ids: list[str]) -> list[str]:
-        """The list of members that a member gets, of these that there are. A reader that is being drained gets the one that
-        it had; it drops queues by what it is given here."""
-        member = group.members.get(connection)
-        if member is None or not is_foreign(member):
-            return client_ids
-        drain, lists = self._drains.get(group.name), self._given.setdefault(group.name, {})
+    def given(self, group: ConsumerGroup, connection: Connection) -> list[str]:
+        """The list of members that a member gets. A reader that is being drained gets the one that it had; it drops queues
+        by what it is given here."""
+        members = group.companions(connection)
+        member = group.foreign.get(connection)
+        if member is None:
+            return members.ids
+        drain = self._drains.get(group.name)
         if drain is not None and (drain.is_open or connection in drain.waiting):
-            settled = self._settled.get(group.name, ())
-            return lists.get(connection) or [client_id for client_id in client_ids if client_id in settled]
-        lists[connection] = client_ids
+            settled = self._settled.get(group.name, frozenset())
+            had = self._given.of(group.name, connection)
+            return had or [client_id for client_id in members.ids if client_id in settled]
+        self._given.give(group.name, connection, member.client_id, members)
         if drain is not None:
             drain.drained.pop(connection, None)  # by this list it may read again what it has let go of
-        return client_ids
+        return members.ids
 
     def is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether nobody else may have the queue yet."""
@@ -148,8 +146,8 @@ class Draining:
         the last change yet."""
         owner = self._owners.get(name, {}).get((topic, queue_id))
         group, reader = self._groups.get(name), self._watch.reader(name, topic, queue_id)
-        member = group.members.get(reader) if group is not None and reader is not None else None
-        return member is not None and is_foreign(member) and member.client_id == owner
+        member = group.foreign.get(reader) if group is not None and reader is not None else None
+        return member is not None and member.client_id == owner
 
     def holds_back(self, connection: Connection, header: PullMessage) -> bool:
         """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
@@ -172,8 +170,7 @@ class Draining:
         drain = self._drains.get(header.consumer_group)
         place = (header.topic, header.queue_id)
         group = self._groups.get(header.consumer_group)
-        member = group.members.get(connection) if group else None
-        if drain is None or member is None or not is_foreign(member) or not drain.has(place):
+        if drain is None or group is None or connection not in group.foreign or not drain.has(place):
             return False
         drain.gated.setdefault(place, []).append(go_on)
         return True
@@ -183,9 +180,7 @@ class Draining:
     def changed(self, group: ConsumerGroup) -> None:
         """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
         self._changes[group.name] = change = self._changes.get(group.name, 0) + 1
-        lists = self._given.get(group.name, {})
-        self._given[group.name] = {reader: ids for reader, ids in lists.items() if reader in group.members}
-        if any(map(is_foreign, group.members.values())):
+        if group.foreign:
             drain = self._drains.setdefault(group.name, Drain(self._clock.monotonic_s()))
             if drain.is_over:
                 drain.began_s = self._clock.monotonic_s()
@@ -196,9 +191,9 @@ class Draining:
             self._tasks.spawn(self._start(group, drain, change))
             return
         self._forget(group.name)
+        self._given.forget_group(group.name)
         if not group.members:
             self._changes.pop(group.name, None)
-            self._given.pop(group.name, None)
             self._settled.pop(group.name, None)
             self._owners.pop(group.name, None)
 
@@ -213,15 +208,31 @@ class Draining:
         if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
             return
         queues: dict[str, list[Queue]] = {}
-        for topic in sorted({topic for member in group.members.values() for topic in member.subscriptions}):
+        for topic in sorted(group.topics):
             route = await self._find_route(topic)
             queues[topic] = subscribe_queues(topic, route) if route is not None else []
-        if self._changes.get(group.name) != change:  # another change came meanwhile
+        self._turns.do(self._starting(group, drain, change, queues))
+
+    def _starting(self, group: ConsumerGroup, drain: Drain, change: int, queues: dict[str, list[Queue]]) -> Work[None]:
+        """Finds what moves, in pieces; if another change comes meanwhile, that one counts."""
+        was_open = drain.is_open
+        self._given.keep(group.name, group.members)
+        owners: dict[_Place, str] = {}
+        losing: list[tuple[_Place, Connection]] = []
+        for topic, of_topic in queues.items():
+            yield
+            if self._changes.get(group.name) != change:
+                return
+            of_owners = dict(self._owners_of(group, topic, of_topic))
+            owners |= of_owners
+            losing += yield from self._losing(group, topic, of_topic, of_owners)
+        if self._changes.get(group.name) != change:
             return
-        drain.queues, drain.is_open = queues, False
-        self._owners[group.name] = dict(self._owners_of(group, queues))
-        losing = {topic: list(self._losing(group, topic, queues[topic])) for topic in queues}
-        self._move(group, drain, [move for moves in losing.values() for move in moves])
+        self._owners[group.name] = owners
+        if was_open and not drain.is_open:  # it took so long that all were told, and were given other lists
+            return
+        drain.is_open = False
+        self._move(group, drain, losing)
         _let_on(drain, list(drain.gated))  # those that still have to wait come back
         self._progressed(group.name, drain)
         self._tell_kept(group.name, drain)
@@ -247,42 +258,39 @@ class Draining:
         for connection, places in drain.drained.items():  # what it need not lose now, it reads on
             places -= {place for place in places if connection not in drain.moving.get(place, ())}
 
-    def _losing(self, group: ConsumerGroup, topic: str, queues: list[Queue]) -> Iterator[tuple[_Place, Connection]]:
+    def _losing(
+        self, group: ConsumerGroup, topic: str, queues: list[Queue], owners: dict[_Place, str]
+    ) -> Work[list[tuple[_Place, Connection]]]:
         """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more. Several
         members may do so for one queue: who has let go of it but not of others, and who was told first that it is its own."""
-        owners = self._owners[group.name]
-        claims = self._claims(group, queues)
+        claims: dict[Queue, list[Connection]] = {}
+        for of_list in self._given.claims(group.name, queues):
+            for queue, connection in of_list:
+                claims.setdefault(queue, []).append(connection)
+            yield
+        losing: list[tuple[_Place, Connection]] = []
         for queue in queues:
             if queue.broker_name == self._broker_name:
                 place = (topic, queue.queue_id)
-                for member in claims.get(queue) or self._last_reader(group, place):
-                    if member.client_id != owners.get(place):
-                        yield place, member.connection
+                for connection in claims.get(queue) or self._last_reader(group, place):
+                    member = group.members.get(connection)
+                    if member is not None and member.client_id != owners.get(place):
+                        losing.append((place, connection))
+        return losing
 
-    def _owners_of(self, group: ConsumerGroup, queues: dict[str, list[Queue]]) -> Iterator[tuple[_Place, str]]:
+    def _owners_of(self, group: ConsumerGroup, topic: str, queues: list[Queue]) -> Iterator[tuple[_Place, str]]:
         """Whose each queue here is to be."""
-        for topic, of_topic in queues.items():
-            ids = names.sorted_ids(group.client_ids(topic))
-            for index, client_id in enumerate(ids[: len(of_topic)]):  # those behind get nothing
-                for queue in AVG.allocate_at(index, len(ids), of_topic):
-                    if queue.broker_name == self._broker_name:
-                        yield (topic, queue.queue_id), client_id
+        places = group.order(topic)
+        for index, client_id in enumerate(islice(places, len(queues))):  # those behind get nothing
+            for queue in AVG.allocate_at(index, len(places), queues):
+                if queue.broker_name == self._broker_name:
+                    yield (topic, queue.queue_id), client_id
 
-    def _claims(self, group: ConsumerGroup, queues: list[Queue]) -> dict[Queue, list[Member]]:
-        """Who takes each queue for its own, by the list that it was given."""
-        claims: dict[Queue, list[Member]] = {}
-        for connection, ids in self._given.get(group.name, {}).items():
-            member = group.members.get(connection)
-            if member is not None:
-                for queue in AVG.allocate(member.client_id, queues, names.sorted_ids(ids)):
-                    claims.setdefault(queue, []).append(member)
-        return claims
-
-    def _last_reader(self, group: ConsumerGroup, place: _Place) -> list[Member]:
+    def _last_reader(self, group: ConsumerGroup, place: _Place) -> list[Connection]:
         """Who pulled last, unless it was given a list since, which says that the queue is another's."""
         reader = self._watch.reader(group.name, *place)
-        member = group.members.get(reader) if reader and reader not in self._given.get(group.name, {}) else None
-        return [member] if member is not None and is_foreign(member) else []
+        was_given = reader is None or self._given.of(group.name, reader) is not None
+        return [reader] if reader in group.foreign and not was_given else []
 
     def _drained(self, name: str, drain: Drain, connection: Connection, place: _Place) -> None:
         """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
@@ -317,18 +325,15 @@ class Draining:
     def _tell_kept(self, name: str, drain: Drain) -> None:
         """Tells those that are not kept back any more; at the end also who was refused a lock of what was drained."""
         group = self._groups.get(name)
-        ready = {connection for connection in drain.kept if connection not in drain.waiting}
-        drain.kept -= ready
+        told = dict.fromkeys(connection for connection in drain.kept if connection not in drain.waiting)
+        for connection in told:
+            del drain.kept[connection]
         if group is not None:
-            has_ended = drain.is_over and bool(drain.moving)
-            told = [
-                item
-                for item, member in group.members.items()
-                if item in ready or (has_ended and not is_foreign(member))
-            ]
-            self._tell(group, told)
+            if drain.is_over and drain.moving:
+                told |= dict.fromkeys(item for item in group.members if item not in group.foreign)
+            self._tell(group, [item for item in told if item in group.members])
             if drain.is_over:
-                self._settled[name] = group.client_ids()
+                self._settled[name] = frozenset(group.client_ids())
         if drain.is_over and self._drains.get(name) is drain:
             if drain.timer is not None:
                 drain.timer.cancel()

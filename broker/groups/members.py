@@ -8,7 +8,7 @@ A member is a connection: a client that reconnects is a new one until the old co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -31,6 +31,7 @@ from ..config import (
 )
 from ..net.connection import Connection
 from ..turns import Turns
+from .given import MemberList
 from .history import History
 from .sticky import StickyShares
 
@@ -50,6 +51,14 @@ class Member:
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     has_news: bool = False
     sees_others: bool = False  # other numbers of queues than before
+
+    @property
+    def is_foreign(self) -> bool:
+        """Apache's push consumers in a group that shares queues: they do not say how they allocate."""
+        # Apache's pull consumers divide queues among themselves, and broadcasting ones share nothing: both are left
+        # alone.
+        data = self.data
+        return not data.strategy and data.message_model == "CLUSTERING" and data.consume_type == "CONSUME_PASSIVELY"
 
     def update(self, data: ConsumerData, now_s: float) -> bool:
         """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""
@@ -77,10 +86,12 @@ class ConsumerGroup:
     def __init__(self, name: str) -> None:
         self.name = name
         self.members: dict[Connection, Member] = {}
-        self.topics: set[str] = set()  # that a member subscribes to, or did so once
+        self.foreign: dict[Connection, Member] = {}  # of the members
+        self.topics: Counter[str] = Counter()  # how many members subscribe to each
         # what was reported, so that each disagreement is logged once
         self.reported: frozenset[str] = frozenset()
         self._places: dict[str | None, dict[str, int]] = {}
+        self._companions: dict[frozenset[str], MemberList] = {}
         self._seen_queues: dict[str, dict[str, int]] = {}
         self._strategies: frozenset[str] | None = None
         self._sticky: dict[str, StickyShares] = {}
@@ -105,21 +116,26 @@ class ConsumerGroup:
         ids = (member.client_id for member in staying if topic is None or topic in member.subscriptions)
         return list(dict.fromkeys(ids))
 
-    def companions(self, connection: Connection) -> list[str]:
+    def companions(self, connection: Connection) -> MemberList:
         """What a foreign member is told of the others: those that subscribe to a topic of its own. It does not say which
-        topic it asks for, and takes everybody for a reader of all its topics."""
+        topic it asks for, and takes everybody for a reader of all its topics.
+
+        Found once per change for all that subscribe to the same, because every member asks after each."""
         asking = self.members.get(connection)
-        if asking is None:
-            return self.client_ids()
-        mine = _own_topics(asking)
-        staying = (member for member in self.members.values() if not member.data.leaving)
-        near = (member for member in staying if member is asking or not mine or mine & _own_topics(member))
-        return list(dict.fromkeys(member.client_id for member in near))
+        mine = _own_topics(asking) if asking is not None else frozenset()
+        found = self._companions.get(mine)
+        if found is None:
+            staying = (member for member in self.members.values() if not member.data.leaving)
+            near = (member for member in staying if not mine or not mine.isdisjoint(_own_topics(member)))
+            found = MemberList(list(dict.fromkeys(member.client_id for member in near)))
+            if len(self._companions) < MAX_COMPARED:
+                self._companions[mine] = found
+        return found
 
     def reader_of_retries(self) -> str | None:
         """Who reads the retry topic where members know only of some others; None where all know all."""
         if self._retries is None:
-            topics = {frozenset(_own_topics(member)) for member in self.members.values()}
+            topics = {_own_topics(member) for member in self.members.values()}
             # so many kinds of members that to compare each with each would take long: one reads for all
             all_know_all = len(topics) <= MAX_COMPARED and all(one & other for one in topics for other in topics)
             self._retries = "" if all_know_all else sorted_ids(self.client_ids())[0]
@@ -128,11 +144,16 @@ class ConsumerGroup:
     def place(self, client_id: str, topic: str | None) -> tuple[int, int]:
         """Which of the members that subscribe to a topic a client is, and how many they are; -1 if it is none of them.
         Sorted once per change, because every member asks after each."""
+        places = self.order(topic)
+        return places.get(client_id, -1), len(places)
+
+    def order(self, topic: str | None) -> Mapping[str, int]:
+        """The clients that subscribe to a topic, in Java's order, each with its place in it."""
         places = self._places.get(topic)
         if places is None:
             places = {item: index for index, item in enumerate(sorted_ids(self.client_ids(topic)))}
             self._places[topic] = places
-        return places.get(client_id, -1), len(places)
+        return places
 
     def seen_queues(self, topic: str) -> dict[str, int]:
         """How many queues of a topic the members see, by broker: also of one that is away, which a newcomer cannot find."""
@@ -164,7 +185,7 @@ class ConsumerGroup:
         if self.strategies() != {STICKY.name}:
             return None
         shares = self._sticky.setdefault(topic, StickyShares(topic))
-        return shares.of(client_id, self.seen_queues(topic), lambda: sorted_ids(self.client_ids(topic)))
+        return shares.of(client_id, self.seen_queues(topic), lambda: list(self.order(topic)))
 
     def claimed(self, member: Member) -> None:
         """A member says which queues it owns."""
@@ -175,6 +196,7 @@ class ConsumerGroup:
     def changed(self) -> None:
         """Members, their topics or strategies have changed."""
         self._places.clear()
+        self._companions.clear()
         self._strategies = None
         self.sees_others()
 
@@ -228,9 +250,9 @@ class ConsumerGroup:
         )
 
 
-def _own_topics(member: Member) -> set[str]:
+def _own_topics(member: Member) -> frozenset[str]:
     """The topics that a member subscribes to, without the retry topic that all members have."""
-    return {topic for topic in member.subscriptions if not topic.startswith(RETRY_PREFIX)}
+    return frozenset(topic for topic in member.subscriptions if not topic.startswith(RETRY_PREFIX))
 
 
 def _differing_topics(
@@ -291,7 +313,7 @@ class ConsumerGroups:
         self._to_check: set[str] = set()
         self._groups: dict[str, ConsumerGroup] = {}
         self._names: dict[Connection, set[str]] = {}
-        self._of_topic: dict[str, dict[str, None]] = {}  # the groups that subscribe to a topic, or did so once
+        self._of_topic: dict[str, dict[str, None]] = {}  # the groups that subscribe to a topic
         self._history = history
         self._on_change = on_change
         self.get = self._groups.get
@@ -307,8 +329,10 @@ class ConsumerGroups:
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
         if member is not None:
-            if member.update(data, now_s):
-                self._note_topics(group, member)
+            before = member.subscriptions.keys()
+            changed = member.update(data, now_s)
+            self._note(group, member, before)
+            if changed:
                 self._changed(group, "leaving" if data.leaving else "subscribed", member)
             # Other queues of one member are no news to the rest: nobody is notified, or each rebalance would cause
             # another.
@@ -330,7 +354,7 @@ class ConsumerGroups:
         group.claimed(member)
         self._groups[group.name] = group
         self._names.setdefault(connection, set()).add(group.name)
-        self._note_topics(group, member)
+        self._note(group, member, ())
         self._changed(group, "joined", member)
 
     def leave(self, connection: Connection, name: str, event: str = "left") -> None:
@@ -342,15 +366,15 @@ class ConsumerGroups:
         names.discard(name)
         if not names:
             del self._names[connection]
+        group.foreign.pop(connection, None)
+        self._forget_topics(group, member.subscriptions)
         if not group.members:
             del self._groups[name]
-            self._forget_topics(group)
         self._changed(group, event, member)
 
     def subscribing(self, topic: str) -> list[ConsumerGroup]:
         """The groups with a member that subscribes to the topic."""
-        groups = [self._groups[name] for name in self._of_topic.get(topic, ())]
-        return [group for group in groups if any(topic in member.subscriptions for member in group.members.values())]
+        return [self._groups[name] for name in self._of_topic.get(topic, ())]
 
     def stale_topics(self, name: str, connection: Connection) -> list[str]:
         """The topics of which one member sees another number of queues here than there are."""
@@ -366,14 +390,27 @@ class ConsumerGroups:
             for member, topic, _ in _stale_counts(group.members.values(), self._broker_name, self._queues_of):
                 yield group.name, member.connection, topic
 
-    def _note_topics(self, group: ConsumerGroup, member: Member) -> None:
+    def _note(self, group: ConsumerGroup, member: Member, before: Collection[str]) -> None:
+        """A member has said what it is; these topics it subscribed to before."""
+        if member.is_foreign:
+            group.foreign[member.connection] = member
+        else:
+            group.foreign.pop(member.connection, None)
+        if before == member.subscriptions.keys():
+            return
         for topic in member.subscriptions:
-            if topic not in group.topics:
-                group.topics.add(topic)
+            if topic not in before:
+                group.topics[topic] += 1
                 self._of_topic.setdefault(topic, {})[group.name] = None
+        self._forget_topics(group, [topic for topic in before if topic not in member.subscriptions])
 
-    def _forget_topics(self, group: ConsumerGroup) -> None:
-        for topic in group.topics:
+    def _forget_topics(self, group: ConsumerGroup, topics: Iterable[str]) -> None:
+        """A member subscribes to these no more."""
+        for topic in topics:
+            group.topics[topic] -= 1
+            if group.topics[topic]:
+                continue
+            del group.topics[topic]
             names = self._of_topic[topic]
             del names[group.name]
             if not names:

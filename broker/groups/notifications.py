@@ -21,7 +21,7 @@ from ..config import NOTIFY_DELAY_S
 from ..net.clients import Clients
 from ..net.connection import Connection
 from ..turns import Turns
-from .draining import Draining, is_foreign
+from .draining import Draining
 from .history import History
 from .members import ConsumerGroup, ConsumerGroups
 from .settings import GroupConfigs
@@ -81,12 +81,12 @@ class Notifications:
             return
         keeps = self._draining.is_kept_back
         told = 0
-        for at, member in list(group.members.items()):
-            if at in group.members and not (is_foreign(member) and keeps(group.name, at)):
+        for number, (at, member) in enumerate(list(group.members.items()), 1):
+            if at in group.members and not (member.is_foreign and keeps(group.name, at)):
                 self._clients.group_changed(at, group.name, detail=_places(group, at))
                 told += 1
-                if told % SLICE == 0:
-                    yield
+            if number % SLICE == 0:
+                yield
         self._note_told(group, told)
 
     def tell(self, group: ConsumerGroup, connections: Iterable[Connection]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...protocol import allocation, group_bodies, names
+from ...protocol import allocation, group_bodies
 from ...protocol.bodies import Queue, Route
 from ...protocol.codes import ResponseCode
 from ...protocol.frame import Frame
@@ -43,5 +43,5 @@ def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route
     if request.message_model == "BROADCASTING":
         return queues
     group = broker.groups.get(request.group)
-    ids = names.sorted_ids(group.client_ids(request.topic)) if group else []
+    ids = list(group.order(request.topic)) if group else []
     return _STRATEGIES[request.strategy].allocate(request.client_id, queues, ids)

@@ -33,7 +33,6 @@ from ...protocol.schema import BodyError
 from ...protocol.signature import CREDENTIALS
 from ...protocol.work import SLICE, Work, listed
 from ..broker import Broker
-from ..groups.draining import is_foreign
 from ..groups.members import ConsumerGroup as Group
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
@@ -321,7 +320,7 @@ def _owners(broker: Broker, name: str, group: Group | None) -> dict[tuple[str, i
         for queue_id in range(broker.topics.queues_of(topic)):
             reader = broker.watch.reader(name, topic, queue_id)
             member = group.members.get(reader) if group and reader else None
-            if member is not None and is_foreign(member):
+            if member is not None and member.is_foreign:
                 owners.setdefault((topic, queue_id), member.client_id)
     return owners
 

@@ -21,7 +21,6 @@ from ...protocol.headers import (
 )
 from ...protocol.work import Work
 from ..broker import Broker
-from ..groups.draining import is_foreign
 from ..net.answers import Buffers, Refused, answer
 from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
@@ -104,7 +103,7 @@ def is_foreign_member(broker: Broker, connection: Connection, group: str) -> boo
     """Whether Apache's push consumer is at the other end, as a member of the group."""
     found = broker.groups.get(group)
     member = found.members.get(connection) if found else None
-    return member is not None and is_foreign(member)
+    return member is not None and member.is_foreign
 
 
 def offset_fault(broker: Broker, queue: tuple[str, int], offset: int) -> str | None:
