@@ -15,6 +15,7 @@ import structlog
 from ..protocol.bodies import TopicConfig
 from ..protocol.codes import RequestCode
 from ..protocol.message import MessageError, encode_host
+from ..protocol.work import Work
 from . import config as limits
 from .access.acl import Acl
 from .clock import MACHINE, Clock, Timer
@@ -176,12 +177,12 @@ class Broker:
     # Life
 
     def start(self) -> None:
-        every = self.tasks.every
+        every, alone = self.tasks.every, self.turns.do_alone
         every(limits.PERSIST_INTERVAL_S, "persist", self._save)
-        every(limits.LEASE_SWEEP_S, "leases", self.locks.expire)
+        every(limits.LEASE_SWEEP_S, "leases", partial(alone, "leases", self.locks.expiring))
         every(limits.RETENTION_SWEEP_S, "retention", lambda: self.tasks.spawn(self.expire_segments()))
-        every(limits.SWEEP_INTERVAL_S, "members", self._expire_members)
-        every(limits.LEASE_SWEEP_S, "watch", self.watch.look)
+        every(limits.SWEEP_INTERVAL_S, "members", partial(alone, "members", self._expiring_members))
+        every(limits.LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.looking))
         every(limits.LEASE_SWEEP_S, "rebalances", self.history.rebalances.look)
         every(limits.SAMPLE_INTERVAL_S, "samples", self.statistics.sample)
         every(self.config.transaction_sweep_s, "transactions", self.transactions.check)
@@ -292,10 +293,12 @@ class Broker:
         if dropped:
             log.info("segments_expired", segments=dropped, begin=self.store.begin)
 
-    def _expire_members(self) -> None:
+    def _expiring_members(self) -> Work[None]:
         for connection in self.groups.expired():
-            self.groups.drop(connection, "expired")
-            connection.close()
+            if connection is not None:
+                self.groups.drop(connection, "expired")
+                connection.close()
+            yield
 
     def _save_locks_later(self) -> None:
         """Saves the locks soon, in case the broker is killed, but not for each of the many queues that a rebalance moves."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from ..protocol.work import SLICE, Work
 from .access.acl import Acl
 from .broker import Broker
 from .clock import MACHINE
@@ -80,7 +81,7 @@ class Server:
         self.serve = Dispatch(broker, routes, self._turns, acl, admin_is_local=admin_is_local).serve
         self.max_connections = shares().connections
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
-        self.memory = Memory(budget, self._connections)
+        self.memory = Memory(budget)
         self.reports = Reports()
         self._of_address: Counter[str] = Counter()
         self._clock = broker.clock if broker is not None else MACHINE
@@ -115,7 +116,7 @@ class Server:
             self._serve_metrics(self._broker)
         self._tasks.every(SWEEP_INTERVAL_S, "sweep", self._close_idle)
         self._tasks.every(RELOAD_INTERVAL_S, "reload", self._reload)
-        self._tasks.every(MEMORY_SWEEP_S, "memory", self.memory.sweep)
+        self._tasks.every(MEMORY_SWEEP_S, "memory", partial(self._turns.do_alone, "memory", self.memory.sweeping))
         if self._broker is not None:
             self._broker.start()
             await self._broker.registration.start()
@@ -216,5 +217,12 @@ class Server:
         limit = self.now_s() - IDLE_LIMIT_S
         idle = [connection for connection in self._connections if connection.active_s < limit]
         silent = self._routes.expire() if self._routes is not None else []
-        for connection in {*idle, *silent}:
-            connection.abort()  # who does not read would never be closed
+        self._turns.do(_aborting({*idle, *silent}))
+
+
+def _aborting(connections: set[Connection]) -> Work[None]:
+    """Closes them, also those that do not read, which would never be closed otherwise."""
+    for number, connection in enumerate(connections, 1):
+        connection.abort()
+        if number % SLICE == 0:
+            yield

@@ -24,6 +24,7 @@ log = structlog.get_logger("rocketlet.turns")
 class Turns:
     def __init__(self) -> None:
         self._waiting: deque[Work[Any]] = deque()
+        self._alone: set[str] = set()
         self._is_due = False
         self._end_s = 0.0
 
@@ -45,6 +46,20 @@ class Turns:
     def call(self, action: Callable[..., object], *arguments: Any) -> None:
         """A call that is short, but perhaps one of very many."""
         self.do(_call(action, arguments))
+
+    def do_alone(self, name: str, begin: Callable[[], Work[None]]) -> None:
+        """Does the first piece at once and the rest in turns; nothing if such work is not done yet."""
+        if name not in self._alone:
+            self._alone.add(name)
+            work = self._ending(name, begin())
+            if not _is_over(work):
+                self.do(work)
+
+    def _ending(self, name: str, work: Work[None]) -> Work[None]:
+        try:
+            yield from work
+        finally:
+            self._alone.discard(name)
 
     async def done(self) -> None:
         """Returns when nothing waits any more."""
@@ -70,6 +85,13 @@ class Turns:
                 self._waiting.popleft()
             else:
                 self._waiting.rotate(-1)
+
+
+def _is_over(work: Work[None]) -> bool:
+    """Does a piece."""
+    for _ in work:
+        return False
+    return True
 
 
 def _call(action: Callable[..., object], arguments: tuple[Any, ...]) -> Work[None]:

@@ -52,16 +52,16 @@ def encode_consumer_connections(
     message_model: str,
     consume_from: str,
     subscriptions: Mapping[str, Any],
-) -> bytes:
+) -> Work[bytes]:
     """GET_CONSUMER_CONNECTION_LIST's answer; subscriptions are JSON objects by topic."""
-    value = {
-        "connectionSet": list(map(_connection, connections)),
+    found = yield from listed(orjson.dumps(_connection(info)) for info in connections)
+    rest = {
         "consumeFromWhere": consume_from,
         "consumeType": consume_type,
         "messageModel": message_model,
         "subscriptionTable": subscriptions,
     }
-    return orjson.dumps(value)
+    return b'{"connectionSet":[%b],%b' % (found, orjson.dumps(rest)[1:])
 
 
 def encode_producer_connections(connections: Iterable[ConnectionInfo]) -> bytes:

@@ -31,6 +31,7 @@ from .schema import (
     shaped,
 )
 from .subscription import Subscription, parse_subscription
+from .work import Work, listed
 
 
 class Queue(NamedTuple):
@@ -403,8 +404,9 @@ def decode_cluster(data: ClusterShape) -> list[BrokerData]:
     return list(map(_broker, (data.broker_addr_table or {}).values()))
 
 
-def encode_topic_list(topics: Iterable[str]) -> bytes:
-    return orjson.dumps({"topicList": list(topics)})
+def encode_topic_list(topics: Iterable[str]) -> Work[bytes]:
+    found = yield from listed(map(orjson.dumps, topics))
+    return b'{"topicList":[%b]}' % found
 
 
 class TopicListShape(Shape):

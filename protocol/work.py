@@ -16,6 +16,7 @@ T = TypeVar("T")
 Work = Generator[None, None, T]
 
 SLICE: Final = 64  # items of a list, at about 5 us each, in one piece of work
+LOOKS: Final = 1024  # items that are only looked at, at about 0.3 us each
 
 
 def finish(work: Work[T]) -> T:
@@ -37,11 +38,16 @@ def refuse_beyond(size: int) -> None:
 def joined(parts: Iterable[bytes]) -> Work[bytes]:
     """The parts in one, with commas between, each made when its turn comes."""
     found: list[bytes] = []
-    for number, part in enumerate(parts, 1):
+    pieces: list[bytes] = []  # the last join has few of them, however many parts there are
+    for part in parts:
         found.append(part)
-        if number % SLICE == 0:
+        if len(found) == SLICE:
+            pieces.append(b",".join(found))
+            found.clear()
             yield
-    return b",".join(found)
+    if found:
+        pieces.append(b",".join(found))
+    return b",".join(pieces)
 
 
 def listed(parts: Iterable[bytes]) -> Work[bytes]:

@@ -20,7 +20,7 @@ import structlog
 
 from ...protocol.bodies import Queue
 from ...protocol.group_bodies import LockRequest
-from ...protocol.work import joined
+from ...protocol.work import LOOKS, Work, joined
 from ..clock import Clock
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LOCK_LEASE_S, STANDSTILL_S
 from ..net.connection import Connection
@@ -193,16 +193,18 @@ class Locks:
         """Ends a lease before its time. Raises KeyError if nobody holds the queue."""
         self._free((group, topic, queue_id), "lock expired")
 
-    def expire(self) -> None:
+    def expiring(self) -> Work[None]:
         """Ends the leases that were not renewed in time."""
         now_s = self._now_s()
-        for key, lock in list(self._locks.items()):
-            if lock.is_over(now_s):
+        for number, (key, lock) in enumerate(list(self._locks.items()), 1):
+            if lock.is_over(now_s) and self._locks.get(key) is lock:
                 self._free(key, "lock expired")
+            if number % LOOKS == 0:
+                yield
 
     def _now_s(self) -> float:
-        """The time. If nothing has asked for it for longer than `expire` is apart, this process stood still, and what members
-        sent meanwhile waits in its sockets: every lease gets that time back."""
+        """The time. If nothing has asked for it for longer than `expiring` is apart, this process stood still, and what
+        members sent meanwhile waits in its sockets: every lease gets that time back."""
         now_s = self._clock.monotonic_s()
         stood_s = now_s - self._awake_s - LEASE_SWEEP_S
         if stood_s > STANDSTILL_S:

@@ -18,7 +18,7 @@ from ...protocol.bodies import ConsumerData
 from ...protocol.group_bodies import BrokerShare
 from ...protocol.names import RETRY_PREFIX, sorted_ids
 from ...protocol.subscription import Subscription
-from ...protocol.work import SLICE, Work, finish
+from ...protocol.work import LOOKS, SLICE, Work, finish
 from ..clock import Clock
 from ..config import (
     CHECKED_AT_ONCE,
@@ -428,17 +428,18 @@ class ConsumerGroups:
             for name in self._names.get(connection, ()):
                 self._groups[name].members[connection].seen_s = now_s
 
-    def expired(self) -> list[Connection]:
-        """Connections that sent no heartbeat for 120 s, to be dropped and closed."""
+    def expired(self) -> Iterator[Connection | None]:
+        """Connections that sent no heartbeat for 120 s, to be dropped and closed; None after each piece of looking."""
         # ConsumerManager.CHANNEL_EXPIRED_TIMEOUT
         limit = self._clock.monotonic_s() - HEARTBEAT_LIMIT_S
-        silent = (
-            connection
-            for group in self._groups.values()
-            for connection, member in group.members.items()
-            if member.seen_s < limit
-        )
-        return list(dict.fromkeys(silent))
+        looks = 0
+        for group in self:
+            for connection, member in list(group.members.items()):
+                if member.seen_s < limit and group.members.get(connection) is member:
+                    yield connection
+                looks += 1
+                if looks % LOOKS == 0:
+                    yield None
 
     def _changed(self, group: ConsumerGroup, event: str, member: Member) -> None:
         self._history.add(group.name, event, member.client_id, members=len(group.members))

@@ -7,14 +7,13 @@ that has the lock has got the queue back, and so has one that comes after longer
 
 from __future__ import annotations
 
-import heapq
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import structlog
 
+from ...protocol.work import LOOKS, Work
 from ..clock import Clock
-from ..config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S, TURN_S
+from ..config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S
 from ..net.connection import Connection
 from .history import History
 from .locks import Locks
@@ -39,7 +38,6 @@ class Watch:
         self._keys: dict[Connection, set[_Key]] = {}
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
-        self._looking = self._look_at_all()
         self.double_readers = 0
         self.orphans = 0
 
@@ -79,34 +77,45 @@ class Watch:
             else:
                 self._readers[key] = (last, before, since_s)
 
-    def look(self) -> None:
-        """Reports the queues that no member has read or locked for some seconds, although members subscribe to them.
+    def looking(self) -> Work[None]:
+        """Reports the queues that no member has read or locked for some seconds, although members subscribe to them; 100
+        at a time."""
+        unread = yield from self._unread()
+        now_s = self._clock.monotonic_s()
+        unread_s: dict[_Key, float] = {}
+        named: set[_Key] = set()
+        fresh: list[_Key] = []
+        orphans = 0
+        for number, key in enumerate(unread, 1):
+            unread_s[key] = since_s = self._unread_s.get(key, now_s)
+            if now_s - since_s >= ORPHAN_S:
+                orphans += 1
+                if key in self._named:
+                    named.add(key)
+                elif len(fresh) < MAX_REPORTED:
+                    fresh.append(key)
+            if number % LOOKS == 0:
+                yield
+        for group_name, topic, queue_id in fresh:
+            self._name("orphaned", group_name, "", f"{topic}:{queue_id} is read by nobody")
+        self._unread_s, self._named, self.orphans = unread_s, named.union(fresh), orphans
 
-        With very many groups it takes several calls to look at all: each takes a turn at most, and reports 100 queues."""
-        end_s = time.perf_counter() + TURN_S
-        for _ in self._looking:
-            if time.perf_counter() > end_s:
-                return
-        self._looking = self._look_at_all()
-
-    def _look_at_all(self) -> Iterator[None]:
-        unread: set[_Key] = set()
+    def _unread(self) -> Work[list[_Key]]:
+        """The queues that nobody reads now, as many as are watched."""
+        unread: list[_Key] = []
+        looks = 0
         for group in self._groups:
-            for topic in {topic for member in group.members.values() for topic in member.subscriptions}:
+            for topic in sorted(group.topics):
                 for queue_id in range(self._queues_of(topic)):
                     key = (group.name, topic, queue_id)
                     is_unread = not self._locks.is_locked(*key) and self.reader(*key) not in group.members
                     if is_unread and len(unread) < MAX_READ_QUEUES:
-                        unread.add(key)
-                yield
-        now_s = self._clock.monotonic_s()
-        self._unread_s = {key: self._unread_s.get(key, now_s) for key in unread}
-        orphans = {key for key, since_s in self._unread_s.items() if now_s - since_s >= ORPHAN_S}
-        fresh = heapq.nsmallest(MAX_REPORTED, orphans - self._named)
-        for group_name, topic, queue_id in fresh:
-            self._name("orphaned", group_name, "", f"{topic}:{queue_id} is read by nobody")
-        self._named = self._named & orphans | set(fresh)
-        self.orphans = len(orphans)
+                        unread.append(key)
+                    looks += 1
+                    if looks % LOOKS == 0:
+                        yield
+            looks += 1
+        return unread
 
     def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
         log.warning("queue_misread", kind=event, group=group, fault=fault)

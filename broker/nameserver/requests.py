@@ -87,8 +87,9 @@ def cluster(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, body=bodies.encode_cluster(routes.brokers(connection)))
 
 
-def topics(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
-    return answer(frame, body=bodies.encode_topic_list(routes.topics()))
+def topics(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
+    body = yield from bodies.encode_topic_list((yield from routes.topics()))
+    return answer(frame, body=body)
 
 
 def delete_topic(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
@@ -155,8 +156,10 @@ def add_write(routes: Routes, connection: Connection, frame: Frame) -> Work[Buff
     return answer(frame, ext={"addTopicCount": count})
 
 
-def topics_of_cluster(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
-    return answer(frame, body=bodies.encode_topic_list(routes.topics(read(ClusterName, frame.ext).cluster)))
+def topics_of_cluster(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
+    found = yield from routes.topics(read(ClusterName, frame.ext).cluster)
+    body = yield from bodies.encode_topic_list(found)
+    return answer(frame, body=body)
 
 
 def system_topics(routes: Routes, connection: Connection, frame: Frame) -> Buffers:

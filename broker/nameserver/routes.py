@@ -9,7 +9,7 @@ import structlog
 
 from ...protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
 from ...protocol.codes import PERM_READ_WRITE, PERM_WRITE
-from ...protocol.work import SLICE, Work
+from ...protocol.work import LOOKS, SLICE, Work
 from ..clock import MACHINE, Clock
 from ..config import (
     HEARTBEAT_LIMIT_S,
@@ -210,10 +210,16 @@ class Routes:
             return to.reached or registered
         return registered
 
-    def topics(self, cluster: str | None = None) -> list[str]:
+    def topics(self, cluster: str | None = None) -> Work[list[str]]:
         """The names of all topics, or of those of one cluster."""
-        brokers = [broker for broker in self._brokers.values() if cluster in (None, broker.cluster)]
-        return list(dict.fromkeys(topic for broker in brokers for topic in broker.topics))
+        found: dict[str, None] = {}
+        for broker in [broker for broker in self._brokers.values() if cluster in (None, broker.cluster)]:
+            for number, topic in enumerate(list(broker.topics), 1):
+                found[topic] = None
+                if number % LOOKS == 0:
+                    yield
+            yield
+        return list(found)
 
     def set_write(self, name: str, *, allowed: bool) -> Work[int]:
         """Lets a broker's topics be written to, or not; how many they are."""

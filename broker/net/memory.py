@@ -9,12 +9,12 @@ hold a little, requests are refused with a reason until there is room again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 
+from ...protocol.work import SLICE, Work
 from ..config import LARGE_HOLDING_BYTES, MEMORY_SHARE, MIN_MEMORY_BYTES
 
 log = structlog.get_logger("rocketlet.memory")
@@ -61,14 +61,14 @@ def resident_bytes() -> int:
 
 
 class Memory:
-    """`holders` are the connections that are open."""
-
-    def __init__(self, budget_bytes: int, holders: Iterable[Holder]) -> None:
+    def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.closed = 0
-        self._holders = holders
         self._marked: dict[Holder, None] = {}
+        self._changing: dict[Holder, None] = {}  # those that this sweep has counted, and the next one will
+        self._large: dict[Holder, None] = {}
+        self._is_used_up = False
 
     @property
     def is_full(self) -> bool:
@@ -82,32 +82,50 @@ class Memory:
         """What a connection holds has changed."""
         self._marked[holder] = None
         self._recount(holder)
-        if self.used_bytes > self.budget_bytes:
-            self.sweep()
+        if self.is_full:
+            self._make_room()
 
     def forget(self, holder: Holder) -> None:
         """The connection is gone."""
         self.used_bytes -= holder.counted_bytes
         holder.counted_bytes = 0
-        self._marked.pop(holder, None)
+        for table in (self._marked, self._changing, self._large):
+            table.pop(holder, None)
 
-    def sweep(self) -> None:
+    def sweeping(self) -> Work[None]:
         """Counts those anew that may have changed, and makes room if that is too much."""
-        marked = self._marked
-        self._marked = {holder: None for holder in marked if holder.is_changing()}
-        for holder in marked:
+        for number in range(len(self._marked)):
+            if number % SLICE == SLICE - 1:
+                yield
+            if not self._marked:  # they hung up meanwhile
+                break
+            holder, _ = self._marked.popitem()
+            if holder.is_changing():
+                self._changing[holder] = None
             self._recount(holder)
+        self._marked |= self._changing
+        self._changing.clear()
         if self.is_full:
             self._make_room()
+        else:
+            self._is_used_up = False
 
     def _recount(self, holder: Holder) -> None:
         held = holder.held_bytes()
         self.used_bytes += held - holder.counted_bytes
         holder.counted_bytes = held
+        if held > LARGE_HOLDING_BYTES:
+            self._large[holder] = None
+        else:
+            self._large.pop(holder, None)
 
     def _make_room(self) -> None:
-        large = [holder for holder in self._holders if holder.counted_bytes > LARGE_HOLDING_BYTES]
-        for holder in sorted(large, key=lambda holder: holder.heard_s):
+        for holder in sorted(self._large, key=lambda holder: holder.heard_s):
+            self._recount(holder)
+            if not self.is_full:
+                return
+            if holder not in self._large:
+                continue
             log.warning(
                 "connection_closed_memory",
                 peer=holder.peer,
@@ -120,4 +138,6 @@ class Memory:
             self.forget(holder)
             if not self.is_full:
                 return
-        log.error("memory_used_up", used_bytes=self.used_bytes, hint="requests are refused until clients have read")
+        if not self._is_used_up:  # once, not for each read until there is room again
+            self._is_used_up = True
+            log.error("memory_used_up", used_bytes=self.used_bytes, hint="requests are refused until clients have read")

@@ -50,18 +50,17 @@ def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -
         remark = f"the consumer group[{name}] not online"
         return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
     data = next(iter(group.members.values())).data
-    infos = [
-        ConnectionInfo(member.client_id, peer.peer, member.language, member.version)
-        for peer, member in group.members.items()
-    ]
-    topics = {topic for member in group.members.values() for topic in member.subscriptions}
+    infos = (
+        ConnectionInfo(member.client_id, member.connection.peer, member.language, member.version)
+        for member in list(group.members.values())
+    )
     table: dict[str, Any] = {}
-    for topic in sorted(topics):
+    for topic in sorted(group.topics):
         found = group.subscription(None, topic)
         if found is not None:
             table[topic] = bodies.encode_subscription(found)
         yield
-    body = admin_bodies.encode_consumer_connections(
+    body = yield from admin_bodies.encode_consumer_connections(
         infos, data.consume_type, data.message_model, data.consume_from, table
     )
     return answer(frame, body=body)

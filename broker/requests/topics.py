@@ -13,7 +13,7 @@ from ...protocol.bodies import Queue, TopicConfig, topic_json
 from ...protocol.codes import ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.headers import ConsumeQueueQuery, CreateTopic, TopicName, read
-from ...protocol.work import Work
+from ...protocol.work import SLICE, Work
 from ..broker import Broker
 from ..config import MAX_QUERY_ENTRIES
 from ..net.answers import Buffers, answer
@@ -83,9 +83,15 @@ def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buf
     return answer(frame, ext={}, body=body)
 
 
-def system_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    found = [topic.name for topic in broker.topics if broker.topics.is_built_in(topic.name)]
-    return answer(frame, body=bodies.encode_topic_list(found))
+def system_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    found: list[str] = []
+    for number, topic in enumerate(broker.topics, 1):
+        if broker.topics.is_built_in(topic.name):
+            found.append(topic.name)
+        if number % SLICE == 0:
+            yield
+    body = yield from bodies.encode_topic_list(found)
+    return answer(frame, body=body)
 
 
 def topic_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:

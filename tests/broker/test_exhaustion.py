@@ -13,6 +13,7 @@ from rocketlet.broker.net.connection import Connection
 from rocketlet.broker.net.memory import Memory, default_budget
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.work import finish
 
 from ..campaigns.frames import Peer
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
@@ -131,7 +132,7 @@ class Holding:
 
 def test_who_was_silent_for_longest_is_closed_first_and_only_as_many_as_needed() -> None:
     holders = [Holding(100_000, heard_s) for heard_s in (3.0, 1.0, 2.0)] + [Holding(1000, 0.0)]
-    memory = Memory(250_000, holders)
+    memory = Memory(250_000)
     for holder in holders:
         memory.count(holder)
     assert [holder.is_aborted for holder in holders] == [False, True, False, False]
@@ -154,14 +155,14 @@ async def test_a_sweep_looks_at_connections_that_did_something_and_at_no_others(
     peers = [Peer(node.server, number) for number in range(200)]
     for peer in peers:
         peer.send(request)
-    node.server.memory.sweep()
-    node.server.memory.sweep()
+    finish(node.server.memory.sweeping())
+    finish(node.server.memory.sweeping())
     looks.clear()
-    node.server.memory.sweep()
+    finish(node.server.memory.sweeping())
     assert looks == []
     peers[7].send(request)
     looks.clear()
-    node.server.memory.sweep()
+    finish(node.server.memory.sweeping())
     assert looks == [peers[7].connection]
     for peer in peers:
         peer.hang_up()

@@ -15,6 +15,7 @@ from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import UpdateOffset, write
+from rocketlet.protocol.work import finish
 
 from ..conftest import Connect, Node, Wire, create_topic, eventually, peer
 from ..requests import QUEUE, beat, lock, send
@@ -142,10 +143,10 @@ def test_a_lease_that_is_not_renewed_ends(tmp_path: Path) -> None:
     assert locks.lock(other, two) == {}
     for _ in range(20):
         clock.advance(1)
-        locks.expire()
+        finish(locks.expiring())
     assert told == []
     clock.advance(1)
-    locks.expire()
+    finish(locks.expiring())
     assert told == [two]
     assert QUEUE in locks.lock(other, two)
     assert locks.commit_fault("g", ("t", 0), one, 1)
@@ -159,13 +160,13 @@ def test_a_broker_that_stood_still_gives_its_members_time_to_renew(tmp_path: Pat
     epoch = locks.lock(mine, one)[QUEUE]
     clock.advance(30)  # renewals wait in the sockets
     assert locks.lock(other, two) == {}, "asked for before the renewal is read"
-    locks.expire()
+    finish(locks.expiring())
     assert locks.lock(mine, one) == {QUEUE: epoch}
     clock.advance(30)
-    locks.expire()
+    finish(locks.expiring())
     for _ in range(20):
         clock.advance(1)
-        locks.expire()
+        finish(locks.expiring())
     assert QUEUE in locks.lock(other, two), "time to renew, not for ever"
 
 

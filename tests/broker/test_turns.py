@@ -13,11 +13,19 @@ from rocketlet.broker.requests.table import BROKER_REQUESTS
 from rocketlet.broker.store import disk
 from rocketlet.broker.store.store import Store
 from rocketlet.broker.turns import Turns
-from rocketlet.protocol.bodies import DataVersion, GroupConfig, TopicConfig
+from rocketlet.protocol.bodies import (
+    DataVersion,
+    GroupConfig,
+    Queue,
+    TopicConfig,
+    decode_topic_list,
+    encode_topic_list,
+)
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.registration_body import decode_registration, encode_registration
-from rocketlet.protocol.work import SLICE, Work, finish
+from rocketlet.protocol.work import LOOKS, SLICE, Work, finish
 
 from ..campaigns.frames import Peer
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
@@ -161,6 +169,87 @@ def test_a_registration_of_very_many_topics_is_taken_in_pieces() -> None:
     routes = Routes()
     assert pieces(routes.registering("c", "b", 0, "10.0.0.1:1", DataVersion(1), topics, None)) > 5000 // SLICE
     assert pieces(routes.set_write("b", allowed=False)) > 5000 // SLICE
+
+
+def test_a_list_of_very_many_topics_is_made_in_pieces() -> None:
+    routes = Routes()
+    for name in "ab":
+        topics = [TopicConfig(f"{name}{number}") for number in range(5000)]
+        finish(routes.registering("c", name, 0, f"10.0.0.1:{ord(name)}", DataVersion(1), topics, None))
+    assert pieces(routes.topics()) > 2 * (5000 // LOOKS)
+    found = finish(routes.topics())
+    assert len(found) == 10_000
+    assert pieces(encode_topic_list(found)) > 10_000 // SLICE
+    assert decode_topic_list(finish(encode_topic_list(found))) == found
+
+
+async def test_what_is_built_in_is_found_in_pieces(large: Node) -> None:
+    handler = BROKER_REQUESTS[Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER][0]
+    work = handler(large.broker, Peer(large.server, 1).connection, Frame(Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER))
+    assert isinstance(work, Generator)
+    assert pieces(work) > 1000 // SLICE
+
+
+async def test_the_members_of_a_large_group_are_listed_in_pieces(node: Node) -> None:
+    peers = members_of(node, 300)
+    await node.broker.turns.done()
+    frame = Frame(Code.GET_CONSUMER_CONNECTION_LIST, ext={"consumerGroup": "g"})
+    work = BROKER_REQUESTS[Code.GET_CONSUMER_CONNECTION_LIST][0](node.broker, peers[0].connection, frame)
+    assert isinstance(work, Generator)
+    assert pieces(work) > 300 // SLICE
+    for peer in peers:
+        peer.hang_up()
+
+
+def members_of(node: Node, count: int) -> list[Peer]:
+    peers = [Peer(node.server, 100 + number) for number in range(count)]
+    for number, peer in enumerate(peers):
+        peer.send(encode(Frame(Code.HEART_BEAT, 1, {}, heartbeat_of(f"c{number}"))))
+    return peers
+
+
+# What looks at everything, each second or so
+
+
+async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, count = node.broker, 300
+    for module in ("groups.locks", "groups.members", "groups.watch"):
+        monkeypatch.setattr(f"rocketlet.broker.{module}.LOOKS", SLICE)
+    await create_topic_of(node, "t")
+    peers = members_of(node, count)
+    await broker.turns.done()
+    queues = tuple(Queue("t", "broker-a", number) for number in range(count))
+    broker.locks.lock(LockRequest("c1", "other", queues, False), peers[0].connection)
+    broker.topics.put(TopicConfig("t", count, count), 0)
+    least = count // SLICE
+    assert pieces(broker.locks.expiring()) > least
+    assert sum(1 for silent in broker.groups.expired() if silent is None) >= least
+    assert pieces(broker.watch.looking()) > 2 * least, "to look, and to sort out what was found"
+    for peer in peers:
+        node.server.memory.mark(peer.connection)
+    assert pieces(node.server.memory.sweeping()) > least
+    for peer in peers:
+        peer.hang_up()
+
+
+async def test_a_sweep_does_not_begin_again_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", -1)
+    turns = Turns()
+
+    def sweep() -> Work[None]:
+        begun.append("sweep")
+        yield
+        yield
+
+    for _ in range(3):
+        turns.do_alone("sweep", sweep)
+    assert begun == ["sweep"], "the first piece of one is done at once"
+    monkeypatch.undo()
+    await turns.done()
+    turns.do_alone("sweep", sweep)
+    assert begun == ["sweep"] * 2
+    await turns.done()
 
 
 def test_a_broker_that_leaves_is_found_without_a_look_at_the_others() -> None:

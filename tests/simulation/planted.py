@@ -29,6 +29,7 @@ from rocketlet.client.shares import Shares
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Queue
 from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.work import Work
 
 
 async def _no_drain(self: Assignment, queue: Queue) -> int | None:
@@ -127,14 +128,14 @@ def _renewed_with_any_epoch(self: Leases, queue: Queue, lease: Lease, fresh: Lea
 _lock_one = Locks._lock_one
 
 
-_expire = Locks.expire
+_expiring = Locks.expiring
 _kept: dict[Any, int] = {}
 
 
-def _expire_with_epoch(self: Locks) -> None:
+def _expiring_with_epoch(self: Locks) -> Work[None]:
     """A lease that has ended leaves its epoch to the next owner."""
     before = {key: lock.epoch for key, lock in self._locks.items()}
-    _expire(self)
+    yield from _expiring(self)
     _kept.update((key, epoch) for key, epoch in before.items() if key not in self._locks)
 
 
@@ -236,7 +237,7 @@ FAULTS: dict[str, list[Fault]] = {
     "foreign-told-at-once": [(Draining, "is_kept_back", lambda self, group, connection: False)],
     "connection-loss-ignored": [(Membership, "_lost_connection", lambda self, address: None)],
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
-    "epoch-kept": [(Locks, "expire", _expire_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
+    "epoch-kept": [(Locks, "expiring", _expiring_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
     "leave-stops-renewing": [(Membership, "leave", _leave_at_once)],
     "lock-forgotten": [(Leases, "_give_back", _keep_doubtful), (MemberLocks, "abandon", lambda self, held: None)],
     "lock-for-everybody": [(Locks, "_lock_one", _for_everybody)],
