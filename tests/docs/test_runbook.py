@@ -1,4 +1,7 @@
-"""docs/operations.md followed from an empty folder to a dead letter that is sent again, on Rocketlet and Apache's broker."""
+"""docs/operations.md followed from an empty folder to a dead letter that is sent again, on Rocketlet and Apache's broker.
+
+`pytest tests/docs/test_runbook.py --screenshots docs/images` makes the page's pictures of the console, as it shows each step.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import Any
 
 import pytest
 from rocketlet.client import Consumer, Producer, Reject
+from rocketlet.console.server import ConsoleServer
 from rocketlet.testing.ports import free_port
 
 from bench.peers import Apache, process
@@ -69,9 +73,43 @@ async def ran(words: list[str], address: str) -> tuple[int, str]:
     return child.returncode, out.decode()
 
 
+class Camera:
+    """Takes pictures of the console, if pictures are asked for."""
+
+    def __init__(self, page: Any, url: str, folder: Path, kind: str) -> None:
+        self._page = page
+        self._url = url
+        self._folder = folder
+        self._kind = kind
+
+    async def takes(self, name: str, path: str, *clicks: str) -> None:
+        if self._page is None:
+            return
+        await self._page.goto(self._url + path)
+        for selector in clicks:
+            await self._page.click(selector)
+        await self._page.wait_for_selector("h1")
+        await self._page.screenshot(path=self._folder / f"runbook-{name}-{self._kind}.png")
+
+
+@asynccontextmanager
+async def a_camera(address: str, folder: Path | None, kind: str) -> AsyncIterator[Camera]:
+    if folder is None:
+        yield Camera(None, "", Path(), kind)
+        return
+    from playwright.async_api import async_playwright
+
+    from ..console.test_browser import CHROMIUM, FLAGS
+
+    async with ConsoleServer(address) as server, async_playwright() as started:
+        browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield Camera(await browser.new_page(viewport={"width": 1080, "height": 460}), server.url, folder, kind)
+        await browser.close()
+
+
 @pytest.mark.parametrize("kind", ["rocketlet", pytest.param("4.9.7", marks=pytest.mark.java)])
 async def test_from_an_empty_folder_to_a_replayed_dead_letter(
-    kind: str, tmp_path: Path, fetch_apache: Callable[[str], None]
+    kind: str, tmp_path: Path, fetch_apache: Callable[[str], None], request: pytest.FixtureRequest
 ) -> None:
     if kind != "rocketlet":
         await asyncio.to_thread(fetch_apache, kind)
@@ -84,7 +122,8 @@ async def test_from_an_empty_folder_to_a_replayed_dead_letter(
         return None
 
     doctor, dead, dry_run, replay, show = steps()
-    async with a_cluster(kind, tmp_path) as address:
+    pictures = request.config.getoption("--screenshots")
+    async with a_cluster(kind, tmp_path) as address, a_camera(address, pictures, kind) as camera:
         async with asyncio.timeout(120):
             while "orders" not in (await ran("rocketlet topics create orders".split(), address))[1]:  # until it is up
                 await asyncio.sleep(0.1)
@@ -95,6 +134,8 @@ async def test_from_an_empty_folder_to_a_replayed_dead_letter(
                     await asyncio.sleep(0.1)
             status, said = await ran(dead, address)
             assert (status, "order 4711" in said) == (0, True)
+            await camera.takes("1-dead", "/groups/shop/dead")
+            await camera.takes("2-dry-run", "/groups/shop/dead", "[data-all=place]", "text=Dry run")
             assert "would be sent again: 1 messages" in (await ran(dry_run, address))[1]
             assert mended.messages == []
             is_broken = False
@@ -103,3 +144,4 @@ async def test_from_an_empty_folder_to_a_replayed_dead_letter(
             assert mended.messages[0].message_id == sent.message_id
             status, said = await ran(show, address)
             assert (status, "shop" in said) == (0, True)
+            await camera.takes("3-replayed", "/groups/shop")
