@@ -23,7 +23,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         type=float,
         default=plain.rate,
         metavar="PER_SECOND",
-        help="messages a second (default: as many as go)",
+        help="messages a second (default: as many as possible)",
     )
     bench.add_argument(
         "--size", type=int, default=plain.size, metavar="BYTES", help=f"of a body (default: {plain.size})"

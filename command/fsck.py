@@ -23,7 +23,8 @@ from . import logs
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("fsck", help="check a data folder that no broker uses: what is whole, what is not")
+    text = "check a data folder that no broker uses: what is whole, what is not"
+    parser = commands.add_parser("fsck", help=text, description=text[0].upper() + text[1:] + ".")
     parser.add_argument("folder", type=Path, metavar="DIR", help="the data folder")
     parser.add_argument("--repair", action="store_true", help="also repair what can be repaired")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -35,7 +35,7 @@ _SENT_AT = struct.Struct("!Q")  # the begin of a body: when its send began, ns o
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`rate`: messages a second, 0 for as many as go; `in_flight`: sends at once; `size` of a body, bytes."""
+    """`rate`: messages a second, 0 for as many as possible; `in_flight`: sends at once; `size` of a body, bytes."""
 
     seconds: float = 5.0
     rate: float = 0.0

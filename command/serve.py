@@ -81,7 +81,7 @@ def add_to(commands: argparse._SubParsersAction[SettingsParser]) -> None:
 def _server(
     commands: argparse._SubParsersAction[SettingsParser], name: str, text: str, port: int, run: Run
 ) -> SettingsParser:
-    parser = commands.add_parser(name, help=text)
+    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}, until SIGTERM or Ctrl-C.")
     add_listen_options(parser, port)
     add_access_options(parser)
     parser.set_defaults(run=partial(_served, run))
