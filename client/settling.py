@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from .access import Access
@@ -11,6 +12,10 @@ from .admin import AdminClient
 from .errors import RocketletError
 
 LOOK_S = 0.05
+
+
+Look = Callable[[], Awaitable[list[dict[str, Any]]]]
+"""What each broker of a cluster says of a group, as by `AdminClient.history`."""
 
 
 async def settled(
@@ -22,11 +27,17 @@ async def settled(
     `members`: wait until the group has this many, too. Raises TimeoutError, which says what is missing, and RocketletError.
     Apache's brokers do not know who owns what, so it needs Rocketlet's.
     """
+    async with AdminClient(name_server, access=access) as admin:
+        return await settled_by(lambda: admin.history(group), group, members=members, timeout_s=timeout_s)
+
+
+async def settled_by(look: Look, group: str, *, members: int | None, timeout_s: float) -> dict[str, int]:
+    """As `settled`, by what `look` returns."""
     missing = "nothing was heard"
     try:
-        async with asyncio.timeout(timeout_s), AdminClient(name_server, access=access) as admin:
+        async with asyncio.timeout(timeout_s):
             while True:
-                reports = await admin.history(group)
+                reports = await look()
                 if not reports:
                     raise RocketletError("the name server knows no broker")
                 missing, owned = _judged(reports, members)

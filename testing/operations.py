@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 
 from ..client.message import Message
-from ..client.settling import settled
+from ..client.settling import settled_by
 from ..protocol import names
 from ..protocol.bodies import Queue
 from . import shapes, state
@@ -302,7 +302,10 @@ async def _wait_for(rig: Rig, call: Call) -> shapes.Waited:
 
 async def _settled(rig: Rig, condition: shapes.Settled, timeout_s: float) -> dict[str, int]:
     assert rig.running
-    return await settled(rig.name_server, condition.group, members=condition.members, timeout_s=max(timeout_s, LOOK_S))
+    group = condition.group
+    return await settled_by(
+        lambda: rig.reports(group), group, members=condition.members, timeout_s=max(timeout_s, LOOK_S)
+    )
 
 
 _Faults = list[shapes.FaultOrder]

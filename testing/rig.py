@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..broker.access.acl import Acl
 from ..broker.broker import Broker as RunningBroker
@@ -18,7 +19,11 @@ from ..broker.nameserver.networks import Networks
 from ..broker.nameserver.routes import Routes
 from ..broker.net.connection import Connection
 from ..broker.net.tls import Tls
+from ..broker.requests.group_admin import history_of
 from ..broker.server import Server
+from ..client.access import Access
+from ..client.admin import AdminClient
+from ..protocol.work import finish
 from .clock import BrokerClock
 from .faults import Faults
 from .ports import free_port
@@ -67,6 +72,7 @@ class Rig:
         self._server: Server | None = None
         self._broker: _MortalBroker | None = None
         self._tap: Tap | None = None
+        self._routes: Routes | None = None
         self.clock.keep_alive, self.clock.next_due_s = self._keep_alive, self.next_due_s
         self.clock.is_anyone_frozen = lambda: bool(self.faults.frozen())
         self.faults.on_end = self._thaw
@@ -136,7 +142,7 @@ class Rig:
         if not listening.port:
             listening = self._listening = replace(listening, port=free_port())
         config = replace(self._settings, data_dir=folder, address=self._settings.address or self.address)
-        routes = None if config.name_servers else Routes(networks=listening.networks)
+        routes = self._routes = None if config.name_servers else Routes(networks=listening.networks)
         if routes is not None and self._has_moved:
             routes.tell_registered()
         broker = _MortalBroker(config, routes, self.clock, tls=listening.tls, acl=listening.acl)
@@ -204,6 +210,27 @@ class Rig:
     @property
     def requests(self) -> list[Request]:
         return [] if self._tap is None else list(self._tap.requests)
+
+    async def reports(self, group: str) -> list[dict[str, Any]]:
+        """What each broker of the cluster says of a group. One that is alone is not asked over the wire, which would need an
+        account; with others the broker's account at its name server asks."""
+        broker = self.running
+        if self._routes is not None and len(self._routes.brokers()) <= 1:
+            return [finish(history_of(broker, group))]
+        async with AdminClient(self.name_server, access=self._access()) as admin:
+            return await admin.history(group)
+
+    def _access(self) -> Access:
+        """How the kit shows a cluster who it is."""
+        acl, account = self._listening.acl, self._settings.name_server_account
+        entries = acl.file.entries if acl is not None and account else ()
+        secret = next((str(entry["secretKey"]) for entry in entries if entry.get("accessKey") == account), "")
+        return Access(
+            access_key=str(account) if secret else "",
+            secret_key=secret,
+            tls=self._listening.tls is not None,
+            verify_tls=False,  # it asks for no more than its own cluster's state, on this machine or in a test's network
+        )
 
     def next_due_s(self) -> float | None:
         """How long the first delayed message has to wait; None without one."""

@@ -327,6 +327,12 @@ def _owners(broker: Broker, name: str, group: Group | None) -> dict[tuple[str, i
 def group_history(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
     name, since_ms = read(GroupHistory, frame.ext)
+    value = yield from history_of(broker, name, since_ms)
+    return answer(frame, body=orjson.dumps(value))
+
+
+def history_of(broker: Broker, name: str, since_ms: int = 0) -> Work[dict[str, Any]]:
+    """What the broker says of a group; `since_ms`: the first event."""
     group = broker.groups.get(name)
     members: list[dict[str, Any]] = [
         {
@@ -347,7 +353,7 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Work[
     for topic in broker.progress.topics_of(name):
         messages, oldest_ms = yield from broker.progress.lag(name, topic)
         progress.append({"topic": topic, "messages": messages, "oldestMs": oldest_ms})
-    value = {
+    return {
         "broker": broker.config.name,
         "members": members,
         "lag": progress,
@@ -357,7 +363,6 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Work[
         "disagreements": sorted(group.reported) if group else [],
         "events": broker.history.of(name, since_ms),
     }
-    return answer(frame, body=orjson.dumps(value))
 
 
 def all_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.networks import Networks, parse_networks
+from rocketlet.broker.net.tls import Tls
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.admin import AdminClient
 from rocketlet.command.cli import main
@@ -25,6 +28,9 @@ from rocketlet.testing.config import MAX_BODY_BYTES
 from rocketlet.testing.control import Control, application
 from rocketlet.testing.operations import OPERATIONS
 from rocketlet.testing.rig import Listening, Rig
+
+from ..broker.accounts import ADMIN, AccountsFile, access
+from ..broker.certificates import Certificates
 
 COMMAND = [sys.executable, "-m", "rocketlet.command.cli", "start", "--port", "0", "--log-level", "error", "--no-vip"]
 
@@ -194,6 +200,35 @@ async def test_a_condition_that_does_not_hold_in_time_says_what_is_missing(http:
     ):
         answer = await http.post("/wait-for", json={"condition": condition, "timeout_s": 0})
         assert missing in await problem(answer, "TimeoutError")
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with a name server elsewhere"])
+async def test_a_broker_with_accounts_and_tls_says_when_a_group_has_settled(tmp_path: Path, is_alone: bool) -> None:
+    """The kit needs no account for its own broker; of a cluster it asks with the account that the broker has there."""
+    accounts = AccountsFile(tmp_path / "plain_acl.yml")
+    listening = Listening(acl=accounts.acl, tls=Tls("permissive", Certificates.make(tmp_path).files))
+    settings = BrokerConfig(Path(), "", default_queues=2, vip_channel=False)
+    async with AsyncExitStack() as stack:
+
+        async def opened(settings: BrokerConfig) -> Rig:
+            rig = Rig(settings, listening)
+            await rig.open()
+            stack.push_async_callback(rig.close)
+            return rig
+
+        rig = await opened(settings)
+        if not is_alone:
+            there = {"name": "broker-b", "name_servers": (rig.address,), "name_server_account": ADMIN}
+            rig = await opened(replace(settings, **there))
+        control = await stack.enter_async_context(Control(rig, "127.0.0.1", 0))
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{control.port}", timeout=60)
+        )
+        signs = access(ADMIN, tls=True, verify_tls=False)
+        await body_of(await http.put("/topics/t", json={"queues": 2}))
+        async with Consumer(rig.name_server, "g", "t", lambda message: None, access=signs) as consumer:
+            answer = await http.post("/wait-for", json={"condition": {"until": "settled", "group": "g", "members": 1}})
+            assert (await body_of(answer))["shares"] == {consumer.client_id: 3}  # with the retry topic
 
 
 async def test_a_stopped_broker_says_so_and_starts_again(rig: Rig, http: httpx.AsyncClient) -> None:
