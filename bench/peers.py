@@ -327,7 +327,9 @@ class Apache:
         await self._start_broker()
 
     async def _start_name_server(self) -> None:
-        arguments = self._java("namesrv.NamesrvStartup", "namesrv.properties", "-Xmx256m")
+        arguments = self._java(
+            "namesrv.NamesrvStartup", "namesrv.properties", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"
+        )
         pid = await self._stack.enter_async_context(process(arguments, self.home / "log", ROCKETMQ_HOME=str(self.home)))
         await listening(int(self.address.rpartition(":")[2]), APACHE_START_S, pid=pid)
 

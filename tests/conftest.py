@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -53,12 +52,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets what Spark reads in all processes that tests start; workers of pytest-xdist inherit it."""
-    os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "conf")
-    if "SPARK_HOME" not in os.environ:
-        folder = tempfile.TemporaryDirectory(prefix="spark-home-")
-        config.add_cleanup(folder.cleanup)
-        if spark_home.fill(Path(folder.name)):
-            os.environ["SPARK_HOME"] = folder.name
+    os.environ.update(spark_home.environment())
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("spark"):
+        spark_home.share_classes()
 
 
 def pytest_asyncio_loop_factories(

@@ -20,7 +20,7 @@ GROUPS: Final = tuple(
     for pattern in (
         r"tests/spark/test_(?:source|faults)\.py",
         r"tests/spark/test_(?:sink|standalone|stop)\.py",
-        r"tests/interop/(test_\w+)\.py::.*\[(rocketlet|4\.9\.7|5\.3\.3)\b",  # a cluster of each version
+        r"tests/interop/test_(?:our_client|planners|console|message_trace)\.py::.*\[(rocketlet|4\.9\.7|5\.3\.3)\b",
         r"tests/interop/test_access\.py",
         r"_pyright_",  # npx installs it where it finds none
     )

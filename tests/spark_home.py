@@ -1,22 +1,96 @@
-"""Spark as it is installed, but for the archive of its Python code.
+"""Spark as tests start it: as it is installed, but small and quick to start. All of it is in the environment, so that
+processes and snippets of their own have it, too.
 
-Spark's workers import pyspark from `$SPARK_HOME/python/lib/pyspark.zip`, which holds no bytecode: each compiles it anew, for
-0.75 s of the 1.1 s that one takes to start. Spark gives up on a worker after 10 s, which is soon on a busy machine. Without
-the archive, workers import the installed package, whose bytecode is cached.
+- Spark's workers import pyspark from `$SPARK_HOME/python/lib/pyspark.zip`, which holds no bytecode: each compiles it anew,
+  for 0.75 s of the 1.1 s that one takes to start. Spark gives up on a worker after 10 s, which is soon on a busy machine.
+  Without the archive, workers import the installed package, whose bytecode is cached.
+- A virtual machine loads and checks thousands of classes before a first query. It finds them in an archive (JEP 350), which
+  one job makes for all. Its folder stays where it is, because the archive holds the paths.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
+from filelock import FileLock
 
-def fill(folder: Path) -> bool:
-    """Makes the folder a SPARK_HOME by symlinks. False where PySpark is not installed."""
+from bench.peers import CACHE
+
+# The optimizing compiler and parallel collectors cost more than a job of seconds gets back.
+JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+# A stateful query has a state store in each of 200 partitions otherwise.
+SETTINGS = ("-Dspark.sql.shuffle.partitions=2", "-Dspark.ui.enabled=false")
+JOB = Path(__file__).parent / "spark" / "classes_job.py"
+JOB_S = 500.0
+
+
+@cache
+def home() -> Path | None:
+    """A SPARK_HOME of symlinks, one for each installation of PySpark and of Java. None where one of them is missing, and
+    where somebody has set another."""
     found = importlib.util.find_spec("pyspark")
-    if found is None or found.origin is None:
-        return False
-    for entry in Path(found.origin).parent.iterdir():
-        if entry.name != "python":
-            (folder / entry.name).symlink_to(entry)
-    return True
+    java = shutil.which("java", path=_java_folder()) or shutil.which("java")
+    if found is None or found.origin is None or java is None:
+        return None
+    installed, machine = Path(found.origin).parent, Path(java).resolve()
+    version = (installed / "version.py").read_text()
+    key = hashlib.sha256(f"{installed} {version} {machine} {machine.stat().st_mtime}".encode()).hexdigest()
+    folder = CACHE / f"spark-home-{key[:12]}"
+    if os.environ.get("SPARK_HOME", str(folder)) != str(folder):
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        for entry in installed.iterdir():
+            link = folder / entry.name
+            if entry.name != "python" and not link.exists():
+                link.unlink(missing_ok=True)
+                link.symlink_to(entry)
+    return folder
+
+
+def _java_folder() -> str | None:
+    """Where Spark looks first."""
+    return f"{os.environ['JAVA_HOME']}/bin" if "JAVA_HOME" in os.environ else None
+
+
+def environment() -> dict[str, str]:
+    """What Spark reads. SPARK_CONF_DIR has nothing in it, because archives take no folders with files in the class path."""
+    folder = home()
+    if folder is None:
+        return {"SPARK_SUBMIT_OPTS": _options()}
+    shared = ("-Xlog:disable", f"-XX:SharedArchiveFile={folder / 'classes.jsa'}")
+    return {"SPARK_HOME": str(folder), "SPARK_CONF_DIR": str(folder / "conf"), "SPARK_SUBMIT_OPTS": _options(*shared)}
+
+
+def _options(*more: str) -> str:
+    jvm = " ".join((*JVM, *more))
+    return f'{jvm} {" ".join(SETTINGS)} -Dspark.executor.extraJavaOptions="{jvm}"'
+
+
+@cache
+def share_classes() -> None:
+    """Makes the archive, once on this machine. Where that cannot be, Spark starts as always."""
+    folder = home()
+    if folder is None or (folder / "classes.jsa").exists():
+        return
+    with FileLock(folder / "lock"):
+        if (folder / "classes.jsa").exists():
+            return
+        coming = folder / f"{os.getpid()}.jsa"
+        options = _options("-Xlog:disable", f"-XX:ArchiveClassesAtExit={coming}")
+        try:
+            subprocess.run(
+                [sys.executable, JOB],
+                env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": options},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=JOB_S, check=True,
+            )  # fmt: skip
+            coming.rename(folder / "classes.jsa")
+        except (OSError, subprocess.SubprocessError):
+            coming.unlink(missing_ok=True)

@@ -27,13 +27,13 @@ from bench.peers import Apache, apache_fault, fetch, fetch_fault
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, made_once
 from . import compatibility
-from .systems import HEAP, SETTINGS, Ours, System
+from .systems import HEAP, SETTINGS, SMALL, Ours, System
 
 HERE = Path(__file__).parent
 JAVA_CLIENT = "Java 4.9.8"
 MQADMIN = "mqadmin 4.9.8"
 GO_CLIENT = "Go 2.1.2"
-SMALL_JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+SMALL_JVM = ("-Xmx256m", *SMALL)
 SHARED = "peer.jsa"
 START_S = 120.0
 """What a foreign program may take to start and do something. A second is usual."""
@@ -250,10 +250,11 @@ def fetch_apache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], No
     return fetch
 
 
-@pytest.fixture(scope="module", params=["rocketlet", "4.9.7", "5.3.3"])
+@pytest.fixture(scope="session", params=["rocketlet", "4.9.7", "5.3.3"])
 def system(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fetch_apache: Callable[[str], None]
 ) -> Iterator[System]:
+    """Shared with the tests of other files: topics and groups have names of their own, or are deleted."""
     folder = tmp_path_factory.mktemp("system")
     if request.param == "rocketlet":
         found = System(Ours(folder))

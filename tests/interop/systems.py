@@ -1,4 +1,5 @@
-"""Brokers that the same tests run on: Apache's, 4.9 and 5.3, and our own with the same settings."""
+"""Brokers that the tests of several files share, because Apache's take seconds of the processor to start: 4.9 and 5.3, and
+our own with the same settings."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from bench.peers import APACHE_START_S, APACHE_TRIES, Apache
 from ..conftest import PATIENCE_S
 
 T = TypeVar("T")
-HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=512m")
+SMALL = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+"""Of virtual machines that live for seconds."""
+HEAP = ("-Xms512m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", *SMALL)
 """Of Apache's brokers."""
 LEVELS_S = (1, 1, 1, 2, *[3] * 14)
 SETTINGS: dict[str, Any] = {
@@ -35,6 +38,7 @@ SETTINGS: dict[str, Any] = {
     "transactionTimeOut": 500,
     "transactionOpBatchInterval": 100,  # 5.3 notes outcomes every 3 s, and delivers twice what it asks for before that
     "messageDelayLevel": " ".join(f"{seconds}s" for seconds in LEVELS_S),
+    "traceTopicEnable": "true",
     "mappedFileSizeCommitLog": 64 * 1024 * 1024,
 }
 numbers = count(1)

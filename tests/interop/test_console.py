@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,24 +10,12 @@ import pytest
 from rocketlet.client import Consumer, Producer, Reject
 from rocketlet.console.server import ConsoleServer
 
-from bench.peers import Apache
-
 from ..conftest import PATIENCE_S, eventually
 from ..console.conftest import Site
 from ..handlers import Inbox
-from .systems import HEAP
+from .systems import System
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
-SETTINGS: dict[str, Any] = {"mappedFileSizeCommitLog": 64 * 1024 * 1024}
-
-
-@pytest.fixture(params=["4.9.7", "5.3.3"])
-async def apache(
-    request: pytest.FixtureRequest, tmp_path: Path, fetch_apache: Callable[[str], None]
-) -> AsyncIterator[Apache]:
-    await asyncio.to_thread(fetch_apache, request.param)
-    async with Apache(tmp_path, request.param, HEAP, **SETTINGS) as found:
-        yield found
 
 
 async def until(site: Site, path: str, words: str) -> str:
@@ -40,7 +26,8 @@ async def until(site: Site, path: str, words: str) -> str:
     return page
 
 
-async def test_apaches_cluster_is_shown_and_changed(apache: Apache) -> None:
+@pytest.mark.parametrize("system", ["4.9.7", "5.3.3"], indirect=True)
+async def test_apaches_cluster_is_shown_and_changed(system: System) -> None:
     is_broken, mended, done = True, Inbox(), Inbox()
 
     async def handle(message: Any) -> Reject | None:
@@ -49,15 +36,15 @@ async def test_apaches_cluster_is_shown_and_changed(apache: Apache) -> None:
         await mended(message)
         return None
 
-    async with ConsoleServer(apache.address) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
+    async with ConsoleServer(system.address) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
         site = Site(server.url, http)
         await site.change("/new/topic", "/new/topic", topic="orders", queues="4", perm="6")
         for group in ("shipping", "billing"):
             await site.change("/new/group", "/new/group", group=group, retries="3", retry_queues="1", consume="on")
         async with (
-            Producer(apache.address) as producer,
-            Consumer(apache.address, "shipping", "orders", done, start="first"),
-            Consumer(apache.address, "billing", "orders", handle, start="first"),
+            Producer(system.address) as producer,
+            Consumer(system.address, "shipping", "orders", done, start="first"),
+            Consumer(system.address, "billing", "orders", handle, start="first"),
         ):
             sent = await producer.send("orders", b"<script>", keys="k1", tag="A")
             await eventually(lambda: bool(done.messages))
@@ -69,7 +56,7 @@ async def test_apaches_cluster_is_shown_and_changed(apache: Apache) -> None:
             assert "Python 4.9.8" in page
             assert "queues without an owner" in page
             await until(site, "/groups?sort=dead", "billing up to date 1 orders 0")
-            async with Consumer(apache.address, "shipping", "orders", Inbox(), start="first"):
+            async with Consumer(system.address, "shipping", "orders", Inbox(), start="first"):
                 async for name, part in site.stream("/groups/shipping"):
                     if name == "live_timeline" and "owner-1" in part and "<rect" in part:
                         break

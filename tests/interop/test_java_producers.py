@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from rocketlet.protocol.properties import decode
 
 from bench.peers import APACHE_VERSION, Apache
 
-from ..conftest import eventually
+from ..conftest import eventually, made_once
 from ..handlers import Inbox
 from .conftest import START_S, Cluster, Run, StartCluster, missing
 from .systems import HEAP
@@ -194,24 +195,42 @@ async def test_java_sends_over_the_vip_channel(start_cluster: StartCluster, java
     assert cluster.stored("t") == 1
 
 
+async def errors(java: Run, name_server: str, broker: str) -> dict[str, tuple[str, str]]:
+    """Code and remark by the mistake."""
+    async with java("errors", ns=name_server, broker=broker, topic="t") as peer:
+        await peer.until(lambda: len(peer.found("ERROR")) == 9)
+    return {line[1]: (line[2], " ".join(line[3:])) for line in peer.found("ERROR")}
+
+
+@pytest.fixture
+async def codes_of_apache(
+    java: Run, tmp_path_factory: pytest.TempPathFactory, fetch_apache: Callable[[str], None]
+) -> dict[str, str]:
+    """What Apache's broker answers; it is started once for all workers of pytest-xdist."""
+
+    async def ask(folder: Path) -> None:
+        async with Apache(folder, APACHE_VERSION, HEAP) as apache:
+            theirs = await errors(java, apache.address, apache.broker_address)
+        (folder / "codes.json").write_text(json.dumps({name: code for name, (code, _) in theirs.items()}))
+
+    def once() -> Path:
+        fetch_apache(APACHE_VERSION)
+        return made_once(tmp_path_factory, "apache-errors", lambda folder: asyncio.run(ask(folder)))
+
+    folder = await asyncio.to_thread(once)
+    found: dict[str, str] = json.loads((folder / "codes.json").read_text())
+    return found
+
+
 @feature(
     "errors: illegal and forbidden topics, no such topic or queue, too large; the codes are Apache's, side by side"
 )
 async def test_errors_have_the_codes_of_apaches_broker(
-    start_cluster: StartCluster, brokers: int, java: Run, tmp_path: Path, fetch_apache: Callable[[str], None]
+    start_cluster: StartCluster, brokers: int, java: Run, codes_of_apache: dict[str, str]
 ) -> None:
-    await asyncio.to_thread(fetch_apache, APACHE_VERSION)
     cluster = await start_cluster(brokers)
-
-    async def errors(name_server: str, broker: str) -> dict[str, tuple[str, str]]:
-        async with java("errors", ns=name_server, broker=broker, topic="t") as peer:
-            await peer.until(lambda: len(peer.found("ERROR")) == 9)
-        return {line[1]: (line[2], " ".join(line[3:])) for line in peer.found("ERROR")}
-
-    async with Apache(tmp_path, APACHE_VERSION, HEAP) as apache:
-        theirs = await errors(apache.address, apache.broker_address)
-    ours = await errors(cluster.address, cluster.nodes[0].address)
-    assert {name: code for name, (code, _) in ours.items()} == {name: code for name, (code, _) in theirs.items()}
+    ours = await errors(java, cluster.address, cluster.nodes[0].address)
+    assert {name: code for name, (code, _) in ours.items()} == codes_of_apache
     facts = {
         "illegal-topic": "no such topic!",
         "long-topic": "127",

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 from rocketlet.client import Consumer, MessageTrace, Producer
-from rocketlet.testing import Broker
-
-from bench.peers import Apache
 
 from ..conftest import eventually
 from ..handlers import Inbox
 from .conftest import Run, missing
-from .systems import HEAP
+from .systems import System
 
 pytestmark = [
     pytest.mark.java,
@@ -25,31 +19,20 @@ pytestmark = [
 ]
 TRIES = 100
 SENT = re.compile(r"^Pub +shop +.*ms +success", re.MULTILINE)
-HANDLED = re.compile(r"^Sub +packers +.*ms +success", re.MULTILINE)
-
-
-@pytest.fixture(params=["rocketlet", "4.9.7"])
-async def name_server(
-    request: pytest.FixtureRequest, tmp_path: Path, fetch_apache: Callable[[str], None]
-) -> AsyncIterator[str]:
-    if request.param == "rocketlet":
-        async with Broker() as broker:
-            yield broker.address
-        return
-    await asyncio.to_thread(fetch_apache, request.param)
-    async with Apache(tmp_path, request.param, HEAP, traceTopicEnable="true") as apache:
-        yield apache.address
 
 
 @pytest.mark.feature("Our client", "the message trace, read by mqadmin", client="mqadmin 4.9.8")
-async def test_apaches_tool_reads_our_trace(name_server: str, java: Run) -> None:
+@pytest.mark.parametrize("system", ["rocketlet", "4.9.7"], indirect=True)
+async def test_apaches_tool_reads_our_trace(system: System, java: Run) -> None:
+    name_server, topic, group = system.address, await system.topic(), await system.group()
+    handled = re.compile(rf"^Sub +{group} +.*ms +success", re.MULTILINE)
     inbox = Inbox()
     async with (
         MessageTrace(name_server) as trace,
         Producer(name_server, "shop", timeout_s=30, middleware=[trace.sends("shop")]) as producer,
-        Consumer(name_server, "packers", "t", inbox, start="first", middleware=[trace.handlers("packers")]),
+        Consumer(name_server, group, topic, inbox, start="first", middleware=[trace.handlers(group)]),
     ):
-        sent = await producer.send("t", b"order 4711", tag="A", keys=["k1", "k2"])
+        sent = await producer.send(topic, b"order 4711", tag="A", keys=["k1", "k2"])
         await eventually(lambda: len(inbox.messages) == 1)
     async with java("mqadmin") as peer:
         words, text = ("queryMsgTraceById", "-n", name_server, "-i", sent.message_id), ""
@@ -58,7 +41,7 @@ async def test_apaches_tool_reads_our_trace(name_server: str, java: Run) -> None
             await peer.write("\t".join(words))
             await peer.until(lambda before=before: "== done" in peer.lines[before:], 60)  # type: ignore[misc]
             text = "\n".join(peer.lines[before:])
-            if SENT.search(text) and HANDLED.search(text):
+            if SENT.search(text) and handled.search(text):
                 break
         else:
             pytest.fail(f"the trace is not there: {text}")

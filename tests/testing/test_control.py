@@ -218,8 +218,8 @@ async def test_a_broker_with_accounts_and_tls_says_when_a_group_has_settled(tmp_
 
         rig = await opened(settings)
         if not is_alone:
-            there = {"name": "broker-b", "name_servers": (rig.address,), "name_server_account": ADMIN}
-            rig = await opened(replace(settings, **there))
+            elsewhere = replace(settings, name="broker-b", name_servers=(rig.address,), name_server_account=ADMIN)
+            rig = await opened(elsewhere)
         control = await stack.enter_async_context(Control(rig, "127.0.0.1", 0))
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{control.port}", timeout=60)
