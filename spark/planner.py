@@ -78,8 +78,8 @@ class Planner(ABC):
             raise
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # which ends and closes what is left at the end
+            runner.get_loop().run_forever()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)

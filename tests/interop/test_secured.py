@@ -202,14 +202,14 @@ async def test_mqadmin_sets_up_accounts(secured: Node, accounts: AccountsFile, j
 
 @feature("getAclConfig, without secrets", client="mqadmin 4.9.7")
 async def test_an_older_mqadmin_shows_accounts(
-    secured: Node, accounts: AccountsFile, classpath: str, tmp_path: Path, fetch_apache: Callable[[str], None]
+    secured: Node, accounts: AccountsFile, programs: Path, tmp_path: Path, fetch_apache: Callable[[str], None]
 ) -> None:
     """4.9.8 has the command no more, for it showed the secrets."""
     jars = CACHE / "apache-4.9.7"
     await asyncio.to_thread(fetch_apache, "4.9.7")
     tools_file(tmp_path, ADMIN)
     old = program(
-        "java", *SMALL_JVM, "-Drocketmq.client.logUseSlf4j=true", "-cp", f"{HERE}/java/target/classes:{jars}/*",
+        "java", *SMALL_JVM, "-Drocketmq.client.logUseSlf4j=true", "-cp", f"{programs}/peer.jar:{jars}/*",
         "Peer", "mqadmin", ROCKETMQ_HOME=str(tmp_path),
     )  # fmt: skip
     async with mqadmin(old, secured) as admin:

@@ -4,6 +4,7 @@ were."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -55,6 +56,23 @@ def read_all(planner: Planner) -> Batch:
     assert batch is not None
     planner.finish(batch)
     return batch
+
+
+@BOTH
+def test_a_planner_that_is_closed_leaves_nothing_open(address: str, membership: bool) -> None:
+    """Spark makes one for each start of a query, in a process that lives on."""
+    before = None
+    for begin in (0, 10):  # the first opens the broker's files as well
+        fill(address, range(begin, begin + 10))
+        with opened(address, membership) as planner:
+            read_all(planner)
+        if before is not None:
+            wait_for(lambda before=before: open_descriptors() <= before)  # type: ignore[misc]
+        before = open_descriptors()
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/dev/fd"))
 
 
 def request(address: str, code: int, ext: dict[str, object]) -> None:
