@@ -5,22 +5,35 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 import uvloop
 
 from . import common
 from .common import console
 from .peers import Peer, compiled, java_options
+from .processes import cpu_s
 
 THREADS = 64
 SECONDS = 5.0
 
 
+class Measured(NamedTuple):
+    """`client_us` and `broker_us` are processor time of a send."""
+
+    sends_per_s: float
+    p50_ms: float
+    p99_ms: float
+    client_us: float
+    broker_us: float
+
+
 class Load:
     """The Java program against one peer."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, broker_pid: int) -> None:
         self._process = process
+        self._pids = (process.pid, broker_pid)
 
     @classmethod
     async def start(cls, peer: Peer, threads: int) -> Load:
@@ -29,7 +42,7 @@ class Load:
             "java", *java_options(), "-Xmx512m", "-cp", classpath, "Load", peer.address, str(threads),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        load = cls(process)
+        load = cls(process, peer.pid)
         await load._line("READY")
         return load
 
@@ -42,12 +55,16 @@ class Load:
             if line.startswith(word):
                 return line.split()
 
-    async def run(self, seconds: float) -> tuple[float, float, float]:
-        """Sends per second, and the median and 99th percentile of a send in ms."""
+    async def run(self, seconds: float) -> Measured:
         assert self._process.stdin is not None
+        before_s = [cpu_s(pid) for pid in self._pids]
         self._process.stdin.write(b"run %f\n" % seconds)
-        _, rate, p50_ms, p99_ms = await self._line("RATE")
-        return float(rate), float(p50_ms), float(p99_ms)
+        _, *said = await self._line("RATE")
+        rate, p50_ms, p99_ms = map(float, said)
+        used_us = [
+            (cpu_s(pid) - before) / (rate * seconds) * 1e6 for pid, before in zip(self._pids, before_s, strict=True)
+        ]
+        return Measured(rate, p50_ms, p99_ms, *used_us)
 
     async def stop(self) -> None:
         assert self._process.stdin is not None
@@ -61,7 +78,7 @@ async def run() -> None:
     parser.add_argument("--threads", type=int, default=THREADS)
     options = parser.parse_args()
     names = common.chosen(options.only, ("rocketlet", "apache"))
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
+    found: dict[str, list[Measured]] = {name: [] for name in names}
     async with common.started(names) as peers, AsyncExitStack() as stack:
         loads: dict[str, Load] = {}
         for name, peer in peers.items():
@@ -71,21 +88,16 @@ async def run() -> None:
         for _ in range(options.rounds):
             for name, load in loads.items():
                 found[name].append(await load.run(options.seconds))
-    medians = {
-        name: tuple(common.median([run[index] for run in runs]) for index in range(3)) for name, runs in found.items()
-    }
-    ours = medians.get("rocketlet", (float("nan"),))[0]
-    rows = [[name, *values, common.ratio(ours, values[0])] for name, values in medians.items()]
+    medians = {name: Measured(*map(common.median, zip(*runs, strict=True))) for name, runs in found.items()}
+    ours = medians["rocketlet"].sends_per_s if "rocketlet" in medians else float("nan")
+    rows = [[name, *values, common.ratio(ours, values.sends_per_s)] for name, values in medians.items()]
     common.show(
         f"Java, {options.threads} threads, synchronous sends of 1 KB",
-        ("", "sends/s", "p50 ms", "p99 ms", "rocketlet / this"),
+        ("", "sends/s", "p50 ms", "p99 ms", "client us", "broker us", "rocketlet / this"),
         rows,
     )
     console.print("medians of alternating runs")
-    result = {
-        name: dict(zip(("sends_per_s", "p50_ms", "p99_ms"), values, strict=True)) for name, values in medians.items()
-    }
-    common.finish(options, "java", result)
+    common.finish(options, "java", {name: values._asdict() for name, values in medians.items()})
 
 
 if __name__ == "__main__":

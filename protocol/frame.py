@@ -11,6 +11,7 @@ parsing. So values of `ext` are `str` from Apache's peers and `str | int | bool`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Final, NamedTuple
@@ -95,12 +96,19 @@ def text_of(value: ExtValue) -> str:
     return value if isinstance(value, str) else str(value)
 
 
+@lru_cache(MAX_LAYOUTS)
+def _binary_key(key: str) -> bytes:
+    name = key.encode()
+    return _SHORT.pack(len(name)) + name
+
+
 def _encode_binary(frame: Frame) -> bytes:
     remark = (frame.remark or "").encode()
-    ext = bytearray()
+    fields: list[bytes] = []
     for key, value in frame.ext.items():
-        name, text = key.encode(), text_of(value).encode()
-        ext += _SHORT.pack(len(name)) + name + _INT.pack(len(text)) + text
+        text = text_of(value).encode()
+        fields += _binary_key(key), _INT.pack(len(text)), text
+    ext = b"".join(fields)
     head = _BINARY_HEAD.pack(frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark))
     return b"".join((head, remark, _INT.pack(len(ext)), ext))
 

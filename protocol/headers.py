@@ -360,19 +360,29 @@ class AclVersion(NamedTuple):
 
 def read(kind: type[H], ext: Ext) -> H:
     """The header of a frame. Raises HeaderError, which names the field."""
-    values: list[Any] = []
+    find, fields = ext.get, _fields(kind)
+    try:
+        values = [default if (value := find(key)) is None else convert(value) for key, convert, default in fields]
+    except (TypeError, ValueError):
+        raise _fault(kind, ext) from None
+    if _REQUIRED in values:
+        raise _fault(kind, ext)
+    return _new_tuple(kind, values)
+
+
+def _fault(kind: type[tuple[Any, ...]], ext: Ext) -> HeaderError:
+    """Why `read` cannot read it: by the first field that is missing or is not what it should be."""
     for key, convert, default in _fields(kind):
         value = ext.get(key)
         if value is None:
             if default is _REQUIRED:
-                raise HeaderError(f"the header field {key} is missing")
-            values.append(default)
+                return HeaderError(f"the header field {key} is missing")
             continue
         try:
-            values.append(convert(value))
+            convert(value)
         except (TypeError, ValueError):
-            raise HeaderError(f"the header field {key} is {str(value)[:80]!r}") from None
-    return kind(*values)
+            return HeaderError(f"the header field {key} is {str(value)[:80]!r}")
+    return HeaderError(f"the header is no {kind.__name__}")
 
 
 def write(header: tuple[Any, ...]) -> dict[str, ExtValue]:
