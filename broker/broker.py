@@ -100,7 +100,8 @@ class Broker:
         )
         self.statistics = Statistics(self.store, clock)
 
-        self.offsets = Offsets(folder / "offsets.json")
+        self.offsets = Offsets(folder / "offsets.json", self.topics.identity)
+        self.offsets.forget_former(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
         self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
         journals = (self.topics.journal, self.group_configs.journal)

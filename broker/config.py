@@ -56,6 +56,7 @@ DAMAGE_NEIGHBOURS: Final = 64  # how far the time of a message that cannot be re
 
 MAX_TOPICS: Final = 50_000
 MAX_QUEUES_PER_TOPIC: Final = 4096
+MAX_QUEUES: Final = 500_000  # of all topics together
 MAX_RETAIN_HOURS: Final = 876_000.0  # a hundred years
 PULL_BYTES: Final = 262_144  # of messages in one answer, as Apache's maxTransferBytesOnMessageInMemory
 PULL_MESSAGES: Final = 1024

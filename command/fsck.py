@@ -78,7 +78,8 @@ def _repair(folder: Path) -> Recovered:
         found = store.recover(topics.since(), deleted=topics.deleted, knows_topics=False, rebuilds=True)
         if not topics.is_current:
             topics.adopt(found.unknown_topics)
-        offsets = Offsets(folder / "offsets.json")
+        offsets = Offsets(folder / "offsets.json", topics.identity)
+        offsets.forget_former(topics.deleted)
         offsets.clamp(store.queues)
         save = run(offsets.saving())
         if save is not None:

@@ -6,7 +6,7 @@ or because the query was killed before it could commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 
 import orjson
@@ -21,16 +21,21 @@ from ..store.jobs import Job
 log = structlog.get_logger("rocketlet.groups")
 
 _REWINDS = "rewinds"  # beside keys with an @
+_IDENTITIES = "identities"
 
 
 class Offsets:
-    def __init__(self, path: Path) -> None:
+    """`identity_of(topic)` is what a topic of the same name that is made later does not have; empty if it is not known."""
+
+    def __init__(self, path: Path, identity_of: Callable[[str], str]) -> None:
         self._path = path
+        self._identity_of = identity_of
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self._dirty = False
         self._of_owners: dict[tuple[str, str, int], int] = {}  # what the owner of a lease has committed last
         state = read_state(path) or {}
         self._rewinds: dict[str, int] = state.pop(_REWINDS, {})
+        self._saved_identities: dict[str, str] = state.pop(_IDENTITIES, {})
         for key, queues in state.items():
             topic, _, group = key.partition("@")
             self._offsets[topic, group] = {int(number): int(offset) for number, offset in queues.items()}
@@ -44,6 +49,13 @@ class Offsets:
     def _note(self, topic: str, group: str) -> None:
         self._topics_of.setdefault(group, {})[topic] = None
         self._groups_of.setdefault(topic, {})[group] = None
+
+    def forget_former(self, deleted: Container[str]) -> None:
+        """Forgets offsets in topics that were deleted after these were saved, made anew or not."""
+        for topic, saved in self._saved_identities.items():
+            identity = self._identity_of(topic)
+            if identity != saved and (identity or topic in deleted):
+                self.forget_topic(topic)
 
     def clamp(self, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
         """Sets back offsets beyond the end of their queue: the end was lost, and what will take its place is not read yet."""
@@ -155,10 +167,12 @@ class Offsets:
         if not self._dirty:
             return None
         self._dirty = False
+        # First: an offset must not be saved with the identity of a topic that was made anew meanwhile.
+        identities = {topic: identity for topic in self._groups_of if (identity := self._identity_of(topic))}
+        yield None
         entries = yield from joined(self.encoded())
-        content = b"{%b%b%b:%b}" % (
-            entries, b"," if entries else b"", orjson.dumps(_REWINDS), orjson.dumps(self._rewinds)
-        )  # fmt: skip
+        rest = orjson.dumps({_REWINDS: self._rewinds, _IDENTITIES: identities})
+        content = b"{%b%b%b" % (entries, b"," if entries else b"", rest[1:])
         return Save(self._path, content, self._again)
 
     def _again(self) -> None:

@@ -18,7 +18,7 @@ from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE
 from ...protocol.schema import BodyError
 from ...protocol.work import joined
 from ..clock import Clock
-from ..config import JOURNAL_LINES, MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
+from ..config import JOURNAL_LINES, MAX_QUEUES, MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
 from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
 from ..store.jobs import Job
 from ..store.journal import Journal
@@ -40,6 +40,11 @@ def _checked(topic: TopicConfig) -> TopicConfig:
     return topic
 
 
+def _queues(topic: TopicConfig | None) -> int:
+    """How many queues a topic has to read or to write."""
+    return max(topic.read_queues, topic.write_queues) if topic is not None else 0
+
+
 class Topics:
     """Settings by name. `on_change` is called with each topic that is new or altered. `deleted`: where the log ended when a
     topic was deleted, for as long as it may hold records of it."""
@@ -48,6 +53,7 @@ class Topics:
         self._path: Path = config.data_dir / "topics.json"
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
+        self._queues = 0  # of all topics
         self._since: dict[str, int] = {}
         self._identities: dict[str, str] = {}
         self.deleted: dict[str, int] = {}
@@ -62,7 +68,7 @@ class Topics:
             fault = names.topic_fault(topic.name)
             if fault:
                 raise StoreError(f"the broker's and its cluster's name become topics, and {fault}; choose another one")
-            self._topics[topic.name] = topic
+            self._take(topic)
         self._load()
 
     def _built_in(self) -> Iterator[TopicConfig]:
@@ -98,7 +104,7 @@ class Topics:
             except (names.IllegalName, BodyError, LimitExceeded) as fault:
                 log.warning("topic_skipped", topic=item.get("topicName"), reason=str(fault))
                 continue
-            self._topics[topic.name] = topic
+            self._take(topic)
             self.deleted.pop(topic.name, None)
             self._since[topic.name] = int(item.get("since", 0))
             self._identities[topic.name] = str(item.get("identity", self._since[topic.name]))
@@ -121,7 +127,7 @@ class Topics:
             log.error(
                 "topic_settings_lost", topic=name, queues=queues, hint="the topic was found in the commit log only"
             )
-            self._topics[name] = TopicConfig(name, queues, queues)
+            self._take(TopicConfig(name, queues, queues))
             self._since[name] = 0
             self._identities[name] = ""
         if topics:
@@ -146,7 +152,13 @@ class Topics:
         if topic.name not in self._topics and len(self._topics) >= MAX_TOPICS:
             raise LimitExceeded(f"this broker takes {MAX_TOPICS} topics; delete some, or send to another broker")
         before = self._topics.get(topic.name)
-        self._topics[topic.name] = topic
+        more = _queues(topic) - _queues(before)
+        if more > 0 and self._queues + more > MAX_QUEUES:
+            raise LimitExceeded(
+                f"this broker takes {MAX_QUEUES} queues of all topics together and has {self._queues}; delete topics, or "
+                "use another broker"
+            )
+        self._take(topic)
         self._since.setdefault(topic.name, position)
         self._identities.setdefault(topic.name, secrets.token_hex(8))
         try:
@@ -165,20 +177,27 @@ class Topics:
 
     def _restore(self, name: str, before: TopicConfig | None) -> None:
         if before is None:
-            del self._topics[name]
+            self._drop(name)
             self._since.pop(name, None)
             self._identities.pop(name, None)
         else:
-            self._topics[name] = before
+            self._take(before)
 
     def change_config(self, config: BrokerConfig) -> None:
         """The settings that topics follow have changed: permissions, and TBW102 comes, goes, or has other queues."""
         self._config = config
         self._touch()
-        self._topics.pop(names.DEFAULT_TOPIC, None)
+        self._drop(names.DEFAULT_TOPIC)
         for topic in self._built_in():
             if topic.name == names.DEFAULT_TOPIC:
-                self._topics[topic.name] = topic
+                self._take(topic)
+
+    def _take(self, topic: TopicConfig) -> None:
+        self._queues += _queues(topic) - _queues(self._topics.get(topic.name))
+        self._topics[topic.name] = topic
+
+    def _drop(self, name: str) -> None:
+        self._queues -= _queues(self._topics.pop(name, None))
 
     def delete(self, name: str, position: int) -> None:
         """`position`: the end of the commit log. Raises StoreFull; the topic is still there then."""
@@ -195,7 +214,7 @@ class Topics:
         self.deleted[name] = position
         if len(self.deleted) > MAX_TOPICS:
             del self.deleted[next(iter(self.deleted))]
-        self._topics.pop(name, None)
+        self._drop(name)
         self._since.pop(name, None)
         self._identities.pop(name, None)
 

@@ -262,17 +262,18 @@ class Folder:
             log.warning("damaged_bytes_not_kept", file=str(path), reason=error.strerror)
 
     def set_aside(self, topic: str) -> Path | None:
-        """Takes the index files of a topic out of the way; the folder to remove. None if there are none."""
-        source = self.path / "consumequeue" / topic
+        """Takes the index files of a topic out of the way; the folder to remove. None if there are none. Raises OSError."""
+        source = self.indexes_of(topic)
         target = self.path / _REMOVED / str(next(self._numbers))
         try:
             disk.make_folder(target.parent)
             disk.rename_folder(source, target)
         except FileNotFoundError:
             return None
-        except OSError:
-            return source
         return target
+
+    def indexes_of(self, topic: str) -> Path:
+        return self.path / "consumequeue" / topic
 
     def empty_removed(self) -> None:
         """Removes what a run before has set aside."""

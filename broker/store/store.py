@@ -65,6 +65,7 @@ class Store:
         self._staged_queues: list[ConsumeQueue] = []  # of each piece, as `_staged_counts`: its messages
         self._staged_counts: list[int] = []
         self._deletions = 0
+        self._left: set[str] = set()  # deleted topics whose index files could not be taken out of the way
         self._next = self._log.end
         self.now_ms = 0
         self._unflushed = 0  # messages since the queues' tails were looked at
@@ -218,19 +219,21 @@ class Store:
     # Queues
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if it is not there. Raises StoreError if its name or number can name no folder."""
+        """The queue, made if it is not there. Raises StoreError if its name or number can name no folder, StoreFull if files
+        of a deleted topic of this name are in the way."""
         queue = self.queues.get((topic, queue_id))
         if queue is None:
             fault = topic_fault(topic)
             if fault or queue_id < 0:
                 raise StoreError(f"no queue {queue_id} of this topic: {fault or 'queues count from 0'}")
+            self._remove_left(topic)
             queue = ConsumeQueue(topic, queue_id, self._directory(topic, queue_id), self._open_files)
             self.queues[topic, queue_id] = queue
             self._of_topic.setdefault(topic, []).append(queue)
         return queue
 
     def _directory(self, topic: str, queue_id: int) -> Path:
-        return self.folder.path / "consumequeue" / topic / str(queue_id)
+        return self.folder.indexes_of(topic) / str(queue_id)
 
     def delete_topic(self, topic: str) -> None:
         """As `deleting`, at once."""
@@ -243,12 +246,28 @@ class Store:
             del self.queues[topic, queue.queue_id]
             queue.close()
         self._deletions += 1
-        return self._removing(self.folder.set_aside(topic))
+        try:
+            return self._removing(topic, self.folder.set_aside(topic))
+        except OSError as error:
+            log.error("indexes_not_set_aside", topic=topic, reason=str(error), hint="they are removed where they are")
+            self._left.add(topic)
+            return self._removing(topic, None)
 
-    def _removing(self, aside: Path | None) -> Job[None]:
+    def _removing(self, topic: str, aside: Path | None) -> Job[None]:
         yield from self.checkpointing()
         if aside is not None:
             yield partial(disk.remove_folder, aside)
+        self._remove_left(topic)
+
+    def _remove_left(self, topic: str) -> None:
+        """Removes what of a deleted topic is where a topic that is made anew has its files. Raises StoreFull."""
+        if topic not in self._left:
+            return
+        folder = self.folder.indexes_of(topic)
+        disk.remove_folder(folder)
+        if disk.is_there(folder):
+            raise StoreFull(f"the index files of the deleted topic {topic} cannot be removed; remove {folder}")
+        self._left.discard(topic)
 
     @property
     def end(self) -> int:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.broker import Broker
+from rocketlet.broker.store import disk
+from rocketlet.broker.store.files import StoreFull
+from rocketlet.broker.store.jobs import run
 from rocketlet.protocol.bodies import TopicConfig
 
 from ..campaigns._ledger import open_broker, put
@@ -80,4 +83,82 @@ def test_deletions_are_forgotten_with_the_part_of_the_log_that_they_are_about(tm
     assert broker.topics.deleted == {"gone": at}
     broker.topics.forget_deletions(at)
     assert broker.topics.deleted == {}
+    broker.store.close()
+
+
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_offsets_in_a_deleted_topic_are_forgotten_although_nothing_was_saved(
+    tmp_path: Path, is_made_anew: bool
+) -> None:
+    broker = filled(tmp_path, is_saved=False)
+    for topic in ("gone", "kept"):
+        broker.offsets.put("g", topic, 0, 2)
+        broker.offsets.put("g", topic, 0, 1)
+    broker.persist()
+    broker.topics.delete("gone", broker.store.end)
+    broker.offsets.forget_topic("gone")
+    if is_made_anew:
+        broker.topics.put(TopicConfig("gone", 1, 1), broker.store.end)
+        for number in range(3):
+            put(broker, broker.store.queue("gone", 0), b"new %d" % number)
+    broker = killed(broker, tmp_path)
+    assert broker.offsets.get("g", "gone", 0) is None, "the group has read nothing of this topic"
+    assert (broker.offsets.get("g", "kept", 0), broker.offsets.rewinds("g", "kept")) == (1, 1)
+    assert broker.offsets.rewinds("g", "gone") == 0
+    broker.offsets.put("g", "kept", 0, 3)
+    broker.persist()
+    broker = killed(broker, tmp_path)
+    assert broker.offsets.get("g", "kept", 0) == 3
+    assert broker.offsets.get("g", "gone", 0) is None
+    broker.store.close()
+
+
+def test_offsets_that_an_earlier_version_has_saved_are_kept(tmp_path: Path) -> None:
+    broker = filled(tmp_path, is_saved=True)
+    broker.store.close()
+    (tmp_path / "offsets.json").write_bytes(b'{"kept@g":{"0":2},"rewinds":{}}')
+    broker = open_broker(tmp_path)
+    assert broker.offsets.get("g", "kept", 0) == 2
+    broker.store.close()
+
+
+def test_a_topic_made_anew_does_not_open_index_files_that_could_not_be_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = filled(tmp_path, is_saved=True)
+
+    def fail(source: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(disk, "rename_folder", fail)
+    broker.topics.delete("gone", broker.store.end)
+    removing = broker.store.deleting("gone")
+    broker.topics.put(TopicConfig("gone", 1, 1), broker.store.end)
+    remove_folder = disk.remove_folder
+    monkeypatch.setattr(disk, "remove_folder", lambda path: None)
+    with pytest.raises(StoreFull, match="cannot be removed"):
+        broker.store.queue("gone", 0)
+    monkeypatch.setattr(disk, "remove_folder", remove_folder)
+    put(broker, broker.store.queue("gone", 0), b"new")
+    run(removing)
+    broker.persist()
+    assert bodies(broker, "gone") == [b"new"]
+    broker = killed(broker, tmp_path)
+    assert bodies(broker, "gone") == [b"new"]
+    assert broker.recovered.lost == ()
+    broker.store.close()
+
+
+def test_index_files_that_could_not_be_taken_away_are_removed_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = filled(tmp_path, is_saved=True)
+
+    def fail(source: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(disk, "rename_folder", fail)
+    broker.topics.delete("gone", broker.store.end)
+    broker.store.delete_topic("gone")
+    assert not (tmp_path / "consumequeue" / "gone").exists()
     broker.store.close()

@@ -235,6 +235,31 @@ async def test_topics_and_groups_are_limited_at_their_edge(
     assert (await send(wire)).code == 0
 
 
+async def test_the_queues_of_all_topics_together_are_limited_at_their_edge(
+    wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t", 4)
+    queues = sum(max(topic.read_queues, topic.write_queues) for topic in node.broker.topics)
+    monkeypatch.setattr("rocketlet.broker.messages.topics.MAX_QUEUES", queues + 5)
+
+    async def make(topic: str, read: int, write: int) -> tuple[int, bool]:
+        ext = {"topic": topic, "readQueueNums": str(read), "writeQueueNums": str(write), "perm": "6"}
+        answer = await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+        return answer.code, f"takes {queues + 5} queues of all topics" in (answer.remark or "")
+
+    assert await make("u", 6, 1) == (1, True), "what counts is how many there are to read or to write"
+    assert await make("u", 1, 5) == (0, False)
+    assert await make("t", 5, 4) == (1, True), "a topic that grows is refused, too"
+    assert await make("t", 4, 3) == (0, False), "one that shrinks is not"
+    assert await make("t", 3, 3) == (0, False)
+    assert await make("v", 1, 1) == (0, False)
+    assert await make("w", 1, 1) == (1, True)
+    assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "u"})).code == 0
+    assert await make("w", 5, 5) == (0, False)
+    assert await make("x", 1, 1) == (1, True)
+    assert (await send(wire)).code == 0
+
+
 async def test_what_is_answered_later_is_limited_at_its_edge(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     await create_topic(wire, "t")
     await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x")
