@@ -126,6 +126,17 @@ async def held_pulls(address: str, size: int) -> dict[str, Any]:
     return {"connections": size, "pulls": 8 * size}
 
 
+async def woken_pulls(address: str, size: int) -> dict[str, Any]:
+    """Clients that hold 200 pulls of one queue each and do not read, while messages come there."""
+    for _ in range(size):
+        _, writer = streams = await connect(address)
+        HELD.append(streams)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"".join(encode(pull(40)._replace(opaque=number)) for number in range(200)))
+    await asyncio.sleep(1)
+    return {"clients": size, **await asked(address, [send(TOPIC, bytes(60_000), queue=40)])}
+
+
 async def topics(address: str, size: int) -> dict[str, Any]:
     """New topics by sends."""
     return await asked(address, [send(f"flood-{number}") for number in range(size)])
@@ -185,6 +196,7 @@ ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[dict[str, Any]]], int]] 
     "half frames": (half_frames, 60),
     "unread answers": (unread, 60),
     "held pulls": (held_pulls, 2000),
+    "woken pulls": (woken_pulls, 60),
     "requests": (requests, 200_000),
     "topics": (topics, 5000),
     "groups": (groups, 5000),

@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import orjson
 from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
@@ -17,6 +17,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
 
 CODES = [int(code) for code in (*BROKER_REQUESTS, *NAME_SERVER_REQUESTS, *SENDS)]
+FREQUENT = [*map(int, SENDS), RequestCode.HEART_BEAT, RequestCode.PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET]
 
 TOPICS = [
     "t",
@@ -157,6 +158,7 @@ class Fuzz:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._header_fields = _fields()
+        self._optional = [name for name, hint in self._header_fields.items() if type(None) in get_args(hint)]
         self._last = {name: self._field(name, hint) for name, hint in self._header_fields.items()}
         self._bodies: list[Callable[[], Any]] = [
             self._heartbeat,
@@ -166,14 +168,24 @@ class Fuzz:
             self._registration,
         ]
 
-    def frame(self, opaque: int) -> bytes:
-        """One frame's bytes, whole unless its own length lies."""
+    def request(self, opaque: int) -> Frame:
+        """A request with something odd in one place, or nowhere."""
         chance = self._random.random
-        code = self._random.choice(CODES) if chance() < 0.97 else self._random.choice(NUMBERS[:17])
+        if chance() < 0.03:
+            return self._registration_request(opaque)
+        code = self._random.choice(CODES if chance() < 0.7 else FREQUENT)
+        if chance() < 0.03:
+            code = self._random.choice(NUMBERS[:17])
         kind = self._random.choice((JSON, JSON, ROCKETMQ, MSGPACK))
         flag = self._random.choice((0, 0, 0, 0, 0, 0, 0, 1, 2, 3))
         ext = self._short() if code in SENDS and code != RequestCode.SEND_MESSAGE else self._ext()
-        frame = Frame(code, opaque, ext, self._body(code), flag, language=0, serialize_type=kind)
+        return Frame(code, opaque, ext, self._body(code), flag, language=0, serialize_type=kind)
+
+    def frame(self, opaque: int) -> bytes:
+        """One frame's bytes, whole unless its own length lies."""
+        chance = self._random.random
+        frame = self.request(opaque)
+        kind = frame.serialize_type
         if kind == JSON and chance() < 0.05:
             odd = frame._replace(opaque=OPAQUE)
             try:
@@ -188,6 +200,17 @@ class Fuzz:
             data = encode(replace_texts(frame))
         return data if chance() < 0.85 else self._garbled(data)
 
+    def _registration_request(self, opaque: int) -> Frame:
+        """A broker that nobody knows registers, with all that a registration needs."""
+        is_compressed = self._random.random() < 0.7
+        body = self._compressed() if is_compressed else orjson.dumps(self._spoiled(self._registration()), default=str)
+        number = self._random.randrange(5)
+        ext = {
+            "brokerName": f"foreign-{number}", "brokerAddr": f"10.0.0.{number}:1", "clusterName": "c",
+            "haServerAddr": "", "brokerId": "0", "compressed": str(is_compressed).lower(), "bodyCrc32": "0",
+        }  # fmt: skip
+        return Frame(RequestCode.REGISTER_BROKER, opaque, ext, body)
+
     def _garbled(self, data: bytes) -> bytes:
         """Some bytes of header or body are others, the frame's length is right nine times of ten."""
         changed = bytearray(data)
@@ -200,7 +223,8 @@ class Fuzz:
         count = self._random.choice((0, 0, 1, 1, 3, 10))
         for name in self._random.sample(list(self._header_fields), 8):
             self._last[name] = self._field(name, self._header_fields[name])
-        ext = dict(self._last)
+        absent = {name for name in self._optional if self._random.random() < 0.5}
+        ext = {name: value for name, value in self._last.items() if name not in absent}
         for wrong in self._random.sample(list(self._header_fields), count):
             ext[wrong] = self._random.choice(NUMBERS) if self._random.random() < 0.5 else self._random.choice(WORDS)
             if self._random.random() < 0.2:
@@ -374,7 +398,7 @@ class Fuzz:
         data.insert(1, count.to_bytes(4, "big"))
         if self._random.random() < 0.2:
             data[-1] = self._random.choice((b"\xff\xff\xff\xffx", b"\0", b""))
-        if self._random.random() < 0.3:
+        if self._random.random() < 0.1:
             return _bomb()
         return zlib.compress(b"".join(data))
 

@@ -16,20 +16,31 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rocketlet.broker import server
+from rocketlet.broker.access.accounts import Account
+from rocketlet.broker.access.acl import Acl
+from rocketlet.broker.access.rules import KNOWN
 from rocketlet.broker.groups import members, settings
 from rocketlet.broker.groups.offsets import Offsets
 from rocketlet.broker.messages import topics
 from rocketlet.broker.messages.delays import Delays
+from rocketlet.broker.messages.held_pulls import HeldPulls
 from rocketlet.broker.nameserver import routes
+from rocketlet.broker.net import tls
 from rocketlet.broker.net.memory import Memory
 from rocketlet.broker.requests import dispatch, offsets
+from rocketlet.broker.requests.table import BROKER_REQUESTS
 from rocketlet.broker.store import commit_log, files, reading, segments
 from rocketlet.broker.store.consume_queue import ConsumeQueue
+from rocketlet.broker.store.flusher import Flusher
 from rocketlet.broker.store.journal import Journal
 from rocketlet.broker.store.recovery import Recovery
 from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
+from rocketlet.broker.turns import Turns
+from rocketlet.client import handling
 from rocketlet.protocol import bodies, frame, names, registration_body, schema
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.signature import Signer
 
 PLANT = "ROCKETLET_CAMPAIGN_PLANT"  # the removal, for processes that a campaign starts
 CLIENT_FAULTS = ("HeaderError", "BodyError", "IllegalName", "StoreError", "LimitExceeded")
@@ -85,6 +96,11 @@ def _no_job(*arguments: Any, **options: Any) -> Iterator[None]:
     yield from ()
 
 
+def _without_rule(code: RequestCode) -> Any:
+    """The table of handlers, in which everybody with an account may do that."""
+    return {**BROKER_REQUESTS, code: (BROKER_REQUESTS[code][0], KNOWN)}
+
+
 _UNLIMITED = 10**9
 
 REMOVALS: dict[str, Removal] = {
@@ -118,6 +134,14 @@ REMOVALS: dict[str, Removal] = {
     ),
     "journal-synced": Removal(
         "a new topic is synced before it is acknowledged", "power", 100, [Change(Journal, "syncs", lambda self: [])], "H4",
+    ),
+    "synced-before-answered": Removal(
+        "an answer waits for the sync of what it tells of", "power", 100,
+        [Change(Flusher, "_sync_all", Lines("is_synced = await self._sync()\n", "is_synced = True\n"))], "H4",
+    ),
+    "all-synced": Removal(
+        "a sync takes in the log", "power", 100,
+        [Change(Flusher, "_calls", Lines("(*self._sources, self._store)", "self._sources"))], "H4",
     ),
     "log-before-progress": Removal(
         "the log is synced before progress is saved", "power", 1000, [Change(Store, "syncing", _no_job)], "H4",
@@ -188,7 +212,7 @@ REMOVALS: dict[str, Removal] = {
         [Change(Recovery, "_is_wanted", Lines("if not is_known or topic_fault(topic):", "if True:"))], "M",
     ),
     "state-sums": Removal(
-        "state files have checksums", "files", 600,
+        "state files have checksums", "files", 200,
         [Change(files, "_state_of", Lines('if found.strip() != b"%08x" % zlib.crc32(value):', "if False:"))], "M",
     ),
     "replayed": Removal(
@@ -223,6 +247,13 @@ REMOVALS: dict[str, Removal] = {
             Lines("if not stream.eof or size > MAX_REGISTRATION_BYTES:", "if not stream.eof:"),
         ])], "C4",
     ),
+    "counts": Removal(
+        "a count is checked against the bytes that are left", "frames", 1_000, [
+            Change(registration_body._Parts, "count", Lines("if number > (len(self._data) - self._at) // 4:", "if False:")),
+            Change(registration_body._Parts, "_take", Lines("if self._at > len(self._data):", "if False:")),
+            Change(registration_body, "_topic_of_line", lambda line: bodies.TopicConfig(line[0])),
+        ], "C4",
+    ),
     "clamps": Removal(
         "settings and numbers of queues have limits", "frames", 10_000,
         [Change(module, "within", _anything) for module in (topics, settings)], "C5",
@@ -237,7 +268,62 @@ REMOVALS: dict[str, Removal] = {
         "numbers too large for their field are the client's fault", "frames", 10_000,
         [Change(dispatch, "_CLIENT_FAULTS", tuple(getattr(dispatch, name) for name in CLIENT_FAULTS))], "exceptions",
     ),
+    # Only who may
+    "signature-checked": Removal(
+        "a signature is checked", "access", 1_000, [Change(Signer, "has_signed", lambda self, ext, body: True)], "ACL",
+    ),
+    "body-signed": Removal(
+        "the body is signed, too", "access", 2_000,
+        [Change(Signer, "signature", Lines("inner.update(body)", "pass"))], "ACL",
+    ),
+    "keys-known": Removal(
+        "who has no key, or one that nobody knows, is refused", "access", 1_000,
+        [Change(Acl, "authorize", Lines("raise self._stranger(connection, frame)", "return"))], "ACL",
+    ),
+    "permission-asked": Removal(
+        "an account needs a permission", "access", 2_000, [Change(Account, "may", lambda self, *need: True)], "ACL",
+    ),
+    "admin-asked": Removal(
+        "administration is for administrators", "access", 1_000,
+        [Change(Acl, "_check_rule", Lines("if rule.is_admin and not account.is_admin:", "if False:"))], "ACL",
+    ),
+    "pulls-ruled": Removal(
+        "a pull has its rule in the table", "access", 4_000,
+        [Change(dispatch, "BROKER_REQUESTS", _without_rule(RequestCode.PULL_MESSAGE))], "ACL",
+    ),
+    "offsets-ruled": Removal(
+        "a commit has its rule in the table", "access", 4_000,
+        [Change(dispatch, "BROKER_REQUESTS", _without_rule(RequestCode.UPDATE_CONSUMER_OFFSET))], "ACL",
+    ),
+    "sends-ruled": Removal(
+        "a send is judged before it is staged", "access", 1_000,
+        [Change(dispatch.Dispatch, "_stage", Lines("if self._acl is not None:", "if False:"))], "ACL",
+    ),
+    "plain-refused": Removal(
+        "where TLS is enforced, plain frames are refused", "access", 1_000,
+        [Change(tls.Tls, "__init__", Lines('self.takes_plain = mode != "enforcing"', "self.takes_plain = True"))], "TLS",
+    ),
+    # User code
+    "cancelled-handlers": Removal(
+        "a CancelledError that leaves a handler ends no worker", "handlers", 3, [
+            Change(handling.Workers, "_outcome", Lines("except BaseException as error:", "except Exception as error:")),
+            Change(handling.Workers, "_ended", lambda self, number, task: self._tasks.discard(task)),
+        ], "H5",
+    ),
+    "cancelled-workers": Removal(
+        "a worker that its handler cancelled is replaced", "handlers", 3,
+        [Change(handling.Workers, "_ended", lambda self, number, task: self._tasks.discard(task))], "H5",
+    ),
     # What there is only so much of
+    "woken-when-read": Removal(
+        "a held pull is answered when its client reads", "frames", 4_000,
+        [Change(HeldPulls, "let_go", Lines("pull.connection.when_read(lambda: _answer(pull))", "_answer(pull)"))], "memory",
+    ),
+    "in-turns": Removal(
+        "long work is done in pieces", "stalls", 28,
+        [Change(Turns, "_go_on", Lines("and time.perf_counter() <= self._end_s", ""))],
+        "stalls",
+    ),
     "memory": Removal(
         "connections hold no more than --memory", "exhaustion", 1, [
             Change(Memory, "_make_room", _nothing), Change(Memory, "is_full", property(lambda self: False))

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+PROGRESS_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A campaign tries `count` times, or for `seconds`. `for number in limit` counts the tries. `only`: the one thing to try,
-    where there are several."""
+    """A campaign tries `count` times, or for `seconds`. `for number in limit` counts the tries, and says how
+    far it is on standard error, every 5 s. `only`: the one thing to try, where there are several."""
 
     count: int | None = None
     seconds: float | None = None
     only: str | None = None
 
     def __iter__(self) -> Iterator[int]:
-        end_s = time.monotonic() + self.seconds if self.seconds is not None else float("inf")
+        began_s = said_s = time.monotonic()
+        end_s = began_s + self.seconds if self.seconds is not None else float("inf")
         number = 0
-        while (self.count is None or number < self.count) and time.monotonic() < end_s:
+        while (self.count is None or number < self.count) and (now_s := time.monotonic()) < end_s:
+            if now_s >= said_s + PROGRESS_S:
+                said_s = now_s
+                print(f"{number} tried in {now_s - began_s:.0f} s", file=sys.stderr, flush=True)
             yield number
             number += 1
 
@@ -34,4 +41,7 @@ class Outcome:
     figures: dict[str, Any] = field(default_factory=dict)
 
     def fault(self, text: str) -> None:
+        """Counts it, and says on standard error what is new."""
+        if text not in self.faults:
+            print(f"fault: {text}", file=sys.stderr, flush=True)
         self.faults[text] = self.faults.get(text, 0) + 1

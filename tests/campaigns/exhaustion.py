@@ -91,9 +91,9 @@ async def attack_all(peer: Peer, outcome: Outcome, limit: Limit, share: float, r
         name = names[number % len(names)]
         address = registry if registry and name == "registrations" else peer.address
         found = await _attack(name, address, max(int(ATTACKS[name][1] * share), 2), outcome)
-        resident = round(peer.resident_mib())
+        resident = {"resident_mib": round(peer.resident_mib()), "peak_mib": _peak_mib(peer.pid)}
         await asyncio.sleep(0.5)
-        outcome.figures[name] = honest.figures() | {"resident_mib": resident} | found
+        outcome.figures[name] = honest.figures() | resident | found
         outcome.tried += 1
         if running.done():
             outcome.figures[name]["honest"] = "gone"
@@ -145,6 +145,12 @@ async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
         answers = outcome.figures.get(name, {}).get("answers", {})
         if answers.get("0", 0) > taken:
             outcome.fault(f"{name}: {answers['0']} were taken")
-    largest = max((figures.get("resident_mib", 0) for figures in outcome.figures.values()), default=0)
+    largest = max((figures.get("peak_mib", 0) for figures in outcome.figures.values()), default=0)
     if largest > BUDGET_MIB + BASE_MIB:
         outcome.fault(f"{largest} MiB resident with a budget of {BUDGET_MIB}")
+
+
+def _peak_mib(pid: int) -> int:
+    """The most that a process had in memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024

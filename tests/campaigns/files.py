@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.store.files import StoreError
@@ -27,6 +28,8 @@ DEFAULT_COUNT = 1000
 HANG_S = 20.0
 TEMPLATES = 4  # folders to start from; every second one was killed
 MESSAGES = 400
+AT_ONCE: dict[str, Any] = {"delay_levels_ms": (0,)}  # what is delayed is due
+TOPICS = {"t": 4, "u": 1}  # queues
 NOTHING_LEFT = "the log's end, the checkpoint and the indexes"  # nothing says what was there
 
 Change = Callable[[bytearray, random.Random], object]
@@ -35,6 +38,15 @@ Change = Callable[[bytearray, random.Random], object]
 def _overwrite(data: bytearray, chance: random.Random, with_: bytes) -> None:
     at = chance.randrange(len(data))
     data[at : at + len(with_)] = with_[: len(data) - at]
+
+
+def _alter(data: bytearray, chance: random.Random) -> None:
+    """A digit becomes another one: what was JSON is still JSON."""
+    end = data.find(b"\n#crc32 ")
+    digits = [at for at, byte in enumerate(data[:end] if end > 0 else data) if byte in b"0123456789"]
+    if digits:
+        at = chance.choice(digits)
+        data[at] = chance.choice([digit for digit in b"0123456789" if digit != data[at]])
 
 
 CHANGES: dict[str, Change] = {
@@ -47,6 +59,7 @@ CHANGES: dict[str, Change] = {
     ),
     "padded": lambda data, chance: data.extend(chance.choice((bytes, chance.randbytes))(chance.randrange(1, 300))),
     "emptied": lambda data, chance: data.clear(),
+    "altered": lambda data, chance: _alter(data, chance),
 }
 
 
@@ -58,16 +71,20 @@ class Template:
         self.stored: dict[Place, bytes] = {}
         self.records: dict[Place, tuple[int, int]] = {}
         self.committed: dict[str, int] = {}
+        self.waiting: dict[Place, bytes] = {}  # delayed messages that were not delivered
         chance = random.Random(seed)
-        broker = open_broker(folder)
-        for name, queues in (("t", 4), ("u", 1)):
+        broker = open_broker(folder, **AT_ONCE)
+        for name, queues in TOPICS.items():
             broker.topics.put(TopicConfig(name, queues, queues), broker.store.end)
         for number in range(MESSAGES):
             into = broker.store.queue(*chance.choice((("t", 0), ("t", 1), ("t", 2), ("u", 0))))
             put(broker, into, b"%d-" % number + chance.randbytes(chance.randrange(200)))
             if number % 20 == 0:
-                put(broker, broker.delays.queue(1), b"late-%d" % number, LATE, 1)
-                broker.delays._deliver_due(1)
+                place = put(broker, broker.delays.queue(1), b"late-%d" % number, LATE, 1)
+                if number < MESSAGES // 2:
+                    broker.delays._deliver_due(1)
+                else:
+                    self.waiting[place] = b"late-%d" % number
             if number == MESSAGES * 3 // 4:
                 for group, offset in (("g", 20), ("h", broker.store.queue("t", 0).next)):
                     broker.group_configs.ensure(group)
@@ -118,6 +135,8 @@ def _damage(folder: Path, chance: random.Random) -> str:
             kinds.setdefault(path.parent.name if path.name.isdigit() else path.stem, []).append(path)
         path = chance.choice(kinds[chance.choice(list(kinds))])
         name = chance.choice([*CHANGES, "deleted"])
+        if path.suffix == ".json" and chance.random() < 0.3:
+            name = "altered"  # which only a checksum shows
         if name == "deleted":
             path.unlink()
         else:
@@ -158,7 +177,7 @@ def _intact(template: Template, work: Path) -> set[Place]:
 def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
     intact = _intact(template, work)
     try:
-        broker = open_broker(work)
+        broker = open_broker(work, **AT_ONCE)
     except StoreError as error:
         outcome.figures["refused"] += 1
         if ".json is damaged" not in str(error):
@@ -169,6 +188,7 @@ def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
         outcome.fault(f"{what}: a whole message is not found")
     broker.delays._deliver_due(1)
     found |= {place: record for place, record in read_all(broker, whole=True).items() if place[:2] == ("t", 3)}
+    _check_state(template, broker, intact, what, outcome)
     ends = {key: queue.next for key, queue in broker.store.queues.items()}
     for queue in [queue for queue in broker.store.queues.values() if queue.topic in ("t", "u")]:
         place = put(broker, queue, b"new")
@@ -186,13 +206,25 @@ def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
         outcome.fault(f"{what}: a delay level stands behind the end")
     broker.persist()
     broker.store.close()
-    again = open_broker(work)
+    again = open_broker(work, **AT_ONCE)
     missing, wrong = differences(found, read_all(again, whole=True))
     if missing or wrong:
         outcome.fault(f"{what}: other messages after a second start")
     if again.recovered.rebuilt:
         outcome.fault(f"{what}: a whole index is rebuilt by a second start")
     again.store.close()
+
+
+def _check_state(template: Template, broker: Broker, intact: set[Place], what: str, outcome: Outcome) -> None:
+    """Nothing is other than it was: what is damaged is found to be so, and made anew."""
+    for name, queues in TOPICS.items():
+        config = broker.topics.get(name)
+        if config is not None and max(config.read_queues, config.write_queues) > queues:
+            outcome.fault(f"{what}: a topic has queues that nobody made")
+    delivered = {body for (topic, queue, _), body in read_all(broker).items() if (topic, queue) == ("t", 3)}
+    is_known = broker.topics.get("t") is not None
+    if is_known and any(place in intact and body not in delivered for place, body in template.waiting.items()):
+        outcome.fault(f"{what}: a whole delayed message is not delivered")
 
 
 def _checked(template: Template, broker: Broker, what: str, outcome: Outcome) -> dict[Place, bytes]:

@@ -21,12 +21,13 @@ from typing import Any
 import structlog
 import uvloop
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, BrokerConfig
+from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, WRITE_HIGH_BYTES, BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net.connection import Connection
 from rocketlet.broker.server import Server
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameError, FrameReader, encode
+from rocketlet.protocol.headers import PullMessage, write
 
 from ._fuzz import Fuzz
 from .common import Limit, Outcome
@@ -34,8 +35,14 @@ from .common import Limit, Outcome
 DEFAULT_COUNT = 20_000
 
 FRAMES_PER_TURN = 50
+LAZY_EVERY = 20  # turns
+LAZY_PULLS = 200
+LARGE_BYTES = 60_000
+MAX_UNREAD_BYTES = WRITE_HIGH_BYTES + (1 << 20)  # of the 12 MB that there would be
+HOLDS, SUBSCRIBED = 2, 4
 LEGAL = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z").match
 MAX_MIB = 400  # resident, of which half is what the campaign itself keeps
+MAX_TURNS = 500  # of the loop, a few ms each, in which a request is to be done
 
 
 class Socket(asyncio.Transport):
@@ -60,6 +67,8 @@ class Socket(asyncio.Transport):
 
     abort = close
 
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None: ...
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
@@ -73,8 +82,10 @@ class Socket(asyncio.Transport):
 class Peer:
     """A connection of the broker's, driven without a socket."""
 
+    socket_type = Socket
+
     def __init__(self, server: Server, port: int, host: str = "127.0.0.1") -> None:
-        self.socket = Socket(port, host)
+        self.socket = self.socket_type(port, host)
         self.connection = Connection(server)
         self.connection.connection_made(self.socket)
         self._reader = FrameReader()
@@ -92,6 +103,41 @@ class Peer:
         self.connection.connection_lost(None)
 
 
+class UnreadSocket(Socket):
+    """Nobody reads what is written; the broker is told when that is much."""
+
+    unread = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._count(len(data))
+
+    def writelines(self, data: Any) -> None:
+        self._count(sum(map(len, data)))
+
+    def _count(self, size: int) -> None:
+        was_full, self.unread = self.unread > WRITE_HIGH_BYTES, self.unread + size
+        if self.unread > WRITE_HIGH_BYTES and not was_full:
+            self.is_full()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_full(self) -> None: ...
+
+
+class LazyPeer(Peer):
+    """Holds pulls and does not read."""
+
+    socket: UnreadSocket
+    socket_type = UnreadSocket
+
+    def hold(self, queue_offset: int) -> None:
+        self.socket.is_full = self.connection.pause_writing  # type: ignore[method-assign]
+        header = PullMessage("lazy", "honest", 0, queue_offset, 32, HOLDS | SUBSCRIBED, 0, 60_000, subscription="*")
+        ext = {name: str(value) for name, value in write(header).items()}
+        self.send(b"".join(encode(Frame(RequestCode.PULL_MESSAGE, number, ext)) for number in range(LAZY_PULLS)))
+
+
 class Attack:
     def __init__(self, outcome: Outcome, config: BrokerConfig, seed: int) -> None:
         self._outcome = outcome
@@ -107,12 +153,14 @@ class Attack:
         routes = Routes()
         broker = Broker(self._config, routes)
         async with Server("127.0.0.1", 0, broker=broker, routes=routes) as server:
+            server.reports.is_due = lambda *_: True  # type: ignore[method-assign] # each fault counts, not the first of its kind
             honest = Peer(server, 1)
             self._make_topics(honest)
             hostile: list[Peer] = []
             for number in limit:
                 if number % FRAMES_PER_TURN == 0:
                     await self._turn(server, honest, hostile, number)
+                    await self._finish(broker, hostile)
                     self._check_limits(broker)
                 self._attack(self._random.choice(hostile))
                 self._outcome.tried += 1
@@ -127,6 +175,24 @@ class Attack:
         for group in broker.group_configs:
             if not LEGAL(group.name) or not 0 <= group.retry_queues <= MAX_RETRY_QUEUES:
                 self._outcome.fault("there is a group that may not be")
+
+        peak_mib = _peak_mib()
+        self._outcome.figures["peak_mib"] = max(self._outcome.figures.get("peak_mib", 0), peak_mib)
+        if peak_mib > MAX_MIB:
+            self._outcome.fault(f"more than {MAX_MIB} MiB of memory")
+            _forget_peak()
+
+    async def _finish(self, broker: Broker, hostile: list[Peer]) -> None:
+        """What requests ask for comes to an end."""
+        turns = 0
+        while broker.turns.waiting and turns < MAX_TURNS:
+            await asyncio.sleep(0)
+            turns += 1
+        if broker.turns.waiting:
+            self._outcome.fault(f"a request is not done after {MAX_TURNS} turns of the loop")
+            broker.turns._waiting.clear()
+            for peer in hostile:
+                peer.socket.close()
 
     def _make_topics(self, honest: Peer) -> None:
         for topic in ("t", "u", "honest"):
@@ -145,10 +211,22 @@ class Attack:
         if self._random.random() < 0.05:
             hostile.pop().hang_up()
             hostile.append(Peer(server, 999))
-        self._honest_send(honest, number)
+        if number // FRAMES_PER_TURN % LAZY_EVERY == 0:
+            await self._wake(server, honest, number)
+        else:
+            self._honest_send(honest, b"honest %d" % number, number)
 
-    def _honest_send(self, honest: Peer, number: int) -> None:
-        body = b"honest %d" % number
+    async def _wake(self, server: Server, honest: Peer, number: int) -> None:
+        """A message comes for a client that does not read: it waits there, not in our memory."""
+        lazy = LazyPeer(server, 998)
+        lazy.hold(len(self.stored))
+        self._honest_send(honest, b"honest %d" % number + bytes(LARGE_BYTES), number)
+        await server._turns.done()
+        if lazy.socket.unread > MAX_UNREAD_BYTES:
+            self._outcome.fault("answers are made for a client that does not read")
+        lazy.hang_up()
+
+    def _honest_send(self, honest: Peer, body: bytes, number: int) -> None:
         ext = {
             "a": "p",
             "b": "honest",
@@ -211,9 +289,6 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
     finally:
         structlog.configure(**before)
     outcome.figures["honest"] = len(attack.stored)
-    outcome.figures["peak_mib"] = _peak_mib()
-    if outcome.figures["peak_mib"] > MAX_MIB:
-        outcome.fault(f"more than {MAX_MIB} MiB of memory")
     for path in folder.iterdir():
         if path.name != "data":
             outcome.fault(f"a file outside of the data folder: {path.name}")
@@ -261,3 +336,8 @@ def _peak_mib() -> int:
     """Of this process. Not ru_maxrss: a child begins with what its parent had when it forked, before it ran this program."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+
+def _forget_peak() -> None:
+    """Counts the peak from now on (proc(5): clear_refs)."""
+    Path("/proc/self/clear_refs").write_text("5")

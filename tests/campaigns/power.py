@@ -14,11 +14,12 @@ acknowledged and is gone, one that was deleted and is there again, a start that 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import shutil
 from collections import deque
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.messages import topics
 from rocketlet.broker.store import disk
+from rocketlet.broker.store.flusher import Flusher
 from rocketlet.broker.store.jobs import Call, Job, do
 from rocketlet.protocol.bodies import TopicConfig
 
@@ -225,6 +227,7 @@ class Device:
 class Work:
     """What was sent, what of it was acknowledged, and the topics that were."""
 
+    loop: asyncio.AbstractEventLoop
     sent: dict[Place, bytes] = field(default_factory=dict)
     acknowledged: dict[Place, bytes] = field(default_factory=dict)
     late: dict[bytes, Place] = field(default_factory=dict)
@@ -250,9 +253,12 @@ class Work:
             body = b"late-%d" % number
             place = put(broker, broker.delays.queue(1), body, LATE, 1)
             self.sent[place] = body
-            self._sync(broker)
-            self.acknowledged[place] = body
-            self.late[body] = place
+
+            def is_kept() -> None:
+                self.acknowledged[place] = body
+                self.late[body] = place
+
+            self._sync(broker, is_kept)
         elif kind == "deliver":
             broker.delays._deliver_due(1)
         elif kind == "persist":
@@ -262,8 +268,7 @@ class Work:
         elif kind == "topic":
             name = f"topic-{number}"
             broker.topics.put(TopicConfig(name, 2, 2), broker.store.end)
-            self._sync(broker)
-            self.topics.add(name)
+            self._sync(broker, lambda: self.topics.add(name))
         elif kind == "expire":
             self._begin(broker.store.expiring(older_than_s=0, total_bytes=200_000))
         else:
@@ -276,19 +281,16 @@ class Work:
             sent[put(broker, broker.store.queue("t", chance.randrange(3)), body)] = body
         self.sent |= sent
         if chance.random() < 0.8:
-            self._sync(broker)
-            self.acknowledged |= self.sent
+            self._sync(broker, lambda: self.acknowledged.update(self.sent))
 
     def _make_or_fill(self, broker: Broker, name: str, body: bytes) -> None:
         if broker.topics.get(name) is None:
             self.deleted.discard(name)
             broker.topics.put(TopicConfig(name, 1, 1), broker.store.end)
-            self._sync(broker)
-            self.topics.add(name)
+            self._sync(broker, lambda: self.topics.add(name))
         place = put(broker, broker.store.queue(name, 0), body)
         self.sent[place] = body
-        self._sync(broker)
-        self.acknowledged[place] = body
+        self._sync(broker, lambda: self.acknowledged.update({place: body}))
 
     def _delete(self, broker: Broker, name: str) -> None:
         if broker.topics.get(name) is None:
@@ -299,8 +301,7 @@ class Work:
                 del table[place]
         broker.topics.delete(name, broker.store.end)
         self._begin(broker.store.deleting(name))
-        self._sync(broker)
-        self.deleted.add(name)
+        self._sync(broker, lambda: self.deleted.add(name))
         self.deletions += 1
 
     def _begin(self, job: Job[Any]) -> None:
@@ -326,12 +327,35 @@ class Work:
             job.close()
         self._jobs.clear()
 
-    def _sync(self, broker: Broker) -> None:
-        """Behind what the device does already: one thread makes all calls."""
-        if broker.flusher is not None:
-            if self._waits_for_device:
-                self._go_on()
-            broker.flusher.sync()
+    def _sync(self, broker: Broker, acknowledge: Callable[[], object]) -> None:
+        """Behind what the device does already: one thread makes all calls. Raises PowerCut."""
+        flusher = broker.flusher
+        if flusher is None:
+            acknowledge()
+            return
+        if self._waits_for_device:
+            self._go_on()
+        was_told: list[bool] = []
+
+        def told(is_synced: bool) -> None:
+            was_told.append(is_synced)
+            if is_synced:
+                acknowledge()
+
+        self.loop.run_until_complete(_flushed(flusher, told))
+        if not was_told:
+            raise PowerCut
+
+
+async def _flushed(flusher: Flusher, told: Callable[[bool], None]) -> None:
+    flusher.after_sync(lambda: told(True), lambda: told(False))
+    await flusher.drain()
+
+
+async def _at_once(calls: list[Call]) -> None:
+    """Stands for the broker's thread."""
+    for call in calls:
+        call()
 
 
 class _Turn:
@@ -344,26 +368,30 @@ class _Turn:
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
     vars(topics)["JOURNAL_LINES"] = -12  # there are 12 topics from the start: journals are shortened again and again
     outcome = Outcome(figures={"acknowledged": 0, "cut_off": 0, "deleted": 0, "killed": 0})
+    loop = asyncio.new_event_loop()
     for number in limit:
         chance = random.Random(f"{seed}-{number}")
         try:
-            _try(folder, chance, outcome)
+            _try(folder, chance, outcome, loop)
         except Exception as error:
             outcome.fault(f"{type(error).__name__}: {error}".replace(str(folder), ""))
         outcome.tried += 1
         for name in ("before", "after"):
             shutil.rmtree(folder / name, ignore_errors=True)
+    loop.close()
     return outcome
 
 
-def _try(folder: Path, chance: random.Random, outcome: Outcome) -> None:
-    device, work = Device(), Work()
+def _try(folder: Path, chance: random.Random, outcome: Outcome, loop: asyncio.AbstractEventLoop) -> None:
+    device, work = Device(), Work(loop)
     before, after = folder / "before", folder / "after"
     is_kill = chance.random() < 0.33
     settings: dict[str, Any] = {"flush": "os" if is_kill else "sync", "segment_bytes": 8000, "delay_levels_ms": (0,)}
     with device.below():
         broker = open_broker(before, **settings)
         broker.topics.put(TopicConfig("t", 4, 4), 0)
+        if broker.flusher is not None:
+            broker.flusher._apart = _at_once
         device.calls_left = chance.randrange(CALLS)
         try:
             for number in range(STEPS):

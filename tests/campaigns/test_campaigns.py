@@ -21,6 +21,8 @@ SHORT = {
     "exhaustion": 8,
     "stalls": 27,
     "chaos": 6,
+    "access": 2000,
+    "handlers": 3,
 }
 PLANTED = ("roll-back", "journal-synced", "index-sums", "names")
 """Fixes that are taken out each time; the others by hand."""
