@@ -128,7 +128,8 @@ class Leases:
     async def acquire(self, wanted: Iterable[Queue]) -> None:
         """Locks and takes what can be had of these queues."""
         wanted = set(wanted)
-        await self._give_back(self._locks.doubtful - wanted - self._handing_over.keys())
+        unwanted = self._locks.doubtful - wanted - self._handing_over.keys()
+        await self._give_back(queue for queue in unwanted if not self._locks.is_asked_for(queue))
         free = wanted - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
         queues = by_broker(sorted(free))
         await _all(self._acquire_from(name, part) for name, of_broker in queues.items() for part in parts(of_broker))
@@ -201,14 +202,19 @@ class Leases:
             self._wake.set()
 
     async def give_all(self) -> None:
-        """Hands over every queue; returns when that is done or has failed."""
+        """Hands over every queue, and gives back what is in doubt; returns when that is done or has failed."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + HAND_OVER_PATIENCE_S
         for queue in list(self.owned):
             self.release(queue)
         await asyncio.gather(*self._handing_over.values(), return_exceptions=True)
-        doubtful = self._locks.doubtful
-        if not all(map(self._is_known_at, doubtful)):
-            await self._heartbeats.beat()
-        await self._give_back(doubtful)
+        while doubtful := list(self._locks.doubtful):
+            if not all(map(self._is_known_at, doubtful)):
+                await self._heartbeats.beat()
+            await self._give_back(doubtful)
+            if not self._locks.doubtful or loop.time() >= end_s:
+                return
+            await asyncio.sleep(RECONNECT_S)
 
     async def _give_back(self, queues: Iterable[Queue]) -> None:
         """Unlocks queues that perhaps are locked. Left alone, they would keep others out until their leases end."""

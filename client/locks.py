@@ -4,15 +4,14 @@ A broker grants a lock also when nobody waits for the answer any more: whoever a
 keeps it for 60 s, Rocketlet's for 20 s if it restarts just then, and nobody reads the queue meanwhile. So a queue is in
 doubt from the moment when its lock is asked for, until it is taken, refused, or an unlock is answered.
 
-An unlock waits for lock requests of its queue that are under way. Apache's broker carries out what one connection asks in
-several threads (AdminBrokerProcessor's executor): the unlock could overtake the lock.
+An unlock waits until the lock requests of its queue are answered, those that were given up, too. Apache's broker carries
+out what one connection asks in several threads (AdminBrokerProcessor's executor): the unlock could overtake the lock.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Set
-from functools import partial
 
 from ..protocol import group_bodies
 from ..protocol.bodies import Queue
@@ -20,9 +19,9 @@ from ..protocol.codes import RequestCode
 from ..protocol.frame import Frame
 from ..protocol.group_bodies import LockRequest
 from .cluster import Cluster, by_broker, parts
-from .config import APACHE_LEASE_S, LEASE_MARGIN_S, LEASE_S, LOCK_TIMEOUT_S
+from .config import APACHE_LEASE_S, HAND_OVER_PATIENCE_S, LEASE_MARGIN_S, LEASE_S, LOCK_TIMEOUT_S
 from .connection import Connection
-from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
+from .errors import BrokerRefused, RequestTimeout, RocketletError
 from .lease import Lease, clock_s
 from .log import get_logger
 
@@ -37,7 +36,6 @@ class Locks:
         self._group = group
         self._client_id = client_id
         self._under_way: dict[asyncio.Future[Frame], Set[Queue]] = {}
-        self._unanswered: set[Queue] = set()  # a lock request was given up, and may still be carried out
         self._doubtful: dict[Queue, float] = {}  # until when, by our clock: then the lock has ended by itself
 
     @property
@@ -57,9 +55,9 @@ class Locks:
         try:
             answer, leases = await self._ask(connection, asked, {})
         except BrokerRefused:
-            self.taken(asked)
+            self._refused(asked)
             raise
-        self.taken(set(asked) - leases.keys())
+        self._refused(set(asked) - leases.keys())
         offsets = group_bodies.decode_committed(answer.body)
         return leases, {queue: offset for queue, offset in offsets.items() if queue in leases}
 
@@ -76,10 +74,14 @@ class Locks:
         request = LockRequest(self._client_id, self._group, queues, handover=True, epochs=epochs)
         body = group_bodies.encode_lock_request(request)
         asked, sent_s = set(queues), clock_s()
-        asking = connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
+        asking = connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, HAND_OVER_PATIENCE_S)
         self._under_way[asking] = asked - epochs.keys()
-        asking.add_done_callback(partial(self._answered, connection))
-        answer = await asyncio.shield(asking)  # also without us it goes on
+        asking.add_done_callback(self._answered)
+        for _ in range(2):  # halves: if this process stood still, the first one is over before its sockets are read
+            await asyncio.wait({asking}, timeout=LOCK_TIMEOUT_S / 2)
+        if not asking.done():
+            raise RequestTimeout(f"LOCK_BATCH_MQ was not answered in {LOCK_TIMEOUT_S} s by {connection.address}")
+        answer = asking.result()
         leases = {
             queue: Lease(epoch, sent_s + (LEASE_S if epoch else APACHE_LEASE_S) - LEASE_MARGIN_S)
             for queue, epoch in group_bodies.decode_locked(answer.body).items()
@@ -87,11 +89,10 @@ class Locks:
         }
         return answer, leases
 
-    def _answered(self, connection: Connection, asking: asyncio.Future[Frame]) -> None:
-        queues = self._under_way.pop(asking)
-        error = None if asking.cancelled() else asking.exception()
-        if isinstance(error, RequestTimeout | ConnectionFailed) and not connection.speaks_msgpack:
-            self._unanswered |= queues
+    def _answered(self, asking: asyncio.Future[Frame]) -> None:
+        del self._under_way[asking]
+        if not asking.cancelled():
+            asking.exception()  # whoever still waits raises it
 
     # Doubt
 
@@ -101,9 +102,17 @@ class Locks:
         self._doubtful |= dict.fromkeys(queues, over_s)
 
     def taken(self, queues: Iterable[Queue]) -> None:
-        """These are owned, or not locked for us: nothing is to be undone."""
+        """These are owned, or not locked for us: nothing is to be given back."""
         for queue in queues:
             self._doubtful.pop(queue, None)
+
+    def _refused(self, queues: Iterable[Queue]) -> None:
+        """These are not locked for us, unless an earlier request is carried out after this one."""
+        self.taken(queue for queue in queues if not self.is_asked_for(queue))
+
+    def is_asked_for(self, queue: Queue) -> bool:
+        """Whether a lock request of the queue is not answered yet."""
+        return any(queue in queues for queues in self._under_way.values())
 
     async def unlock(self, queue: Queue, epoch: int | None = None) -> None:
         """Raises nothing: without an answer the queue is in doubt."""
@@ -113,9 +122,6 @@ class Locks:
         try:
             connection = await self._cluster.broker(queue.broker_name)
             await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
-            if queue in self._unanswered:  # an unlock that overtook the lock undid nothing; this one comes after it
-                self._unanswered.discard(queue)
-                await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
         except BrokerRefused as error:
             log.info("unlock_refused", queue=str(queue), reason=str(error), hint="it was not ours any more")
         except RocketletError as error:

@@ -90,6 +90,7 @@ class World:
         self._acknowledged: list[tuple[str, bytes]] = []
         self._crashes: list[float] = []
         self._has_foreign = False
+        self._stalled_until_s = 0.0
         self._numbers = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.nodes = [
@@ -175,9 +176,11 @@ class World:
     # Brokers
 
     def in_threads(self, code: int, work: Callable[[], None]) -> None:
-        """Apache's broker: what one connection asks is carried out in any order, and sometimes not soon."""
-        late_s = self.rng.uniform(0.5, 3) if self.rng.random() < 0.03 else self.rng.uniform(0, 0.005)
-        self.loop.call_later(late_s, work)
+        """Apache's broker: what one connection asks is carried out in any order, and sometimes nothing is for a while."""
+        now_s = self.loop.time()
+        if self.rng.random() < 0.01 and now_s > self._stalled_until_s:
+            self._stalled_until_s = now_s + self.rng.uniform(0.5, 3)
+        self.loop.call_at(max(now_s, self._stalled_until_s) + self.rng.uniform(0, 0.005), work)
 
     async def start_node(self, node: Node) -> None:
         node.process = Process(node.name)
