@@ -17,7 +17,7 @@ from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import (
     AccountName,
-    ClientInfo,
+    AskMember,
     ConsumerGroup,
     CreateTopic,
     GroupHistory,
@@ -47,7 +47,7 @@ To = Literal["first", "last"] | int | Mapping[Queue, int]
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """`config` by broker name; `ranges`: what each queue holds."""
+    """`config` by broker name; `ranges`: what each queue holds; `messages`: how many that are."""
 
     name: str
     config: Mapping[str, TopicConfig]
@@ -129,6 +129,7 @@ class AdminClient:
         return admin_answers.decode_table((await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)).body)
 
     async def broker_config(self, address: str) -> dict[str, str]:
+        """The settings of a broker by Apache's names, as text."""
         answer = await self._ask(address, RequestCode.GET_BROKER_CONFIG)
         return admin_bodies.decode_properties(answer.body)
 
@@ -155,9 +156,7 @@ class AdminClient:
         """A topic's settings and offsets on each of its brokers. Raises TopicNotFound."""
         route = await self._cluster.find_route(name)
         if route is None:
-            raise TopicNotFound(
-                f"no name server knows the topic {name}; `rocketlet topics list` shows those that exist"
-            )
+            raise TopicNotFound(f"no name server knows the topic {name}; `rocketlet topics list` shows all")
         masters = {broker.name: broker.addresses[0] for broker in route.brokers if 0 in broker.addresses}
         queues = {data.broker_name: data for data in route.queues}
         stats = await self._each(masters, RequestCode.GET_TOPIC_STATS_INFO, write(TopicName(name)))
@@ -221,7 +220,7 @@ class AdminClient:
             self._group_configs(name, masters), self.connections(name, masters), self._progress(name, masters)
         )
         if not config and not connections and not progress:
-            raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows those that exist")
+            raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows all")
         owners = await self._owners(name, masters, connections)
         return Group(name, config, connections, progress, owners)
 
@@ -284,7 +283,7 @@ class AdminClient:
 
         async def one(client_id: str) -> Running | None:
             try:
-                ext = write(ClientInfo(group, client_id))
+                ext = write(AskMember(group, client_id))
                 answer = await self._ask(at[client_id], RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
             except (BrokerRefused, RequestTimeout):  # it has just left, or is of a kind that does not answer
                 return None
@@ -313,7 +312,7 @@ class AdminClient:
         masters = await self._masters()
         known = await self._group_configs(group, masters)
         if not known:
-            raise ConfigError(f"no broker knows the group {group}; `rocketlet groups list` shows those that exist")
+            raise ConfigError(f"no broker knows the group {group}; `rocketlet groups list` shows all")
         for broker, config in known.items():
             body = bodies.encode_group(replace(config, strict=strict))
             await self._ask(masters[broker], RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
@@ -444,6 +443,7 @@ class AdminClient:
         await self._each(await self._masters(), RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, write(account))
 
     async def delete_account(self, access_key: str) -> None:
+        """Deletes an account on all brokers."""
         await self._each(await self._masters(), RequestCode.DELETE_ACL_CONFIG, write(AccountName(access_key)))
 
     async def put_white_addresses(self, addresses: Sequence[str]) -> None:

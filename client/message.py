@@ -84,6 +84,7 @@ class Message:
 
     @cached_property
     def properties(self) -> dict[str, str]:
+        """All properties by name, RocketMQ's own among them."""
         return props.decode(self.record.properties)
 
     @property
@@ -104,10 +105,12 @@ class Message:
 
     @property
     def tag(self) -> str | None:
+        """What kind of message it is, by which consumers filter. None without one."""
         return self.properties.get(props.TAGS)
 
     @property
     def keys(self) -> list[str]:
+        """The words to search it by."""
         return self.properties.get(props.KEYS, "").split()
 
     @property
@@ -117,27 +120,33 @@ class Message:
 
     @property
     def offset_id(self) -> str:
+        """The broker's id: its address and the message's place in its log, as hex digits."""
         return self.record.offset_id
 
     @property
     def queue_id(self) -> int:
+        """The number of its queue on its broker, from 0."""
         return self.record.queue_id
 
     @property
     def queue_offset(self) -> int:
+        """Its number in its queue, from 0."""
         stored = self._stored
         return offset_in(stored) if isinstance(stored, bytes) else stored.queue_offset
 
     @property
     def born_ms(self) -> int:
+        """When it was sent, by the sender's clock: ms since the epoch."""
         return self.record.born_ms
 
     @property
     def store_ms(self) -> int:
+        """When it was stored, by the broker's clock: ms since the epoch."""
         return self.record.store_ms
 
     @property
     def born_host(self) -> tuple[str, int]:
+        """The sender's IP address and port, as the broker saw them."""
         return decode_host(self.record.born_host)
 
     @property

@@ -85,7 +85,7 @@ def _print(group: str, reports: list[dict[str, Any]], timeline: bool, as_json: b
     members = {member["clientId"]: member for item in reports for member in item["members"]}
     lag = [entry for item in reports for entry in item.get("lag", ())]
     if not members and not events and not lag:
-        print(f"no broker knows the group {group}; `rocketlet groups list` shows those that exist")
+        print(f"no broker knows the group {group}; `rocketlet groups list` shows all")
         return 1
     _print_members(group, members, [owner for item in reports for owner in item["owners"]])
     _print_lag(lag)

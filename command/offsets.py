@@ -33,7 +33,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 async def _show(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     progress = await admin.progress(options.group, options.topic)
     if not progress:
-        raise ConfigError(f"the group {options.group} has no offsets; `rocketlet groups list` shows those that exist")
+        raise ConfigError(f"the group {options.group} has no offsets; `rocketlet groups list` shows all")
     rows = [
         {
             "topic": queue.topic,

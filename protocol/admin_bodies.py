@@ -23,7 +23,7 @@ from .work import Work, listed, refuse_beyond
 _LANGUAGES = {int(language): language.name for language in Language}
 
 
-class ConnectionInfo(NamedTuple):
+class ConnectedClient(NamedTuple):
     """A client as its broker sees it. `address` is `ip:port`, `seen_ms` the time of its last heartbeat."""
 
     client_id: str
@@ -33,12 +33,12 @@ class ConnectionInfo(NamedTuple):
     seen_ms: int = 0
 
 
-def _connection(info: ConnectionInfo) -> dict[str, Any]:
+def _connection(client: ConnectedClient) -> dict[str, Any]:
     return {
-        "clientAddr": info.address,
-        "clientId": info.client_id,
-        "language": language_name(info.language),
-        "version": info.version,
+        "clientAddr": client.address,
+        "clientId": client.client_id,
+        "language": language_name(client.language),
+        "version": client.version,
     }
 
 
@@ -47,7 +47,7 @@ def language_name(code: int) -> str:
 
 
 def encode_consumer_connections(
-    connections: Iterable[ConnectionInfo],
+    connections: Iterable[ConnectedClient],
     consume_type: str,
     message_model: str,
     consume_from: str,
@@ -64,11 +64,11 @@ def encode_consumer_connections(
     return b'{"connectionSet":[%b],%b' % (found, orjson.dumps(rest)[1:])
 
 
-def encode_producer_connections(connections: Iterable[ConnectionInfo]) -> bytes:
+def encode_producer_connections(connections: Iterable[ConnectedClient]) -> bytes:
     return orjson.dumps({"connectionSet": list(map(_connection, connections))})
 
 
-def encode_all_producers(groups: Mapping[str, Iterable[ConnectionInfo]]) -> bytes:
+def encode_all_producers(groups: Mapping[str, Iterable[ConnectedClient]]) -> bytes:
     """GET_ALL_PRODUCER_INFO's answer."""
     data = {
         group: [

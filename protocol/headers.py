@@ -260,7 +260,7 @@ class GroupName(NamedTuple):
     remove_offset: bool = False
 
 
-class ClientInfo(NamedTuple):
+class AskMember(NamedTuple):
     """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY."""
 
     consumer_group: str

@@ -101,17 +101,21 @@ class Producer:
         queue_key: str | None = None,
         queue: Queue | None = None,
     ) -> SendResult:
+        """As that of `rocketlet.Producer`."""
         return _loop.run(self._producer.send_batch(topic, messages, queue_key=queue_key, queue=queue))
 
     def request(
         self, topic: str, body: bytes, *, timeout_s: float = REQUEST_TIMEOUT_S, **options: Unpack[MessageOptions]
     ) -> Message:
+        """As that of `rocketlet.Producer`: sends a message and returns the reply. Raises RequestTimeout."""
         return _loop.run(self._producer.request(topic, body, timeout_s=timeout_s, **options))
 
     def reply(self, request: Message, body: bytes, *, properties: Mapping[str, str] | None = None) -> None:
+        """As that of `rocketlet.Producer`."""
         _loop.run(self._producer.reply(request, body, properties=properties))
 
     def resend(self, message: Message, topic: str | None = None) -> SendResult:
+        """As that of `rocketlet.Producer`."""
         return _loop.run(self._producer.resend(message, topic))
 
     @contextmanager
@@ -172,12 +176,15 @@ class Consumer:
         return _loop.run(self._consumer.receive(timeout_s=timeout_s))
 
     def ack(self, message: Message) -> None:
+        """The message has been handled."""
         _loop.run(self._consumer.ack(message))
 
     def retry(self, message: Message, delay_level: int = 0) -> None:
+        """The message is to be delivered again, after the time of `delay_level`; 0: by how often it was tried."""
         _loop.run(self._consumer.retry(message, delay_level))
 
     def reject(self, message: Message) -> None:
+        """The message goes to the dead-letter topic."""
         _loop.run(self._consumer.reject(message))
 
     def messages(self, *, timeout_s: float | None = None) -> Iterator[Message]:
@@ -226,24 +233,31 @@ class Consumer:
         return self.messages()
 
     def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
+        """Waits until this member holds what the last rebalance gave it; its queues. Raises TimeoutError, saying why."""
         return _loop.run(self._consumer.assigned(timeout_s))
 
     def pause(self, queues: Iterable[Queue] | None = None) -> None:
+        """As that of `rocketlet.Consumer`: nothing of these queues, or of all, is handed out any more."""
         _loop.run(self._consumer.pause(queues))
 
     def resume(self, queues: Iterable[Queue] | None = None) -> None:
+        """Ends a pause."""
         _loop.run(self._consumer.resume(queues))
 
     def seek(self, to: Place, queues: Iterable[Queue] | None = None) -> None:
+        """As that of `rocketlet.Consumer`."""
         _loop.run(self._consumer.seek(to, queues))
 
     def commit(self) -> None:
+        """Commits what was acknowledged, and returns when the brokers have answered."""
         _loop.run(self._consumer.commit())
 
     def positions(self) -> dict[Queue, Position]:
+        """As that of `rocketlet.Consumer`."""
         return _loop.run(self._consumer.positions())
 
     def lag(self) -> int:
+        """How many messages of its queues are not acknowledged yet."""
         return _loop.run(self._consumer.lag())
 
 

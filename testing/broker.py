@@ -101,6 +101,7 @@ class Broker(BrokerUnderTest):
         self._in_thread(self._rig.clear, "aclear")
 
     async def aclear(self) -> None:
+        """As `clear`, in a running loop."""
         await self._rig.clear()
 
     def restart(self) -> None:
@@ -108,6 +109,7 @@ class Broker(BrokerUnderTest):
         self._in_thread(self._rig.restart, "arestart")
 
     async def arestart(self) -> None:
+        """As `restart`, in a running loop."""
         await self._rig.restart()
 
     def kill(self, *, lose: int = 0) -> None:
@@ -116,6 +118,7 @@ class Broker(BrokerUnderTest):
         self._in_thread(lambda: self._rig.kill(lose=lose), "akill")
 
     async def akill(self, *, lose: int = 0) -> None:
+        """As `kill`, in a running loop."""
         await self._rig.kill(lose=lose)
 
     def stop(self) -> None:
@@ -123,6 +126,7 @@ class Broker(BrokerUnderTest):
         self._in_thread(self._rig.stop, "astop")
 
     async def astop(self) -> None:
+        """As `stop`, in a running loop."""
         await self._rig.stop()
 
     def start(self) -> None:
@@ -130,6 +134,7 @@ class Broker(BrokerUnderTest):
         self._in_thread(self._rig.start, "astart")
 
     async def astart(self) -> None:
+        """As `start`, in a running loop."""
         await self._rig.start()
 
     def _in_thread(self, work: Callable[[], Coroutine[Any, Any, None]], other: str) -> None:

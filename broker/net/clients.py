@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 
-from ...protocol.admin_bodies import ConnectionInfo
+from ...protocol.admin_bodies import ConnectedClient
 from ...protocol.codes import ONEWAY_FLAG, RequestCode
 from ...protocol.frame import Ext, Frame, encode
 from ...protocol.headers import ConsumerGroup, write
@@ -23,7 +23,7 @@ class Clients:
     def __init__(self, clock: Clock, may_publish: Callable[[Connection, str], bool] | None = None) -> None:
         self._clock = clock
         self._may_publish = may_publish
-        self._producers: dict[str, dict[Connection, ConnectionInfo]] = {}
+        self._producers: dict[str, dict[Connection, ConnectedClient]] = {}
         self._by_id: dict[str, Connection] = {}
         self._ids: dict[Connection, set[str]] = {}
         self._groups: dict[Connection, set[str]] = {}
@@ -38,7 +38,7 @@ class Clients:
         self._by_id[client_id] = connection
         self._ids.setdefault(connection, set()).add(client_id)
         self._groups.setdefault(connection, set()).update(groups)
-        info = ConnectionInfo(client_id, connection.peer, language, version, self._clock.time_ms())
+        info = ConnectedClient(client_id, connection.peer, language, version, self._clock.time_ms())
         for group in groups:
             self._producers.setdefault(group, {})[connection] = info
 
@@ -59,14 +59,10 @@ class Clients:
         for opaque in list(self._asked.get(connection, ())):
             self._settle((connection, opaque), None)
 
-    def id_of(self, connection: Connection) -> str:
-        """The client id that a heartbeat gave; empty before one has."""
-        return next(iter(sorted(self._ids.get(connection, ()))), "")
-
-    def producers(self, group: str) -> list[ConnectionInfo]:
+    def producers(self, group: str) -> list[ConnectedClient]:
         return list(self._producers.get(group, {}).values())
 
-    def all_producers(self) -> Mapping[str, list[ConnectionInfo]]:
+    def all_producers(self) -> Mapping[str, list[ConnectedClient]]:
         return {group: list(members.values()) for group, members in self._producers.items()}
 
     def any_producer(self, group: str, topic: str) -> Connection | None:

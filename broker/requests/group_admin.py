@@ -10,12 +10,12 @@ import orjson
 import structlog
 
 from ...protocol import admin_bodies, bodies, names
-from ...protocol.admin_bodies import ConnectionInfo, Progress
+from ...protocol.admin_bodies import ConnectedClient, Progress
 from ...protocol.bodies import Queue, group_json
 from ...protocol.codes import Language, RequestCode, ResponseCode
 from ...protocol.frame import Ext, Frame
 from ...protocol.headers import (
-    ClientInfo,
+    AskMember,
     CloneOffset,
     ConsumerGroup,
     CorrectionOffset,
@@ -51,7 +51,7 @@ def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -
         return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
     data = next(iter(group.members.values())).data
     infos = (
-        ConnectionInfo(member.client_id, member.connection.peer, member.language, member.version)
+        ConnectedClient(member.client_id, member.connection.peer, member.language, member.version)
         for member in list(group.members.values())
     )
     table: dict[str, Any] = {}
@@ -253,7 +253,7 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
 
 def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
     """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: asked of the member named, whose answer is passed on."""
-    header = read(ClientInfo, frame.ext)
+    header = read(AskMember, frame.ext)
     group = broker.groups.get(header.consumer_group)
     member = next(
         (asked for asked, one in (group.members if group else {}).items() if one.client_id == header.client_id), None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rocketlet.client import Consumer, Message, Producer, Reject, RetryLater
+from rocketlet.client import ConfigError, Consumer, Message, Producer, Reject, RetryLater
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..handlers import fill
@@ -264,3 +264,19 @@ async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(
             await producer.send("t", b"and another")
             await eventually(lambda: consumer.queues[queue].messages == 3)
         assert tries == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"handler": lambda: None}, r"handler: .*<lambda>\(\) is called with a message: too many positional arguments"),
+        ({"handler": lambda message, more: None}, "is called with a message: missing a required argument: 'more'"),
+        ({"handler": lambda: None, "batch_size": 2}, "is called with a list of messages"),
+        ({"middleware": [lambda message: None]}, r"middleware\[0\]: .* is called with a message and what to call next"),
+        ({"on_assigned": lambda: None}, "on_assigned: .* is called with a set of queues"),
+        ({"on_revoked": lambda: None}, "on_revoked: .* is called with a set of queues"),
+    ],
+)
+async def test_a_callback_that_cannot_be_called_is_refused_at_once(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Consumer("h:1", "g", "t", **arguments)

@@ -91,11 +91,11 @@ def test_why_a_server_cannot_listen(error: OSError, text: str) -> None:
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        ("topics show nobody", "no name server knows the topic nobody; `rocketlet topics list` shows those that exist"),
+        ("topics show nobody", "no name server knows the topic nobody; `rocketlet topics list` shows all"),
         ("messages find nobody --key k", "no name server knows the topic nobody"),
-        ("groups show nobody", "no broker knows the group nobody; `rocketlet groups list` shows those that exist"),
+        ("groups show nobody", "no broker knows the group nobody; `rocketlet groups list` shows all"),
         ("groups delete nobody --yes", "no broker knows the group nobody"),
-        ("offsets show nobody", "`rocketlet groups list` shows those that exist"),
+        ("offsets show nobody", "`rocketlet groups list` shows all"),
         ("messages dead nobody", "no broker knows the group nobody"),
         ("messages replay nobody", "no broker knows the group nobody"),
     ],
