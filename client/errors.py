@@ -57,7 +57,6 @@ _HINTS: Final[dict[int, str]] = {
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "This broker does not have the feature",
     ResponseCode.MESSAGE_ILLEGAL: "Make the body or the properties smaller",
     ResponseCode.SERVICE_NOT_AVAILABLE: "The broker cannot store now: free disk space, or send to another broker",
-    ResponseCode.NO_PERMISSION: "Check the permissions of the topic, the group and the broker",
     ResponseCode.TOPIC_NOT_EXIST: "Create the topic, or let the broker create topics",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "Create the consumer group on the broker",
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: "Correct the filter of the subscription",
