@@ -294,7 +294,7 @@ def _reason(error: Exception, context: ssl.SSLContext | None) -> str:
     if isinstance(error, socket.gaierror):
         return "the host name is not known; correct it"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}; name the authority that signed it (ca_file, --tls-ca)"
+        return f"its certificate is not trusted: {error.verify_message}; name who signed it (ca_file, --tls-ca)"
     return f"{text}; does it take TLS?" if context and _is_no_tls(error) else text
 
 

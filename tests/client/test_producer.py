@@ -122,10 +122,12 @@ async def test_a_message_that_no_broker_would_take_is_refused_before_it_is_sent(
     assert node.broker.store.end == 0
 
 
-async def test_a_refusal_names_broker_code_and_remedy(nodes: Nodes) -> None:
+async def test_a_refusal_names_broker_code_and_reason(nodes: Nodes) -> None:
     node = await nodes.start(auto_create_topics=True)
     async with Producer(node.address, retries=0) as producer:
-        with pytest.raises(BrokerRefused, match=rf"{node.address}.*NO_PERMISSION \(16\).*Check the permissions"):
+        with pytest.raises(
+            BrokerRefused, match=rf"{node.address}.*NO_PERMISSION \(16\): .*SCHEDULE_TOPIC_XXXX.* is forbidden$"
+        ):
             await producer.send("SCHEDULE_TOPIC_XXXX", b"x")
 
 
