@@ -77,6 +77,7 @@ class Dispatch:
         self._flusher = broker.flusher if broker is not None else None
         self._acl = acl
         self._turns = turns
+        self._answering = 0
         self._admin_is_local = admin_is_local
         self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
@@ -118,6 +119,7 @@ class Dispatch:
                     connection.write(out)
                     out = []
                     connection.hold(frames[index + 1 :])
+                    self._answering += 1
                     self._turns.do(self._work(connection, frame, reply))
                     break
                 if reply is not None and not frame.flag & ONEWAY_FLAG:
@@ -177,6 +179,8 @@ class Dispatch:
             reply = refusal.answer(frame)
         except Exception as error:
             reply = self._fault(connection, frame, error)
+        finally:
+            self._answering -= 1
         if not frame.flag & ONEWAY_FLAG:
             connection.write(reply)
         connection.go_on()
@@ -197,7 +201,7 @@ class Dispatch:
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             reply = handler(connection, frame)
-            if isinstance(reply, Generator) and self._turns.waiting >= MAX_ANSWERING:
+            if isinstance(reply, Generator) and self._answering >= MAX_ANSWERING:
                 raise LimitExceeded(f"{MAX_ANSWERING} long requests are being answered; try again later")
             return reply
         except Refused as refusal:

@@ -155,6 +155,22 @@ async def test_more_long_requests_than_can_be_answered_are_refused(
         peer.hang_up()
 
 
+async def test_other_work_that_waits_is_not_taken_for_long_requests(
+    large: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the held pulls of a member with a thousand queues are over at once."""
+    monkeypatch.setattr("rocketlet.broker.requests.dispatch.MAX_ANSWERING", 2)
+    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", -1)
+    for _ in range(3):
+        large.broker.turns.call(int)
+    peer = Peer(large.server, 10)
+    peer.send(encode(Frame(Code.GET_TOPIC_STATS_INFO, 1, {"topic": "large"})))
+    monkeypatch.undo()
+    await large.broker.turns.done()
+    assert [frame.code for frame in peer.received()] == [0]
+    peer.hang_up()
+
+
 async def test_an_answer_that_no_client_could_read_is_refused(
     large: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
