@@ -58,7 +58,7 @@ class Sink(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._written.append(bytes(data))
 
-    def writelines(self, list_of_data: Sequence[bytes | bytearray | memoryview]) -> None:  # type: ignore[override]
+    def writelines(self, list_of_data: Sequence[bytes | bytearray | memoryview]) -> None:  # type: ignore[override] # as asyncio calls it
         self._written.extend(map(bytes, list_of_data))
 
     def taken(self) -> list[Frame]:

@@ -130,7 +130,7 @@ class Job:
         return {}
 
     def _kafka_sender(self, topic: str) -> Any:
-        kafka: Any = self.spark._jvm.org.apache.kafka.clients.producer  # type: ignore[union-attr]
+        kafka: Any = self.spark._jvm.org.apache.kafka.clients.producer  # type: ignore[union-attr] # None only without a JVM
         producer = kafka.KafkaProducer(self._kafka_settings())
         return lambda text: producer.send(kafka.ProducerRecord(topic, text))
 

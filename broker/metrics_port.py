@@ -82,7 +82,7 @@ class MetricsPort:
     def _fault(self, *, is_ready: bool) -> str | None:
         """What keeps the process from living, or with `is_ready` from serving clients."""
         try:
-            return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return]
+            return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return] # a text, or None
         except TimeoutError:
             return f"the event loop has not answered for {METRICS_ANSWER_S:g} s"
 

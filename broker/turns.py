@@ -63,7 +63,7 @@ class Turns:
 
     async def done(self) -> None:
         """Returns when nothing waits any more."""
-        while self._waiting:  # noqa: ASYNC110
+        while self._waiting:  # noqa: ASYNC110 (each turn does a piece)
             await asyncio.sleep(0)
 
     def _turn(self) -> None:

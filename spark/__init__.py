@@ -87,7 +87,7 @@ def _is_found() -> bool:
 @contextmanager
 def _without_warning(spark: SparkSession) -> Iterator[None]:
     """Spark warns where a format is registered that it found by itself."""
-    logging: Any = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    logging: Any = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr] # None only without a JVM
     name = "org.apache.spark.sql.execution.datasources.DataSourceManager"
     before = logging.LogManager.getLogger(name).getLevel()
     logging.core.config.Configurator.setLevel(name, logging.Level.ERROR)

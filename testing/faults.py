@@ -143,7 +143,7 @@ def _fault(action: Action, code: str | int, which: dict[str, object], **settings
     for name in which:
         if name not in WHICH:
             raise ValueError(f"a fault has no field {name!r}; allowed: {', '.join(WHICH)}")
-    return Fault(action=action, code=request_code(code), **settings, **which)  # type: ignore[arg-type]
+    return Fault(action=action, code=request_code(code), **settings, **which)  # type: ignore[arg-type] # checked by Fault
 
 
 def request_code(code: str | int) -> int:

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined] # it is not in __all__
 from rocketlet.client import Consumer, Producer
 from wrapt import wrap_function_wrapper
 
 from .spans import TracedHandlers, TracedSends
 
 
-class RocketletInstrumentor(BaseInstrumentor):  # type: ignore[misc]
+class RocketletInstrumentor(BaseInstrumentor):  # type: ignore[misc] # it has no types
     """`instrument(tracer_provider=..., meter_provider=...)` and `uninstrument()`."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
@@ -39,4 +39,4 @@ class RocketletInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
     def _uninstrument(self, **options: Any) -> None:
         for kind, init in self._inits.items():
-            kind.__init__ = init  # type: ignore[method-assign]
+            kind.__init__ = init  # type: ignore[method-assign] # which is what instrumenting is

@@ -89,8 +89,10 @@ def _span(part: str, text: str, *, is_ipv6: bool) -> Span:
         return 0, highest
     found = re.fullmatch(r"([0-9a-fA-F]{1,4})(?:-([0-9a-fA-F]{1,4}))?", part)
     try:
-        low, high = (int(number, 16 if is_ipv6 else 10) for number in (found[1], found[2] or found[1]))  # type: ignore[index]
-    except (TypeError, ValueError):
+        if found is None:
+            raise ValueError(part)
+        low, high = (int(number, 16 if is_ipv6 else 10) for number in (found[1], found[2] or found[1]))
+    except ValueError:
         raise PatternError(f"the address pattern {text!r} has the part {part!r}; write a number, a-b or *") from None
     if not low <= high <= highest:
         raise PatternError(f"the address pattern {text!r} has the part {part!r}; 0 to {highest:x} are allowed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -247,7 +248,7 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
     ext = {"topic": header.topic, "group": header.group}
     for client_id, peer in asked.items():
         code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
-        broker.clients.ask(peer, code, ext, b"", lambda reply, name=client_id: answered(name, reply))  # type: ignore[misc]
+        broker.clients.ask(peer, code, ext, b"", partial(answered, client_id))
     return None
 
 

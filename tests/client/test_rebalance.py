@@ -184,7 +184,7 @@ async def test_a_killed_members_queues_move_at_once_and_only_uncommitted_message
     await create_topic(wire, "t", QUEUES)
     watch = Watch(0)
     options: dict[str, Any] = {"start": "first", "drain_s": 0.01}
-    async with Consumer(node.address, "g", "t", watch.handler("stays"), **options) as stays:  # noqa: SIM117
+    async with Consumer(node.address, "g", "t", watch.handler("stays"), **options) as stays:  # noqa: SIM117 (the inner one ends first)
         async with Consumer(node.address, "g", "t", watch.handler("dies"), **options) as dies:
             await settled(stays, dies)
             async with Producer(node.address) as producer:

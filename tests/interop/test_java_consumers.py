@@ -228,7 +228,7 @@ async def test_java_members_hand_queues_over(
                 guests.append(guest)
                 await guest.until(lambda: len(guests[-1].bodies) >= 50)
             before = len(one.bodies)
-            await one.until(lambda: len(one.bodies) >= before + 100)  # noqa: B023
+            await one.until(lambda: len(one.bodies) >= before + 100)  # noqa: B023 (called in this round only)
         enough.set()
         await flowing
         everyone = [one, *guests]

@@ -74,7 +74,7 @@ def test_the_public_names_are_the_clients_and_the_version() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Prodcuer'"):
-        rocketlet.Prodcuer  # noqa: B018
+        rocketlet.Prodcuer  # noqa: B018 (the look-up is the test)
     with pytest.raises(ImportError, match="Prodcuer"):
         exec("from rocketlet import Prodcuer")
 

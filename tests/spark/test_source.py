@@ -257,7 +257,7 @@ def test_a_listener_reads_the_lag_of_each_queue(spark: SparkSession, address: st
     lags: list[dict[Queue, int]] = []
 
     class Listener(StreamingQueryListener):
-        def onQueryStarted(self, event: Any) -> None: ...  # noqa: N802
+        def onQueryStarted(self, event: Any) -> None: ...  # noqa: N802 (Spark's names)
         def onQueryTerminated(self, event: Any) -> None: ...  # noqa: N802
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
             lags.append(lag(event.progress))
