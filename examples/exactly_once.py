@@ -14,7 +14,7 @@ import asyncio
 import signal
 import sys
 
-from rocketlet.client import Consumer, Message
+from rocketlet import Consumer, Message
 from rocketlet.protocol.bodies import Queue
 from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, create_engine, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError

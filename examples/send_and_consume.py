@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rocketlet.client import Consumer, Message, Producer
+from rocketlet import Consumer, Message, Producer
 
 
 async def main(name_server: str = "127.0.0.1:9876") -> None:

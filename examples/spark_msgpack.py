@@ -11,7 +11,7 @@ import msgpack
 import pyarrow as pa
 import rocketlet.spark
 from pyspark.sql import SparkSession
-from rocketlet.client import Producer
+from rocketlet import Producer
 
 READING = "queueOffset BIGINT, sensor STRING, celsius DOUBLE"
 ARROW_READING = pa.schema([("queueOffset", pa.int64()), ("sensor", pa.string()), ("celsius", pa.float64())])
