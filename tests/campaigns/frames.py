@@ -13,7 +13,8 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,24 +149,35 @@ class Attack:
         self.slowest_s = 0.0
 
     async def run(self, limit: Limit) -> None:
+        async with self.serving():
+            for number in limit:
+                await self.step(number, self._some_frames())
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """A broker with an honest client."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self._outcome.fault(f"escaped: {context.get('exception')!r}"))
         routes = Routes()
-        broker = Broker(self._config, routes)
+        self._broker = broker = Broker(self._config, routes)
         async with Server("127.0.0.1", 0, broker=broker, routes=routes) as server:
+            self._server = server
             server.reports.is_due = lambda *_: True  # type: ignore[method-assign] # each fault counts, not the first of its kind
-            honest = Peer(server, 1)
-            self._make_topics(honest)
-            hostile: list[Peer] = []
-            for number in limit:
-                if number % FRAMES_PER_TURN == 0:
-                    await self._turn(server, honest, hostile, number)
-                    await self._finish(broker, hostile)
-                    self._check_limits(broker)
-                self._attack(self._random.choice(hostile))
-                self._outcome.tried += 1
-            for peer in (honest, *hostile):
+            self._honest = Peer(server, 1)
+            self._hostile: list[Peer] = []
+            self._make_topics(self._honest)
+            yield
+            for peer in (self._honest, *self._hostile):
                 peer.hang_up()
+
+    async def step(self, number: int, data: bytes) -> None:
+        """One of the hostile connections reads these bytes; now and then the others have their turn."""
+        if number % FRAMES_PER_TURN == 0:
+            await self._turn(self._server, self._honest, self._hostile, number)
+            await self._finish(self._broker, self._hostile)
+            self._check_limits(self._broker)
+        self._attack(self._random.choice(self._hostile), data)
+        self._outcome.tried += 1
 
     def _check_limits(self, broker: Broker) -> None:
         """Nothing came into being that may not be."""
@@ -249,11 +261,12 @@ class Attack:
         elif answers:
             self._outcome.fault(f"an honest send was refused: {answers[0].remark}")
 
-    def _attack(self, peer: Peer) -> None:
+    def _some_frames(self) -> bytes:
         opaque = self._random.randrange(1 << 31)
         data = self._fuzz.frame(opaque)
-        if self._random.random() < 0.1:  # two in one read
-            data += self._fuzz.frame(opaque + 1)
+        return data + self._fuzz.frame(opaque + 1) if self._random.random() < 0.1 else data  # two in one read
+
+    def _attack(self, peer: Peer, data: bytes) -> None:
         begin_s = time.perf_counter()
         try:
             if self._random.random() < 0.05:
@@ -274,14 +287,19 @@ class Attack:
             self._outcome.fault(f"an answer cannot be read: {error}")
 
 
+def config_in(folder: Path) -> BrokerConfig:
+    """Timers that are quick."""
+    config = BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False, transaction_sweep_s=0.5)
+    return replace(config, delay_levels_ms=(5,) * 18, transaction_timeout_s=0.1)
+
+
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
     outcome = Outcome()
     before = structlog.get_config()
-    structlog.configure(processors=[_faults_of(outcome)], logger_factory=structlog.ReturnLoggerFactory())
+    structlog.configure(processors=[faults_of(outcome)], logger_factory=structlog.ReturnLoggerFactory())
     begin_s = time.perf_counter()
     try:
-        config = BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False, transaction_sweep_s=0.5)
-        config = replace(config, delay_levels_ms=(5,) * 18, transaction_timeout_s=0.1)
+        config = config_in(folder)
         attack = Attack(outcome, config, seed)
         uvloop.run(attack.run(limit))
         outcome.figures["per_second"] = round(outcome.tried / (time.perf_counter() - begin_s))
@@ -295,7 +313,7 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
     return outcome
 
 
-def _faults_of(outcome: Outcome) -> Callable[[Any, str, Any], str]:
+def faults_of(outcome: Outcome) -> Callable[[Any, str, Any], str]:
     """A processor of log events: what a request may not cause is a fault."""
 
     def look(logger: Any, method: str, event: Any) -> str:

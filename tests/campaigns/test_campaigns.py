@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import orjson
@@ -41,6 +42,13 @@ def test_a_short_campaign_finds_nothing(name: str) -> None:
     last = campaign(name, "--count", str(SHORT[name]))
     assert (last["campaign"], last["faults"]) == (name, 0)
     assert last["tried"] == SHORT[name]
+
+
+@pytest.mark.skipif(find_spec("atheris") is None, reason="needs the extra fuzz")
+def test_frames_that_follow_the_code_find_nothing() -> None:
+    last = campaign("guided", "--count", "2000")
+    assert (last["tried"], last["faults"]) == (2000, 0)
+    assert last["covered"] > 0
 
 
 @pytest.mark.parametrize("name", PLANTED)
