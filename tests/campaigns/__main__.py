@@ -9,6 +9,7 @@ what they should report.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import random
@@ -17,7 +18,6 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-import orjson
 import structlog
 
 from ._removals import PLANT, REMOVALS, planted
@@ -45,11 +45,17 @@ def main() -> int:
         print(f"{times:8d}  {fault}")
     faults = sum(outcome.faults.values())
     if options.json:
-        found = {"campaign": options.name, "tried": outcome.tried, "faults": faults, "seed": options.seed}
-        print(orjson.dumps(found | outcome.figures).decode())
+        print(last_line(options.name, options.seed, outcome))
     else:
         print(f"{outcome.tried} tried, {faults} faults; {outcome.figures}")
     return 1 if faults else 0
+
+
+def last_line(name: str, seed: int, outcome: Outcome) -> str:
+    """In ASCII: what a figure quotes of a frame may be a line's end to who reads it."""
+    faults = sum(outcome.faults.values())
+    found = {"campaign": name, "tried": outcome.tried, "faults": faults, "seed": seed}
+    return json.dumps(found | outcome.figures)
 
 
 def _options() -> argparse.Namespace:

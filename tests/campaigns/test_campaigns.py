@@ -10,7 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
+from .__main__ import last_line
 from ._removals import REMOVALS, planted
+from .common import Outcome
 
 SHORT = {
     "frames": 3000,
@@ -42,6 +44,12 @@ def test_a_short_campaign_finds_nothing(name: str) -> None:
     last = campaign(name, "--count", str(SHORT[name]))
     assert (last["campaign"], last["faults"]) == (name, 0)
     assert last["tried"] == SHORT[name]
+
+
+def test_the_last_line_is_one_line_whatever_it_quotes() -> None:
+    line = last_line("frames", 1, Outcome(1, figures={"frame": "a\x85b\u2028c"}))
+    assert len(line.splitlines()) == 1
+    assert orjson.loads(line)["frame"] == "a\x85b\u2028c"
 
 
 @pytest.mark.skipif(find_spec("atheris") is None, reason="needs the extra fuzz")
