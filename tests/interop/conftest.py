@@ -35,7 +35,7 @@ MQADMIN = "mqadmin 4.9.8"
 GO_CLIENT = "Go 2.1.2"
 SMALL_JVM = ("-Xmx256m", *SMALL)
 SHARED = "peer.jsa"
-START_S = 120.0
+START_S = 240.0
 """What a foreign program may take to start and do something. A second is usual."""
 
 

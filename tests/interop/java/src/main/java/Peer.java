@@ -69,10 +69,6 @@ public final class Peer {
         while (System.in.read() >= 0) { }
     }
 
-    static void waitForLine() throws Exception {
-        while (System.in.read() != '\n') { }
-    }
-
     static byte[] bytes(String text) {
         return text.getBytes(StandardCharsets.UTF_8);
     }

@@ -1,4 +1,3 @@
-import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
@@ -16,6 +15,8 @@ final class Queries {
     void run() throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("java_queries", peer.hook());
         producer.setNamesrvAddr(peer.get("ns"));
+        producer.setSendMsgTimeout(100_000);
+        producer.setMqClientApiTimeout(100_000); // a busy machine is no failure
         producer.start();
         String topic = peer.get("topic");
         SendResult first = null;
@@ -30,12 +31,9 @@ final class Queries {
         MessageExt byUnique = producer.viewMessage(topic, first.getMsgId());
         Peer.say("BY-UNIQUE " + Peer.text(byUnique.getBody()) + " " + byUnique.getMsgId().equals(first.getMsgId()));
         long now = System.currentTimeMillis();
-        int found = 0;
-        for (int attempt = 0; attempt < 50 && found < 3; attempt++) { // Apache's broker indexes in the background
-            found = count(producer, topic, "all", 0, now + 60_000);
-        }
-        Peer.say("BY-KEY " + found + " " + count(producer, topic, "order-1", 0, now + 60_000) + " "
-            + count(producer, topic, "all", 0, byOffset.getStoreTimestamp()));
+        Peer.say("BY-KEY " + count(producer, topic, "all", now + 60_000, 3) + " "
+            + count(producer, topic, "order-1", now + 60_000, 1) + " "
+            + count(producer, topic, "all", byOffset.getStoreTimestamp(), 1));
         MessageQueue queue = first.getMessageQueue();
         Peer.say("OFFSETS " + producer.minOffset(queue) + " " + producer.maxOffset(queue) + " "
             + producer.searchOffset(queue, byOffset.getStoreTimestamp()) + " "
@@ -44,12 +42,15 @@ final class Queries {
         producer.shutdown();
     }
 
-    private static int count(DefaultMQProducer producer, String topic, String key, long begin, long end) {
-        try {
-            QueryResult result = producer.queryMessage(topic, key, 10, begin, end);
-            return result.getMessageList().size();
-        } catch (Exception error) {
-            return 0;
+    /** Asks again until so many are found: Apache's broker indexes in the background, and a busy one answers late. */
+    private static int count(DefaultMQProducer producer, String topic, String key, long end, int wanted) {
+        int found = 0;
+        for (int attempt = 0; attempt < 50 && found < wanted; attempt++) {
+            try {
+                found = producer.queryMessage(topic, key, 10, 0, end).getMessageList().size();
+            } catch (Exception error) { // none was found
+            }
         }
+        return found;
     }
 }
