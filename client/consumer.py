@@ -29,7 +29,7 @@ from .assignment import Assignment
 from .broadcast import Broadcast
 from .cluster import Cluster
 from .commits import Commits
-from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, At, PullLimits, Start
+from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, SUSPEND_QUEUE_S, At, PullLimits, Start
 from .deliveries import Deliveries, Receiver
 from .errors import ConfigError
 from .handling import (
@@ -68,7 +68,8 @@ class Consumer(Receiver):
     - `subscriptions`: a topic, or expressions by topic: `*`, tags such as `TagA || TagB`, or `Sql("price > 5")`.
     - `handler`: gets a `Message`, or with `batch_size` a list of them. Returning None acknowledges, raising or returning
       RetryLater delivers again later, Reject gives the message up. A plain function runs in a thread.
-    - `concurrency`: how many handlers run at once. `orderly`: one for each queue, in order; a failed message holds it up.
+    - `concurrency`: how many handlers run at once. `orderly`: one for each queue, in order; a failed message holds it up for
+      `suspend_queue_s`, and is tried again.
     - `broadcasting`: every member gets every message. `offsets_file` keeps this member's offsets between runs.
     - `start`: where a group without offsets begins. `strategy`: how members share queues. `pull`: how far to read ahead.
     - `max_reconsume_times`: how often a message is tried again; default 16.
@@ -116,6 +117,7 @@ class Consumer(Receiver):
         pull: PullLimits | None = None,
         max_reconsume_times: int | None = None,
         commit_interval_s: float = COMMIT_INTERVAL_S,
+        suspend_queue_s: float = SUSPEND_QUEUE_S,
         drain_s: float = 30.0,
         on_assigned: Assigned | None = None,
         on_revoked: Listener | None = None,
@@ -128,6 +130,7 @@ class Consumer(Receiver):
         check_count("batch_size", 1 if batch_size is None else batch_size, 1)
         check_count("max_reconsume_times", 0 if max_reconsume_times is None else max_reconsume_times, 0)
         check_seconds("commit_interval_s", commit_interval_s)
+        check_seconds("suspend_queue_s", suspend_queue_s)
         check_seconds("drain_s", drain_s, may_be_zero=True)
         check_start(start)
         check_strategy(strategy)
@@ -142,6 +145,7 @@ class Consumer(Receiver):
         self._orderly = orderly
         self._broadcasting = broadcasting
         self._max_reconsume_times = max_reconsume_times
+        self._suspend_queue_s = suspend_queue_s
         self._cluster = cluster = Cluster(name_server, access)
         self._puller = self._make_puller(pull or PullLimits())
         self._assignment = assignment = Assignment(
@@ -185,6 +189,7 @@ class Consumer(Receiver):
             self._deliveries = Deliveries(
                 orderly=self._orderly,
                 max_tries=self._max_tries,
+                suspend_queue_s=self._suspend_queue_s,
                 send_back=self._send_back,
                 on_acknowledged=self._acknowledged,
                 middleware=self._middleware,
@@ -235,6 +240,7 @@ class Consumer(Receiver):
             concurrency=self._concurrency,
             orderly=self._orderly,
             max_tries=self._max_tries,
+            suspend_queue_s=self._suspend_queue_s,
             send_back=self._send_back,
             on_acknowledged=self._acknowledged,
             middleware=self._middleware,

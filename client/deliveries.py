@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
-from .config import DEAD_LETTER_LEVEL, SUSPEND_QUEUE_S
+from .config import DEAD_LETTER_LEVEL
 from .errors import ConfigError
 from .handling import DeliveryWatch, Outcome, Reject, RetryLater, Settled
 from .message import Message
@@ -47,6 +47,7 @@ class Deliveries:
         *,
         orderly: bool,
         max_tries: int,
+        suspend_queue_s: float,
         send_back: Callable[[Message, int], Awaitable[None]],
         on_acknowledged: Callable[[ProcessQueue], None],
         middleware: Sequence[object] = (),
@@ -54,6 +55,7 @@ class Deliveries:
         self._watches = [layer for layer in middleware if isinstance(layer, DeliveryWatch)]
         self._orderly = orderly
         self._max_tries = max_tries
+        self._suspend_queue_s = suspend_queue_s
         self._send_back = send_back
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()
@@ -190,7 +192,7 @@ class Deliveries:
             await self.reject(message)
             return
         self._taken_from(hand)  # nobody has it, and still nothing else of the queue begins
-        asyncio.get_running_loop().call_later(SUSPEND_QUEUE_S, self._put_back, run)
+        asyncio.get_running_loop().call_later(self._suspend_queue_s, self._put_back, run)
 
     async def reject(self, message: Message) -> None:
         """Kept in the group's dead-letter topic. Raises RocketletError as `retry` does."""

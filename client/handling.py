@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
-from .config import DEAD_LETTER_LEVEL, RESTART_S, SEND_BACK_RETRY_S, SUSPEND_QUEUE_S
+from .config import DEAD_LETTER_LEVEL, RESTART_S, SEND_BACK_RETRY_S
 from .errors import ConfigError, RocketletError
 from .log import get_logger
 from .message import Message
@@ -85,6 +85,7 @@ class Workers:
         concurrency: int,
         orderly: bool,
         max_tries: int,
+        suspend_queue_s: float,
         send_back: SendBack,
         on_acknowledged: Callable[[ProcessQueue], None],
         middleware: Sequence[Middleware] = (),
@@ -93,6 +94,7 @@ class Workers:
         self._concurrency = concurrency
         self._orderly = orderly
         self._max_tries = max_tries
+        self._suspend_queue_s = suspend_queue_s
         self._send_back = send_back
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()  # those with something to hand out take turns
@@ -294,7 +296,7 @@ class Workers:
             self._lined_up.discard(process_queue)
             return
         run = process_queue.runs[0]
-        delay_s = SUSPEND_QUEUE_S
+        delay_s = self._suspend_queue_s
         process_queue.enter()
         try:
             if await self._is_handled_in_order(run):

@@ -30,6 +30,7 @@ class Options(TypedDict, total=False):
     pull: PullLimits | None
     max_reconsume_times: int | None
     commit_interval_s: float
+    suspend_queue_s: float
     drain_s: float
     on_assigned: Assigned | None
     on_revoked: Listener | None

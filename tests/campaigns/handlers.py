@@ -125,7 +125,7 @@ class Handler:
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    for name in ("SUSPEND_QUEUE_S", "SEND_BACK_RETRY_S", "RESTART_S"):
+    for name in ("SEND_BACK_RETRY_S", "RESTART_S"):
         vars(handling)[name] = 0.01
     outcome = Outcome(figures={"handled": 0, "calls": 0})
     uvloop.run(_run(limit, seed, folder, outcome))
@@ -154,6 +154,7 @@ async def _try(address: str, topic: str, chance: random.Random, outcome: Outcome
             await producer.send(topic, body)
     handler, is_orderly = Handler(chance), chance.random() < 0.3
     options: dict[str, Any] = {"start": "first", "concurrency": chance.randint(1, 4), "orderly": is_orderly}
+    options["suspend_queue_s"] = 0.01
     if chance.random() < 0.3:
         consumer = Consumer(address, f"g-{topic}", topic, handler.batch, batch_size=chance.randint(2, 8), **options)
     else:

@@ -145,10 +145,7 @@ async def test_outcomes_choose_the_delay_or_the_dead_letters(nodes: Nodes, conne
     assert len(seen) == 2
 
 
-async def test_an_orderly_handler_sees_a_queue_in_order_and_a_failure_holds_it(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.client.handling.SUSPEND_QUEUE_S", 0.01)
+async def test_an_orderly_handler_sees_a_queue_in_order_and_a_failure_holds_it(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     await fill(node, 30, queue_key="same")
     seen: list[bytes] = []
@@ -158,7 +155,7 @@ async def test_an_orderly_handler_sees_a_queue_in_order_and_a_failure_holds_it(
         await asyncio.sleep(0)
         return RetryLater() if message.body == b"3" and seen.count(b"3") < 4 else None
 
-    async with Consumer(node.address, "g", "t", handle, orderly=True, start="first"):
+    async with Consumer(node.address, "g", "t", handle, orderly=True, suspend_queue_s=0.01, start="first"):
         await eventually(lambda: b"29" in seen)
     assert seen == [b"0", b"1", b"2", b"3", b"3", b"3", b"3", *(b"%d" % number for number in range(4, 30))]
 

@@ -93,7 +93,6 @@ async def test_whatever_a_handler_does_is_a_failure_that_is_retried_and_dead_at_
     nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, fails: Callable[[Message], Any], orderly: bool
 ) -> None:
     """Ten messages that fail are more than the workers that could die of them."""
-    monkeypatch.setattr("rocketlet.client.handling.SUSPEND_QUEUE_S", 0.001)
     monkeypatch.setattr("rocketlet.client.handling.RESTART_S", 0.001)
     node = await nodes.start(delay_levels_ms=(5,) * 18)
     await create_topic(await connect(node.address), "t", 1)
@@ -111,8 +110,8 @@ async def test_whatever_a_handler_does_is_a_failure_that_is_retried_and_dead_at_
 
     handler = handle if asyncio.iscoroutinefunction(fails) else handle_plainly
     await fill(node, 20)
-    options: dict[str, Any] = {"start": "first", "max_reconsume_times": 1, "orderly": orderly, "concurrency": 4}
-    async with Consumer(node.address, "g", "t", handler, **options):
+    options: dict[str, Any] = {"max_reconsume_times": 1, "orderly": orderly, "suspend_queue_s": 0.001, "concurrency": 4}
+    async with Consumer(node.address, "g", "t", handler, start="first", **options):
         await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 10 and len(tries) == 20)
     if fails is not cancel_itself_and_return:  # cancels what comes after it, too, which is tried again
         assert tries == {b"%d" % number: 1 + (number % 2 == 0) for number in range(20)}
@@ -242,10 +241,7 @@ async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(nodes
     assert node.broker.store.queue("t", 0).next == 0, "it was rolled back"
 
 
-async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.client.handling.SUSPEND_QUEUE_S", 3600.0)
+async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     tries = 0
 
@@ -254,7 +250,8 @@ async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(
         tries += 1
         raise ValueError("not yet")
 
-    async with Consumer(node.address, "g", "t", fail, start="first", orderly=True, drain_s=0.01) as consumer:
+    in_order: dict[str, Any] = {"orderly": True, "suspend_queue_s": 3600.0, "drain_s": 0.01}
+    async with Consumer(node.address, "g", "t", fail, start="first", **in_order) as consumer:
         (queue,) = [queue for queue in await consumer.assigned() if queue.topic == "t"]
         async with Producer(node.address) as producer:
             await producer.send("t", b"fails")

@@ -82,12 +82,12 @@ async def test_a_message_that_is_iterated_to_can_be_retried_or_rejected(nodes: N
     assert node.broker.store.queue("%DLQ%g", 0).next == 1
 
 
-async def test_in_order_a_retry_holds_its_queue(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.deliveries.SUSPEND_QUEUE_S", 0.01)
+async def test_in_order_a_retry_holds_its_queue(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await fill(node, 4)
     seen: list[bytes] = []
-    async with Consumer(node.address, "g", "t", start="first", orderly=True, max_reconsume_times=2) as consumer:
+    in_order: dict[str, Any] = {"orderly": True, "suspend_queue_s": 0.01, "max_reconsume_times": 2}
+    async with Consumer(node.address, "g", "t", start="first", **in_order) as consumer:
         async for message in consumer:
             seen.append(message.body)
             if message.body == b"1":
@@ -152,8 +152,10 @@ async def handle(message):
     print("handled", flush=True)
 
 async def main():
+    stopped = asyncio.create_task(stop_signal())
+    await asyncio.sleep(0)  # it waits for signals before a handler begins
     async with Consumer("{node.address}", "g", "t", handle, start="first"):
-        number = await stop_signal()
+        number = await stopped
     print("stopped by", number.name, flush=True)
 
 asyncio.run(main())
