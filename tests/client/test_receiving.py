@@ -168,7 +168,10 @@ asyncio.run(main())
     assert await process.stdout.readline() == b"begun\n"
     process.send_signal(number)
     out, err = await process.communicate()
-    assert (out.decode(), err.decode()) == (f"handled\nstopped by {number.name}\n", "")
+    assert out.decode() == f"handled\nstopped by {number.name}\n", err.decode()
+    assert (
+        b"Traceback" not in err
+    )  # a warning may be there: on a busy machine leases are renewed while they are given back
     assert node.broker.offsets.get("g", "t", 0) == 1
 
 
