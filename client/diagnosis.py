@@ -74,8 +74,9 @@ async def diagnose(admin: AdminClient, *, watch_s: float = 2.0) -> list[Finding]
     groups = [await admin.group(name) for name in await admin.groups()]
     if groups:
         await asyncio.sleep(watch_s)
+    topics = {}  # as they are from now on; each is asked for once, however many groups read it
     for group in groups:
-        for finding in findings_of_group(await _observe(admin, group, watch_s)):
+        for finding in findings_of_group(await _observe(admin, group, topics, watch_s)):
             findings.append(finding)
         findings += await _dead_letters(admin, group.name)
     return sorted(set(findings))
@@ -147,16 +148,17 @@ def _of_topic(topic: Topic) -> Iterator[Finding]:
 # Groups
 
 
-async def _observe(admin: AdminClient, group: Group, seconds: float) -> Observed:
+async def _observe(admin: AdminClient, group: Group, known: dict[str, Topic], seconds: float) -> Observed:
+    """`known`: topics that were asked for before."""
     later, running = await asyncio.gather(admin.progress(group.name), admin.running(group.name))
-    subscribed = {topic for known in group.connections.values() for topic in known.subscriptions}
+    subscribed = {topic for told in group.connections.values() for topic in told.subscriptions}
     subscribed |= {topic for member in running.values() for topic in member.subscriptions}
     subscribed |= {queue.topic for queue in group.progress}
     topics: dict[str, Topic] = {}
     for name in sorted(subscribed):
         if not name.startswith(names.RETRY_PREFIX):
             try:
-                topics[name] = await admin.topic(name)
+                topics[name] = known[name] = known.get(name) or await admin.topic(name)
             except RocketletError:  # a topic that its members wait for
                 continue
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from dataclasses import replace
 
 from ..client.admin import AdminClient
@@ -40,9 +41,11 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 async def _list(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     rows = []
     for name in await admin.groups(system=options.system):
-        group = await admin.group(name)
-        topics = sorted({queue.topic for queue in group.progress if not queue.topic.startswith("%")})
-        rows.append({"group": name, "members": len(group.members), "topics": topics, "lag": group.lag})
+        progress, connections = await asyncio.gather(admin.progress(name), admin.connections(name))
+        members = {member.client_id for told in connections.values() for member in told.members}
+        topics = sorted({queue.topic for queue in progress if not queue.topic.startswith("%")})
+        lag = sum(max(item.lag, 0) for item in progress.values())
+        rows.append({"group": name, "members": len(members), "topics": topics, "lag": lag})
     output.records(("group", "members", "topics", "lag"), rows)
     return 0
 

@@ -10,7 +10,7 @@ import pytest
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, diagnosis, settled
-from rocketlet.client.admin import Group
+from rocketlet.client.admin import Group, Topic
 from rocketlet.client.diagnosis import Finding, Observed, diagnose
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
@@ -106,12 +106,14 @@ async def test_lag_that_grows_says_by_how_much_and_what_helps(
                     while sum(item.consumer_offset for item in (await admin.progress("g", "t")).values()) != count:
                         await asyncio.sleep(0.01)
 
-            async def second_look(admin: AdminClient, group: Group, seconds: float) -> Observed:
+            async def second_look(
+                admin: AdminClient, group: Group, known: dict[str, Topic], seconds: float
+            ) -> Observed:
                 for _ in range(10):
                     await producer.send("t", b"x")
                 go.release()
                 await committed(2)
-                return await observe(admin, group, 1.0)
+                return await observe(admin, group, known, 1.0)
 
             await committed(1)
             observe = diagnosis._observe
