@@ -175,6 +175,8 @@ class Dispatch:
         """Makes an answer in turns. What the client asked behind it waits until then."""
         try:
             reply = yield from work
+            if len(reply[-1]) > UNWRITTEN_BYTES:  # to write it copies it once more
+                yield
         except Refused as refusal:
             reply = refusal.answer(frame)
         except Exception as error:

@@ -25,7 +25,7 @@ from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.registration_body import decode_registration, encode_registration
-from rocketlet.protocol.work import LOOKS, SLICE, Work, finish
+from rocketlet.protocol.work import LOOKS, SLICE, Work, finish, joined
 
 from ..campaigns.frames import Peer
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
@@ -197,6 +197,13 @@ def test_a_list_of_very_many_topics_is_made_in_pieces() -> None:
     assert len(found) == 10_000
     assert pieces(encode_topic_list(found)) > 10_000 // SLICE
     assert decode_topic_list(finish(encode_topic_list(found))) == found
+
+
+def test_a_large_answer_is_put_together_in_a_piece_of_its_own() -> None:
+    assert pieces(joined([b"x"] * SLICE)) == 2
+    assert pieces(joined([b"x"] * (3 * SLICE))) == 3 + 2
+    assert finish(joined([b"x"] * (SLICE + 1))) == b",".join([b"x"] * (SLICE + 1))
+    assert finish(joined([])) == b""
 
 
 async def test_what_is_built_in_is_found_in_pieces(large: Node) -> None:
