@@ -45,6 +45,14 @@ def home() -> Path | None:
     folder = CACHE / f"spark-home-{key[:12]}"
     if os.environ.get("SPARK_HOME", str(folder)) != str(folder):
         return None
+    try:
+        _fill(folder, installed)
+    except OSError:  # nothing can be kept on this machine
+        return None
+    return folder
+
+
+def _fill(folder: Path, installed: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
         for entry in installed.iterdir():
@@ -52,7 +60,6 @@ def home() -> Path | None:
             if entry.name != "python" and not link.exists():
                 link.unlink(missing_ok=True)
                 link.symlink_to(entry)
-    return folder
 
 
 def _java_folder() -> str | None:
@@ -80,7 +87,7 @@ def share_classes() -> None:
     folder = home()
     if folder is None or (folder / "classes.jsa").exists():
         return
-    with FileLock(folder / "lock"):
+    with FileLock(folder / "classes.lock"):
         if (folder / "classes.jsa").exists():
             return
         coming = folder / f"{os.getpid()}.jsa"
