@@ -42,6 +42,7 @@ def collections() -> Iterator[list[int]]:
             found.append(info["generation"])
 
     gc.freeze()
+    gc.collect()  # how many objects there were counts for when all are looked at the next time
     gc.callbacks.append(note)
     yield found
     gc.callbacks.remove(note)
