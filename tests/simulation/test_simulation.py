@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from .planted import FAULTS, SCENARIO_OF
+from .weeks import grown
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
 MOST_SEEDS = 1000  # by then a planted fault is found; most are within the first ten
@@ -48,6 +49,24 @@ def test_a_seed_replays_exactly() -> None:
     assert len(digests) == 8
     assert digests == [line for line in two.stdout.splitlines() if not line.startswith("8 seeds")]
     assert len(set(digests)) == 8
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("weather", [(), ("--stormy",)], ids=["calm", "stormy"])
+def test_nothing_grows_in_an_hour(weather: tuple[str, ...]) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.weeks", "--hours", "0.7", "--samples", "4", *weather],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr[-2000:]
+    assert json.loads(found.stdout)["last"]["connections"] >= 3
+
+
+def test_what_grows_is_named() -> None:
+    samples = [{"objects": 1000 + 50 * number, "files": 3} for number in range(8)]
+    assert grown(samples) == ["objects: 1050 at first, 1300 at last"]
 
 
 def test_a_join_costs_in_proportion_to_the_members() -> None:
