@@ -135,7 +135,8 @@ class Node:
 
 @dataclass
 class Nodes:
-    """Starts nodes; all are stopped at the end of the test."""
+    """Starts nodes; all are stopped at the end of the test. For tests of what is inside of a broker: its objects, a clock
+    that stands, plain frames. Who only needs a broker takes the kit's, which hides all that."""
 
     folder: Path
     stack: AsyncExitStack
