@@ -142,8 +142,7 @@ class Consumer(Receiver):
         self._handler = handler
         self._middleware = tuple(middleware)
         self._concurrency = concurrency
-        self._orderly = orderly
-        self._broadcasting = broadcasting
+        self._orderly, self._broadcasting = orderly, broadcasting
         self._max_reconsume_times = max_reconsume_times
         self._suspend_queue_s = suspend_queue_s
         self._cluster = cluster = Cluster(name_server, access)
@@ -160,8 +159,7 @@ class Consumer(Receiver):
         self._questions = Questions(cluster, self)
         self._workers: Workers | None = None
         self._began_ms = int(time.time() * 1000)
-        self._is_started = False
-        self._is_stopped = False
+        self._is_started = self._is_stopped = False
 
     @property
     def client_id(self) -> str:
