@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from .planted import FAULTS, SCENARIO_OF
 from .weeks import grown
 
+ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
 MOST_SEEDS = 1000  # by then a planted fault is found; most are within the first ten
 
@@ -41,6 +43,23 @@ def test_a_known_fault_is_found(fault: str) -> None:
     found = run("0", str(MOST_SEEDS), "--plant", fault, *scenario)
     assert found.returncode == 1, f"{fault} was not found: {found.stdout}"
     assert "Traceback" not in found.stdout
+
+
+def test_the_table_of_cases_names_tests_and_faults_that_there_are() -> None:
+    """docs/rebalance.md: in a row a case, its tests as sentences behind the file that has them, and its faults."""
+    text = (ROOT / "docs" / "rebalance.md").read_text()
+    table = text.partition("| Case | Test | Planted fault |\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
+    assert len(rows) == 8
+    for case, tests, faults in rows:
+        assert {name.strip("` ") for name in faults.split(",")} <= FAULTS.keys(), case
+        source = ""
+        for part in tests.split(";"):
+            *file, sentence = part.split(":")
+            if file:
+                source = (ROOT / file[0].strip("` ")).read_text()
+            name = sentence.strip().replace(" ", "_").replace("'", "")
+            assert f"def test_{name}(" in source, sentence
 
 
 def test_a_seed_replays_exactly() -> None:
