@@ -15,6 +15,7 @@ standalone  the planner without membership: all queues
 ranges      what a batch reads, as Spark's checkpoint keeps it
 reading     one range on an executor
 columns     message records as Arrow columns
+prefetch    rows of small batches, read in the driver
 extents     where queues begin and end, and how a topic is recognized
 checkpoint  what Spark's checkpoint keeps of a batch
 loss        data loss, and its messages

@@ -55,6 +55,7 @@ STREAM: Final = {
     "maxBytesPerTrigger": "a positive number, kept by the size of the next messages of each queue; default: no limit",
     "minOffsetsPerTrigger": "a positive number: a batch waits for so many rows; default: it does not wait",
     "maxTriggerDelay": "such as 500ms, 30s, 15m or 1h: how long a batch waits for minOffsetsPerTrigger; default: 15m",
+    "prefetchRows": "0 or more: batches of up to so many rows are read in the driver, without Python tasks; default: 1000",
     "releaseTimeoutMs": "how long a queue that another member wants waits for its batch; default: 60000",
 }
 BATCH: Final = {
@@ -73,6 +74,7 @@ WRITE: Final = {
     "deliveryTimeoutMs": "a positive number: how long sends are tried again while brokers are away; default: 30000",
     "retries": "0 or more further attempts of a send, each on another queue; default: 2",
 }
+PREFETCH_ROWS: Final = 1000
 SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "outputmode")
 KAFKAS: Final = {
     "kafka.bootstrap.servers": "nameServer",
@@ -140,6 +142,7 @@ class StreamOptions:
     min_rows: int
     max_delay_s: float
     release_timeout_s: float
+    prefetch_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,7 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
         given.number("minOffsetsPerTrigger") if given.has("minOffsetsPerTrigger") else 0,
         given.duration_s("maxTriggerDelay", "15m"),
         given.number("releaseTimeoutMs", 60_000) / 1000,
+        given.number("prefetchRows", PREFETCH_ROWS, least=0),
     )
 
 

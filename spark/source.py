@@ -32,6 +32,7 @@ from .driver_process import go_on_in_child
 from .failures import plainly
 from .ledger import Ledger
 from .options import StreamOptions, stream_options
+from .prefetch import Prefetch, SimpleReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,9 +49,14 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._planner: Planner | None = None
         self._ledger: Ledger | None = None
         self._is_bounded = False
+        self._rows: list[pa.RecordBatch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_planner": None, "_ledger": None}
+
+    @cached_property
+    def _prefetch(self) -> Prefetch:
+        return Prefetch(self._options.prefetch_rows)
 
     @cached_property
     def _options(self) -> StreamOptions:
@@ -150,7 +156,11 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
         batch = from_offset(end)
         planner = self._opened(batch)
-        return to_partitions(planner, self._options.read, planner.readable(batch), batch.marks)
+        tasks = to_partitions(planner, self._options.read, planner.readable(batch), batch.marks)
+        self._rows = self._prefetch.rows(tasks)
+        if self._rows is not None:
+            self.__class__ = _WithRows
+        return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
@@ -158,6 +168,15 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
         with plainly():
             yield from read_task(partition)
+
+
+class _WithRows(RocketletStreamReader, SimpleReader):  # type: ignore[misc]
+    """The reader while it holds the rows of the batch that Spark has just planned: see `prefetch`."""
+
+    def getCache(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Iterator[Any] | None:  # noqa: N802 (Spark's name)
+        self.__class__ = RocketletStreamReader  # type: ignore[assignment]
+        rows, self._rows = self._rows, None
+        return None if rows is None else iter(rows)
 
 
 def _planner(options: StreamOptions, resumed: Batch) -> Planner:
