@@ -128,9 +128,10 @@ class Leases:
     async def acquire(self, wanted: Iterable[Queue]) -> None:
         """Locks and takes what can be had of these queues."""
         wanted = set(wanted)
-        unwanted = self._locks.doubtful - wanted - self._handing_over.keys()
-        await self._give_back(queue for queue in unwanted if not self._locks.is_asked_for(queue))
-        free = wanted - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
+        lockable = wanted - self._locks.unlocking
+        unlockable = self._locks.doubtful - lockable - self._handing_over.keys()
+        await self._give_back(queue for queue in unlockable if not self._locks.is_asked_for(queue))
+        free = wanted - self._locks.unlocking - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
         queues = by_broker(sorted(free))
         await _all(self._acquire_from(name, part) for name, of_broker in queues.items() for part in parts(of_broker))
 

@@ -6,6 +6,8 @@ doubt from the moment when its lock is asked for, until it is taken, refused, or
 
 An unlock waits until the lock requests of its queue are answered, those that were given up, too. Apache's broker carries
 out what one connection asks in several threads (AdminBrokerProcessor's executor): the unlock could overtake the lock.
+For the same reason nothing is locked while an unlock of it is under way: the lock would be undone, and its owner would not
+know. If a connection ends before the unlock is answered, another unlock must be answered first.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ class Locks:
         self._group = group
         self._client_id = client_id
         self._under_way: dict[asyncio.Future[Frame], Set[Queue]] = {}
+        self._unlocks: dict[asyncio.Future[Frame], Queue] = {}
+        self._unanswered: set[Queue] = set()  # whose last unlock had no answer, and will have none
         self._doubtful: dict[Queue, float] = {}  # until when, by our clock: then the lock has ended by itself
 
     @property
@@ -44,6 +48,12 @@ class Locks:
         now_s = clock_s()
         self._doubtful = {queue: over_s for queue, over_s in self._doubtful.items() if over_s > now_s}
         return self._doubtful.keys()
+
+    @property
+    def unlocking(self) -> Set[Queue]:
+        """An unlock of these may still be carried out, and would free what is locked now."""
+        self._unanswered &= self.doubtful
+        return self._unanswered.union(self._unlocks.values())
 
     async def lock(
         self, connection: Connection, queues: Iterable[Queue]
@@ -121,13 +131,27 @@ class Locks:
         self.doubt([queue])
         try:
             connection = await self._cluster.broker(queue.broker_name)
-            await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, LOCK_TIMEOUT_S)
-        except BrokerRefused as error:
-            log.info("unlock_refused", queue=str(queue), reason=str(error), hint="it was not ours any more")
         except RocketletError as error:
             log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
             return
-        self.taken([queue])
+        unlock = connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, HAND_OVER_PATIENCE_S)
+        self._unlocks[unlock] = queue
+        unlock.add_done_callback(self._unlocked)
+        await asyncio.wait({unlock}, timeout=LOCK_TIMEOUT_S)
+
+    def _unlocked(self, unlock: asyncio.Future[Frame]) -> None:
+        """An unlock was answered, or will never be."""
+        queue = self._unlocks.pop(unlock)
+        error = unlock.exception()
+        if error is None or isinstance(error, BrokerRefused):
+            if error is not None:
+                log.info("unlock_refused", queue=str(queue), reason=str(error), hint="it was not ours any more")
+            self.taken([queue])
+            self._unanswered.discard(queue)
+        else:
+            log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
+            self.doubt([queue])
+            self._unanswered.add(queue)
 
     async def _asked(self, queue: Queue) -> None:
         """Returns when no lock request of the queue is under way."""

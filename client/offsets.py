@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import Queue
 from ..protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
+from ..protocol.frame import Frame
 from ..protocol.headers import (
     Offset,
     QueueOffset,
@@ -184,19 +185,23 @@ class GroupOffsets:
         """Returns when the broker has it. Raises RocketletError.
 
         An Apache broker (epoch 0) loses offsets that reach it together while it has none of this group and topic: each
-        makes the table of that pair anew (ConsumerOffsetManager.commitOffset). The first one therefore goes alone.
+        makes the table of that pair anew (ConsumerOffsetManager.commitOffset). The first one therefore goes alone, and
+        what waits for it is sent in the order in which it was said: nothing there refuses an offset that goes back.
         """
-        table = (queue.broker_name, queue.topic)
-        if epoch or table in self._known:
-            await self._update(queue, offset, epoch)
+        if epoch:
+            await self._send(queue, offset, epoch)
             return
+        table = (queue.broker_name, queue.topic)
         async with self._first[table]:
-            await self._update(queue, offset, epoch)
-            self._known.add(table)
+            sent = self._send(queue, offset, epoch)
+            if table not in self._known:
+                await sent
+                self._known.add(table)
+        await sent
 
-    async def _update(self, queue: Queue, offset: int, epoch: int) -> None:
+    def _send(self, queue: Queue, offset: int, epoch: int) -> asyncio.Future[Frame]:
         connection = self._cluster.connected(queue.broker_name)
         if connection is None:  # waiting for one, this commit would arrive after a later one that a pull carries
             raise ConnectionFailed(f"the broker {queue.broker_name} is not connected")
         header = UpdateOffset(self._group, queue.topic, queue.queue_id, offset, epoch or None)
-        await connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, write(header), timeout_s=OFFSET_TIMEOUT_S)
+        return connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, write(header), timeout_s=OFFSET_TIMEOUT_S)

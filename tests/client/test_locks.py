@@ -130,6 +130,38 @@ async def test_an_unlock_that_is_not_answered_is_said_again(locks: ApacheLocks, 
             await eventually(lambda: {locks.owners().get(("t", number)) for number in range(2)} == ids(first, second))
 
 
+def owned(consumer: Consumer) -> set[tuple[str, int]]:
+    return {(queue.topic, queue.queue_id) for queue in consumer.assignment()}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("is_cut", [False, True], ids=["late", "cut"])
+async def test_an_unlock_that_was_given_up_does_not_undo_a_later_lock(
+    locks: ApacheLocks, apache: Node, connect: Connect, is_cut: bool
+) -> None:
+    await create_topic(await connect(apache.address), "t", 2)
+    both = {("t", 0), ("t", 1)}
+    async with member(apache) as first:
+        await eventually(lambda: both <= owned(first))
+        held = Held(UNLOCK)
+        locks.run = held.run
+        async with member(apache):
+            await eventually(lambda: bool(held.waiting))
+        # From here on the first one wants the queue again that it gave up.
+        if is_cut:
+            for connection in list(apache.server.connections):
+                connection.abort()
+        said = len(held.waiting)
+        await eventually(lambda: both <= owned(first) or len(held.waiting) > said + 2)
+        locks.run = at_once
+        held.let_go()
+        assert owned(first) <= locks.owners().keys()
+        if is_cut:
+            await eventually(lambda: both <= owned(first))
+            assert owned(first) <= locks.owners().keys()
+    assert locks.owners() == {}
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_a_lock_that_was_granted_to_a_connection_that_broke_is_undone(locks: ApacheLocks, apache: Node) -> None:
     await fill(apache, 1)

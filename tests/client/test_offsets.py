@@ -1,0 +1,53 @@
+"""Commits at Apache's brokers, which refuse none: a later one must not be followed by an earlier one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from rocketlet.client.cluster import Cluster
+from rocketlet.client.offsets import GroupOffsets
+from rocketlet.protocol.bodies import Queue
+
+QUEUES = [Queue("t", "broker-a", number) for number in range(3)]
+
+
+class Line:
+    """A connection to a broker that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int]] = []  # queue id, offset
+        self.unanswered: list[asyncio.Future[None]] = []
+
+    def request(self, code: int, ext: dict[str, Any], *, timeout_s: float) -> asyncio.Future[None]:
+        self.sent.append((int(ext["queueId"]), int(ext["commitOffset"])))
+        answer = asyncio.get_running_loop().create_future()
+        self.unanswered.append(answer)
+        return answer
+
+    async def answer(self) -> None:
+        for answer in self.unanswered:
+            answer.set_result(None)
+        self.unanswered.clear()
+        await passed()
+
+
+async def passed() -> None:
+    """Whatever does not wait for an answer is done."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_the_first_commit_goes_alone_and_a_later_one_overtakes_none_that_waits() -> None:
+    line = Line()
+    offsets = GroupOffsets(cast("Cluster", SimpleNamespace(connected=lambda name: line)), "g")
+    storing = [asyncio.create_task(offsets.store(queue, 1, 0)) for queue in QUEUES]
+    await passed()
+    assert line.sent == [(0, 1)]
+    await line.answer()
+    storing += [asyncio.create_task(offsets.store(queue, 2, 0)) for queue in QUEUES]
+    await passed()
+    assert line.sent == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
+    await line.answer()
+    assert all(task.done() and task.exception() is None for task in storing)
