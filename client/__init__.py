@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..protocol.bodies import Queue
     from ..protocol.subscription import Sql
     from .access import Access
-    from .admin import AdminClient, Group, OffsetChange, Topic
+    from .admin import AdminClient, Group, Topic
     from .config import PullLimits, Start
     from .consumer import Consumer, Reject, RetryLater
     from .errors import (
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     )
     from .message import Message, Outgoing, SendResult
     from .message_trace import MessageTrace
+    from .offset_change import OffsetChange
     from .offsets import Position
     from .producer import Producer, Sending
     from .settling import settled
@@ -74,9 +75,9 @@ _NAMES: Final = {
     ".admin": (
         "AdminClient",
         "Group",
-        "OffsetChange",
         "Topic",
     ),
+    ".offset_change": ("OffsetChange",),
     ".config": (
         "PullLimits",
         "Start",

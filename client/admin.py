@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Final, Self
 
 import orjson
 
@@ -40,9 +40,13 @@ from .cluster import Cluster
 from .config import ADMIN_TIMEOUT_S, TOPIC_QUEUES
 from .errors import BrokerRefused, ConfigError, RequestTimeout, TopicNotFound
 from .message import Message
+from .offset_change import OffsetChange, To
+from .ownership import locked
 
-To = Literal["first", "last"] | int | Mapping[Queue, int]
-"""Where offsets are set: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
+Masters = Mapping[str, str]
+"""Addresses of masters by broker name."""
+
+NO_EVENTS_MS: Final = (1 << 63) - 1  # none happens later
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +83,6 @@ class Group:
     def lag(self) -> int:
         """Messages that are not yet consumed."""
         return sum(max(item.lag, 0) for item in self.progress.values())
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetChange:
-    """What a reset does to a queue: messages that it skips, or that will be consumed again. `before` is None for a group that
-    has no offset there."""
-
-    before: int | None
-    after: int
-
-    @property
-    def skipped(self) -> int:
-        return max(self.after - (self.before or 0), 0)
-
-    @property
-    def repeated(self) -> int:
-        return max((self.before or 0) - self.after, 0)
 
 
 class AdminClient:
@@ -183,22 +170,22 @@ class AdminClient:
         if queues < 1:
             raise ConfigError(f"queues is {queues}; at least 1 is needed")
         header = write(CreateTopic(name, queues, queues, perm))
-        await self._each(await self._masters(brokers), RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await self._each(await self.masters(brokers), RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     async def delete_topic(self, name: str) -> None:
         """Deletes a topic with its messages and offsets from every broker and from the name servers."""
-        await self._each(await self._masters(), RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
+        await self._each(await self.masters(), RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
         await self._cluster.ask_name_server(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
 
     async def consumed_by(self, topic: str) -> list[str]:
         """The groups that subscribe to a topic or have committed in it."""
         code, ext = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, write(TopicName(topic))
-        answers = await self._each(await self._masters(), code, ext)
+        answers = await self._each(await self.masters(), code, ext)
         return sorted({name for answer in answers.values() for name in admin_answers.decode_group_list(answer.body)})
 
     async def producers(self) -> dict[str, tuple[MemberConnection, ...]]:
         """Connected producers by group, if their brokers list them."""
-        answers = await self._each(await self._masters(), RequestCode.GET_ALL_PRODUCER_INFO)
+        answers = await self._each(await self.masters(), RequestCode.GET_ALL_PRODUCER_INFO)
         found: dict[str, set[MemberConnection]] = {}
         for answer in answers.values():
             for group, members in admin_answers.decode_all_producers(answer.body).items():
@@ -209,76 +196,61 @@ class AdminClient:
 
     async def groups(self, *, system: bool = False) -> list[str]:
         """All groups that a broker has settings for."""
-        answers = await self._each(await self._masters(), RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        found = {name for answer in answers.values() for name in admin_answers.decode_groups(answer.body)}
+        found = await self.all_group_configs()
         return sorted(name for name in found if system or not names.is_system_group(name))
 
     async def group(self, name: str) -> Group:
         """What all brokers know of a group. Raises ConfigError if none does."""
-        masters = await self._masters()
+        masters = await self.masters()
         config, connections, progress = await asyncio.gather(
-            self._group_configs(name, masters), self.connections(name, masters), self._progress(name, masters)
+            self.group_configs(name, masters), self.connections(name, masters), self.progress(name, masters=masters)
         )
         if not config and not connections and not progress:
             raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows all")
         owners = await self._owners(name, masters, connections)
         return Group(name, config, connections, progress, owners)
 
-    async def group_configs(self, name: str) -> dict[str, GroupConfig]:
+    async def group_configs(self, name: str, masters: Masters | None = None) -> dict[str, GroupConfig]:
         """A group's settings by broker name; empty if no broker has any."""
-        return await self._group_configs(name, await self._masters())
+        return (await self.all_group_configs(masters)).get(name, {})  # 4.9 tells those of all groups, not of one
 
-    async def _group_configs(self, name: str, masters: Mapping[str, str]) -> dict[str, GroupConfig]:
-        answers = await self._each(masters, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        tables = {broker: admin_answers.decode_groups(answer.body) for broker, answer in answers.items()}
-        return {broker: table[name] for broker, table in tables.items() if name in table}
+    async def all_group_configs(self, masters: Masters | None = None) -> dict[str, dict[str, GroupConfig]]:
+        """The settings of all groups, by their name and the broker's."""
+        answers = await self._each(await self._known(masters), RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        found: dict[str, dict[str, GroupConfig]] = {}
+        for broker, answer in answers.items():
+            for name, config in admin_answers.decode_groups(answer.body).items():
+                found.setdefault(name, {})[broker] = config
+        return found
 
-    async def connections(self, name: str, masters: Mapping[str, str] | None = None) -> dict[str, GroupConnections]:
-        """The members by broker name; empty if nobody is connected. `masters`: addresses by name, if they are known."""
-        masters = await self._masters() if masters is None else masters
+    async def connections(self, name: str, masters: Masters | None = None) -> dict[str, GroupConnections]:
+        """The members by broker name; empty if nobody is connected."""
         answers = await self._each(
-            masters,
+            await self._known(masters),
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
             write(ConsumerGroup(name)),
             ignored=(ResponseCode.CONSUMER_NOT_ONLINE,),
         )
         return {broker: admin_answers.decode_consumer_connections(answer.body) for broker, answer in answers.items()}
 
-    async def _progress(self, name: str, masters: Mapping[str, str], topic: str = "") -> dict[Queue, Progress]:
-        ext = {**write(GroupTopic(name)), "topic": topic}
-        # 4.9 refuses a group without settings by SYSTEM_ERROR
-        answers = await self._each(masters, RequestCode.GET_CONSUME_STATS, ext, ignored=(ResponseCode.SYSTEM_ERROR,))
-        found = [admin_bodies.decode_consume_stats(answer.body) for answer in answers.values()]
-        return dict(sorted((queue, item) for table in found for queue, item in table.items()))
-
     async def _owners(
-        self, name: str, masters: Mapping[str, str], connections: Mapping[str, GroupConnections]
+        self, name: str, masters: Masters, connections: Mapping[str, GroupConnections]
     ) -> dict[Queue, str]:
         """Of Rocketlet's brokers who holds each queue's lock; of Apache's what each member says that it reads."""
-        owners: dict[Queue, str] = {}
-        histories = await self._each(
-            masters,
-            RequestCode.GET_GROUP_HISTORY,
-            write(ConsumerGroup(name)),
-            ignored=(ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
-        )
-        for answer in histories.values():
-            for item in orjson.loads(answer.body)["owners"]:
-                owners[Queue(item["topic"], item["brokerName"], item["queueId"])] = item["clientId"]
+        owners = locked(await self.told(name, masters))
         if not owners:
-            for client_id, member in (await self._running(name, masters, connections)).items():
+            for client_id, member in (await self.running(name, masters, connections)).items():
                 for queue in member.commit_offsets:
                     owners.setdefault(queue, client_id)
         return dict(sorted(owners.items()))
 
-    async def running(self, group: str) -> dict[str, Running]:
-        """What each connected member says of itself, by client id; without those that do not answer."""
-        masters = await self._masters()
-        return await self._running(group, masters, await self.connections(group, masters))
-
-    async def _running(
-        self, group: str, masters: Mapping[str, str], connections: Mapping[str, GroupConnections]
+    async def running(
+        self, group: str, masters: Masters | None = None, connections: Mapping[str, GroupConnections] | None = None
     ) -> dict[str, Running]:
+        """What each connected member says of itself, by client id; without those that do not answer."""
+        masters = await self._known(masters)
+        if connections is None:
+            connections = await self.connections(group, masters)
         at = {member.client_id: masters[broker] for broker, known in connections.items() for member in known.members}
 
         async def one(client_id: str) -> Running | None:
@@ -292,11 +264,17 @@ class AdminClient:
         found = await asyncio.gather(*map(one, at))
         return {client_id: item for client_id, item in zip(at, found, strict=True) if item is not None}
 
-    async def history(self, group: str, *, since_ms: int = 0) -> list[dict[str, Any]]:
+    async def history(self, group: str, masters: Masters | None = None, *, since_ms: int = 0) -> list[dict[str, Any]]:
         """What Rocketlet's brokers say of a group: members, owners, disagreements, and events since a time (ms since the
         epoch, by the broker's clock). Others refuse (BrokerRefused)."""
         header = write(GroupHistory(group, since_ms))
-        answers = await self._each(await self._masters(), RequestCode.GET_GROUP_HISTORY, header)
+        answers = await self._each(await self._known(masters), RequestCode.GET_GROUP_HISTORY, header)
+        return [orjson.loads(answer.body) for answer in answers.values()]
+
+    async def told(self, group: str, masters: Masters) -> list[dict[str, Any]]:
+        """As `history`, without events, and without brokers that tell nothing."""
+        header, ignored = write(GroupHistory(group, NO_EVENTS_MS)), (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,)
+        answers = await self._each(masters, RequestCode.GET_GROUP_HISTORY, header, ignored=ignored)
         return [orjson.loads(answer.body) for answer in answers.values()]
 
     async def create_group(self, config: GroupConfig) -> None:
@@ -305,12 +283,12 @@ class AdminClient:
         if fault:
             raise ConfigError(f"group: {fault}")
         body = bodies.encode_group(config)
-        await self._each(await self._masters(), RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+        await self._each(await self.masters(), RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
 
     async def set_strict(self, group: str, strict: bool) -> list[str]:
         """Says whether members whose subscriptions differ from the others' are refused. Returns the names of the brokers."""
-        masters = await self._masters()
-        known = await self._group_configs(group, masters)
+        masters = await self.masters()
+        known = await self.group_configs(group, masters)
         if not known:
             raise ConfigError(f"no broker knows the group {group}; `rocketlet groups list` shows all")
         for broker, config in known.items():
@@ -321,13 +299,21 @@ class AdminClient:
     async def delete_group(self, name: str, *, offsets: bool = True) -> None:
         """Deletes a group's settings, and with `offsets` also its offsets."""
         header = write(GroupName(name, offsets))
-        await self._each(await self._masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        await self._each(await self.masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
     # Offsets
 
-    async def progress(self, group: str, topic: str = "") -> dict[Queue, Progress]:
+    async def progress(self, group: str, topic: str = "", *, masters: Masters | None = None) -> dict[Queue, Progress]:
         """How far a group is in each queue of a topic. Default: of all topics in which it has committed."""
-        return await self._progress(group, await self._masters(), topic)
+        ext = {**write(GroupTopic(group)), "topic": topic}
+        answers = await self._each(
+            await self._known(masters),
+            RequestCode.GET_CONSUME_STATS,
+            ext,
+            ignored=(ResponseCode.SYSTEM_ERROR,),  # 4.9 refuses a group without settings so
+        )
+        found = [admin_bodies.decode_consume_stats(answer.body) for answer in answers.values()]
+        return dict(sorted((queue, item) for table in found for queue, item in table.items()))
 
     async def preview_reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
         """What `reset` would do, without doing it."""
@@ -342,7 +328,7 @@ class AdminClient:
         Raises ConfigError for single offsets while members are connected, because the protocol can tell them only a time.
         """
         changes = await self.preview_reset(group, topic, to)
-        masters = await self._masters()
+        masters = await self.masters()
         online = await self.connections(group, masters)
         if not online:
             for queue, change in changes.items():
@@ -358,7 +344,7 @@ class AdminClient:
         return changes
 
     async def _committed(self, group: str, topic: str) -> dict[Queue, int]:
-        progress = await self._progress(group, await self._masters(), topic)
+        progress = await self.progress(group, topic)
         return {queue: item.consumer_offset for queue, item in progress.items()}
 
     async def _wanted(self, topic: Topic, to: To) -> dict[Queue, int]:
@@ -399,7 +385,7 @@ class AdminClient:
 
     async def delay_offsets(self) -> dict[str, dict[int, int]]:
         """By broker name and delay level (from 1), the offset of the first delayed message that is not delivered yet."""
-        told = await self._each(await self._masters(), RequestCode.GET_ALL_DELAY_OFFSET)
+        told = await self._each(await self.masters(), RequestCode.GET_ALL_DELAY_OFFSET)
         return {name: admin_answers.decode_delay_offsets(answer.body) for name, answer in told.items()}
 
     async def offset_at(self, queue: Queue, time_ms: int) -> int:
@@ -435,26 +421,30 @@ class AdminClient:
     async def accounts(self) -> dict[str, dict[str, Any]]:
         """Each broker's accounts without their secrets, and its addresses that need none, by broker name: the fields of
         plain_acl.yml. Apache's brokers of 4.9.8 and later tell nobody (BrokerRefused)."""
-        answers = await self._each(await self._masters(), RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
+        answers = await self._each(await self.masters(), RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
         return {name: orjson.loads(answer.body) for name, answer in answers.items()}
 
     async def put_account(self, account: PutAccount) -> None:
         """Creates an account on all brokers, or changes the fields that are given."""
-        await self._each(await self._masters(), RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, write(account))
+        await self._each(await self.masters(), RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, write(account))
 
     async def delete_account(self, access_key: str) -> None:
         """Deletes an account on all brokers."""
-        await self._each(await self._masters(), RequestCode.DELETE_ACL_CONFIG, write(AccountName(access_key)))
+        await self._each(await self.masters(), RequestCode.DELETE_ACL_CONFIG, write(AccountName(access_key)))
 
     async def put_white_addresses(self, addresses: Sequence[str]) -> None:
         """Clients with these addresses need no account: `10.0.0.*`, `10.0.0.{1,2}`, `10.0.1-5.*`."""
         header = write(WhiteAddresses(",".join(addresses)))
-        await self._each(await self._masters(), RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
+        await self._each(await self.masters(), RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
 
     # Asking
 
-    async def _masters(self, named: Iterable[str] | None = None) -> dict[str, str]:
-        """Addresses of masters by broker name. Raises ConfigError for a name that the name server does not know."""
+    async def _known(self, masters: Masters | None) -> Masters:
+        return await self.masters() if masters is None else masters
+
+    async def masters(self, named: Iterable[str] | None = None) -> dict[str, str]:
+        """Addresses of masters by broker name: who asks for much gives them to each request, so that the name server is
+        asked once. Raises ConfigError for a name that it does not know."""
         known = {broker.name: broker.addresses[0] for broker in await self.brokers() if 0 in broker.addresses}
         if named is None:
             return known

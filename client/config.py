@@ -64,6 +64,8 @@ OLDEST_VERSION: Final = 393  # V4_9_0's ordinal in Apache's MQVersion
 LOCKS_MEAN_ORDER_VERSION: Final = 412  # V5_0_0_SNAPSHOT's: see replay.py
 
 ADMIN_TIMEOUT_S: Final = 10.0
+ASKED_AT_ONCE: Final = 8  # groups or topics; a broker that is slow must answer all of them within the timeout
+WATCHED_AT_ONCE: Final = 64  # groups between their two looks; each is held in memory with all of its queues
 SEARCH_TIMEOUT_S: Final = 30.0  # a search by key may read much of a commit log
 SEARCH_MESSAGES: Final = 256  # a pull without a group
 

@@ -13,15 +13,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 from ..protocol import names
 from ..protocol.admin_answers import Running
 from ..protocol.admin_bodies import Progress
-from ..protocol.bodies import BrokerData, Queue
+from ..protocol.bodies import BrokerData, GroupConfig, Queue
 from ..protocol.codes import PERM_READ, PERM_WRITE
-from .admin import AdminClient, Group, Topic
-from .config import CLOCK_SKEW_S, DISK_FULL_RATIO, DISK_LOW_RATIO, OLDEST_VERSION, SHORT_LAG_S
+from .admin import AdminClient, Group, Masters, Topic
+from .config import (
+    ASKED_AT_ONCE,
+    CLOCK_SKEW_S,
+    DISK_FULL_RATIO,
+    DISK_LOW_RATIO,
+    OLDEST_VERSION,
+    SHORT_LAG_S,
+    WATCHED_AT_ONCE,
+)
 from .errors import ConnectionFailed, RequestTimeout, RocketletError
+from .ownership import locked
+from .side_by_side import side_by_side
 
 
 class Harm(IntEnum):
@@ -68,17 +79,19 @@ async def diagnose(admin: AdminClient, *, watch_s: float = 2.0) -> list[Finding]
         findings += await _of_broker(admin, broker)
     if any(finding.kind in ("broker_away", "broker_unknown") for finding in findings):
         return sorted(findings)  # groups and topics cannot be judged by a part of their brokers
-    topics = {name: await admin.topic(name) for name in await admin.topics()}
-    for topic in topics.values():
+    for topic in await side_by_side(admin.topic, await admin.topics()):
         findings += _of_topic(topic)
-    groups = [await admin.group(name) for name in await admin.groups()]
-    if groups:
-        await asyncio.sleep(watch_s)
-    topics = {}  # as they are from now on; each is asked for once, however many groups read it
-    for group in groups:
-        for finding in findings_of_group(await _observe(admin, group, topics, watch_s)):
-            findings.append(finding)
-        findings += await _dead_letters(admin, group.name)
+    masters = await admin.masters()
+    configs = await admin.all_group_configs(masters)
+    groups = [name for name in configs if not names.is_system_group(name)]
+    watch = _Watch(admin, masters, configs, watch_s)
+    for found in await side_by_side(watch.findings, groups, WATCHED_AT_ONCE):
+        findings += found
+    there = set(await admin.topics(system=True))
+    for found in await side_by_side(
+        partial(_dead_letters, admin), [name for name in groups if names.dlq_topic(name) in there]
+    ):
+        findings += found
     return sorted(set(findings))
 
 
@@ -148,25 +161,68 @@ def _of_topic(topic: Topic) -> Iterator[Finding]:
 # Groups
 
 
-async def _observe(admin: AdminClient, group: Group, known: dict[str, Topic], seconds: float) -> Observed:
-    """`known`: topics that were asked for before."""
-    later, running = await asyncio.gather(admin.progress(group.name), admin.running(group.name))
-    subscribed = {topic for told in group.connections.values() for topic in told.subscriptions}
-    subscribed |= {topic for member in running.values() for topic in member.subscriptions}
-    subscribed |= {queue.topic for queue in group.progress}
-    topics: dict[str, Topic] = {}
-    for name in sorted(subscribed):
-        if not name.startswith(names.RETRY_PREFIX):
-            try:
-                topics[name] = known[name] = known.get(name) or await admin.topic(name)
-            except RocketletError:  # a topic that its members wait for
-                continue
-    try:
-        reports = await admin.history(group.name)
-    except RocketletError:  # an Apache broker does not tell
-        reports = []
-    named = tuple(sorted({text for report in reports for text in report["disagreements"]}))
-    return Observed(group, later, topics, running, named, seconds)
+class _Watch:
+    """Groups that are seen twice. Many wait for their second look at once, a few are asked about."""
+
+    def __init__(
+        self, admin: AdminClient, masters: Masters, configs: Mapping[str, Mapping[str, GroupConfig]], watch_s: float
+    ) -> None:
+        self._admin = admin
+        self._masters = masters
+        self._configs = configs
+        self._watch_s = watch_s
+        self._places = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._topics: dict[str, asyncio.Task[Topic | None]] = {}
+
+    async def findings(self, name: str) -> list[Finding]:
+        async with self._places:
+            group, disagreements = await self._first(name)
+        began_s = asyncio.get_running_loop().time()
+        if group.members:  # without any, nothing moves
+            await asyncio.sleep(self._watch_s)
+        async with self._places:
+            return list(findings_of_group(await self._second(group, disagreements, began_s)))
+
+    async def _first(self, name: str) -> tuple[Group, tuple[str, ...]]:
+        connections, progress = await asyncio.gather(
+            self._admin.connections(name, self._masters), self._admin.progress(name, masters=self._masters)
+        )
+        # an Apache broker does not tell: who owns what is then seen from what the members answer
+        reports = await self._admin.told(name, self._masters) if connections else []
+        disagreements = {text for report in reports for text in report["disagreements"]}
+        group = Group(name, self._configs[name], connections, progress, locked(reports))
+        return group, tuple(sorted(disagreements))
+
+    async def _second(self, group: Group, disagreements: tuple[str, ...], began_s: float) -> Observed:
+        later, running = group.progress, dict[str, Running]()
+        if group.members:
+            later, running = await asyncio.gather(
+                self._admin.progress(group.name, masters=self._masters),
+                self._admin.running(group.name, self._masters, group.connections),
+            )
+        seconds = max(asyncio.get_running_loop().time() - began_s, 0.001)
+        subscribed = {topic for told in group.connections.values() for topic in told.subscriptions}
+        subscribed |= {topic for member in running.values() for topic in member.subscriptions}
+        subscribed |= {queue.topic for queue in group.progress}
+        topics: dict[str, Topic] = {}
+        for name in sorted(subscribed):
+            topic = None if name.startswith(names.RETRY_PREFIX) else await self._topic(name)
+            if topic is not None:
+                topics[name] = topic
+        return Observed(group, later, topics, running, disagreements, seconds)
+
+    async def _topic(self, name: str) -> Topic | None:
+        """Asked for once, however many groups read it."""
+        task = self._topics.get(name)
+        if task is None:
+            task = self._topics[name] = asyncio.create_task(self._ask_topic(name))
+        return await asyncio.shield(task)
+
+    async def _ask_topic(self, name: str) -> Topic | None:
+        try:
+            return await self._admin.topic(name)
+        except RocketletError:  # its members wait for it
+            return None
 
 
 def findings_of_group(seen: Observed) -> Iterator[Finding]:
@@ -198,7 +254,8 @@ def _standing(seen: Observed) -> Iterator[Finding]:
     if seen.group.config and not any(config.consume_enable for config in seen.group.config.values()):
         text = "consumption is switched off by the group's settings"
         yield Finding(Harm.STANDS, "consumption_off", name, text, "switch consumeEnable on")
-    unread = [queue for queue in _subscribed(seen) if queue not in _owned(seen)]
+    owned = _owned(seen)
+    unread = [queue for queue in _subscribed(seen) if queue not in owned]
     if unread:
         text = f"nobody reads {_some(unread)}"
         cure = "wait for a rebalance; if it stays, restart the members that subscribe to the topic"
@@ -206,10 +263,11 @@ def _standing(seen: Observed) -> Iterator[Finding]:
 
 
 def _lagging(seen: Observed) -> Iterator[Finding]:
+    owned = _owned(seen) if seen.group.members else {}
     for queue, later in seen.later.items():
         before = seen.group.progress.get(queue)
-        owner = _owned(seen).get(queue)
-        if before is None or not seen.group.members or later.lag <= 0 or owner is None:
+        owner = owned.get(queue)
+        if before is None or later.lag <= 0 or owner is None:
             continue
         consumed = later.consumer_offset - before.consumer_offset
         arrived = later.broker_offset - before.broker_offset
@@ -228,9 +286,10 @@ def _lagging(seen: Observed) -> Iterator[Finding]:
 
 
 def _cure_of_lag(seen: Observed, queue: Queue) -> str:
-    queues = [each for each in _subscribed(seen) if each.topic == queue.topic]
-    if len(seen.group.members) >= len(queues):
-        return f"{queue.topic} has {len(queues)} queues for {len(seen.group.members)} members: add queues, or faster handlers"
+    topic, members = seen.topics.get(queue.topic), len(seen.group.members)
+    queues = len(topic.ranges) if topic else 0
+    if members >= queues:
+        return f"{queue.topic} has {queues} queues for {members} members: add queues, or faster handlers"
     return "add members, or make the handlers faster (more of them at once, batches)"
 
 
@@ -240,9 +299,10 @@ def _twice(seen: Observed) -> Iterator[Finding]:
         known.message_model == "BROADCASTING" for known in seen.group.connections.values()
     ):
         return
-    shared = [queue for queue, owners in _owned(seen).items() if len(owners) > 1]
+    owned = _owned(seen)
+    shared = [queue for queue, owners in owned.items() if len(owners) > 1]
     if shared:
-        readers = ", ".join(_owned(seen)[shared[0]])
+        readers = ", ".join(owned[shared[0]])
         text = f"{_some(shared)}: read by {readers} at once"
         yield Finding(Harm.TWICE, "two_readers", group, text, "see who disagrees below; restart the older member")
     for known in seen.group.connections.values():
@@ -326,7 +386,7 @@ def _some(queues: list[Queue]) -> str:
 async def _dead_letters(admin: AdminClient, group: str) -> list[Finding]:
     try:
         dead = (await admin.topic(names.dlq_topic(group))).messages
-    except RocketletError:  # it has none
+    except RocketletError:  # it has just gone
         return []
     if not dead:
         return []

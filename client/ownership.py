@@ -7,7 +7,7 @@ lease is one owner: it begins with `locked` and ends with one of `ENDS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -54,6 +54,15 @@ class HandOver:
     def took_ms(self) -> int:
         """From its cause, or else the end of the old lease, to the new lease."""
         return self.locked_ms - (self.ended_ms if self.cause_ms is None else self.cause_ms)
+
+
+def locked(reports: Iterable[Mapping[str, Any]]) -> dict[Queue, str]:
+    """Client id by queue, from what Rocketlet's brokers say of a group."""
+    return {
+        Queue(item["topic"], item["brokerName"], item["queueId"]): str(item["clientId"])
+        for report in reports
+        for item in report["owners"]
+    }
 
 
 def changes(before: Mapping[Queue, str], after: Mapping[Queue, str], ms: int) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import asyncio
 from dataclasses import replace
 
 from ..client.admin import AdminClient
+from ..client.side_by_side import side_by_side
 from ..protocol.bodies import GroupConfig
 from .administration import Commands, changing, confirmed, noun, verb
 from .group_report import report
@@ -39,14 +40,19 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 async def _list(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    rows = []
-    for name in await admin.groups(system=options.system):
-        progress, connections = await asyncio.gather(admin.progress(name), admin.connections(name))
+    masters = await admin.masters()
+
+    async def row(name: str) -> dict[str, object]:
+        progress, connections = await asyncio.gather(
+            admin.progress(name, masters=masters), admin.connections(name, masters)
+        )
         members = {member.client_id for told in connections.values() for member in told.members}
         topics = sorted({queue.topic for queue in progress if not queue.topic.startswith("%")})
         lag = sum(max(item.lag, 0) for item in progress.values())
-        rows.append({"group": name, "members": len(members), "topics": topics, "lag": lag})
-    output.records(("group", "members", "topics", "lag"), rows)
+        return {"group": name, "members": len(members), "topics": topics, "lag": lag}
+
+    names = await admin.groups(system=options.system)
+    output.records(("group", "members", "topics", "lag"), await side_by_side(row, names))
     return 0
 
 

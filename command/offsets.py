@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from datetime import datetime
 
-from ..client.admin import AdminClient, OffsetChange, To
+from ..client.admin import AdminClient
 from ..client.errors import ConfigError
+from ..client.offset_change import OffsetChange, To
 from ..protocol.bodies import Queue
 from .administration import Commands, changing, confirmed, noun, verb
 from .output import Output, local_time

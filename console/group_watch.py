@@ -11,12 +11,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
-from ..client.admin import AdminClient, Group, Topic
+import orjson
+
+from ..client.admin import AdminClient, Group, Masters, Topic
 from ..client.diagnosis import Finding, Observed, findings_of_group
 from ..client.errors import BrokerRefused, ConfigError, RocketletError
-from ..client.ownership import Event, changes
+from ..client.ownership import Event, changes, locked
+from ..client.side_by_side import side_by_side
 from ..protocol.admin_answers import GroupConnections, Running
 from ..protocol.admin_bodies import Progress
 from ..protocol.bodies import GroupConfig, Queue
@@ -70,6 +74,7 @@ class GroupWatch:
         self._before = Look()
         self._colours: dict[str, int] = {}
         self._epoch = 0
+        self._masters: Masters = {}
         self._looked_s = self._judged_s = float("-inf")
         self._lock = asyncio.Lock()
 
@@ -96,13 +101,14 @@ class GroupWatch:
         return sorted(found)
 
     async def _look(self) -> None:
+        masters = self._masters = await self._admin.masters()
         progress, connections = await asyncio.gather(
-            self._admin.progress(self.group), self._admin.connections(self.group)
+            self._admin.progress(self.group, masters=masters), self._admin.connections(self.group, masters)
         )
-        if not progress and not connections and not await self._admin.group_configs(self.group):
+        if not progress and not connections and not await self._admin.group_configs(self.group, masters):
             raise ConfigError(f"no broker knows the group {self.group}")
         try:
-            reports = await self._admin.history(self.group, since_ms=self._since_ms())
+            reports = await self._admin.history(self.group, masters, since_ms=self._since_ms())
         except BrokerRefused as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
@@ -118,15 +124,16 @@ class GroupWatch:
     def _keep_events(self, reports: list[dict[str, Any]]) -> None:
         """Those of the newest ms come again: they are known."""
         since_ms = self._since_ms()
-        known = [event for event in self.events if event["ms"] >= since_ms]
+        newest = takewhile(lambda event: event["ms"] >= since_ms, reversed(self.events))
+        known = {_text_of(event) for event in newest}
         fresh = [{"broker": report["broker"], **event} for report in reports for event in report["events"]]
-        self.events += sorted((event for event in fresh if event not in known), key=lambda event: event["ms"])
+        self.events += sorted((event for event in fresh if _text_of(event) not in known), key=lambda event: event["ms"])
         del self.events[:-MAX_EVENTS]
 
     async def _look_at_foreign(
         self, progress: Mapping[Queue, Progress], connections: Mapping[str, GroupConnections]
     ) -> None:
-        self._running = await self._admin.running(self.group)
+        self._running = await self._admin.running(self.group, self._masters, connections)
         owners: dict[Queue, str] = {}
         for client_id, member in sorted(self._running.items()):
             for queue in member.commit_offsets:
@@ -181,16 +188,11 @@ class GroupWatch:
         """What `rocketlet doctor` would find in the group, from two looks some seconds apart."""
         names = {topic for member in self.look.members for topic in member.subscriptions}
         names |= {queue.topic for queue in self.look.progress}
-        topics: dict[str, Topic] = {}
-        for name in sorted(name for name in names if not name.startswith("%")):
-            try:
-                topics[name] = await self._admin.topic(name)
-            except RocketletError:  # its members wait for it
-                continue
-        self.topics = topics
-        self.config = await self._admin.group_configs(self.group)
+        found = await side_by_side(self._topic, sorted(name for name in names if not name.startswith("%")))
+        topics = self.topics = {topic.name: topic for topic in found if topic is not None}
+        self.config = await self._admin.group_configs(self.group, self._masters)
         if self.look.tells_events:
-            self._running = await self._admin.running(self.group)
+            self._running = await self._admin.running(self.group, self._masters, self.look.connections)
         if self._before.ms:
             before = self._before
             group = Group(self.group, self.config, self.look.connections, before.progress, self.look.owners)
@@ -199,15 +201,21 @@ class GroupWatch:
             self.findings = sorted(set(findings_of_group(seen)))
         self._before = self.look
 
+    async def _topic(self, name: str) -> Topic | None:
+        try:
+            return await self._admin.topic(name)
+        except RocketletError:  # its members wait for it
+            return None
+
+
+def _text_of(event: Event) -> bytes:
+    return orjson.dumps(event, option=orjson.OPT_SORT_KEYS)
+
 
 def _look_of(
     reports: list[dict[str, Any]], progress: Mapping[Queue, Progress], connections: Mapping[str, GroupConnections]
 ) -> Look:
-    owners = {
-        Queue(item["topic"], item["brokerName"], item["queueId"]): str(item["clientId"])
-        for report in reports
-        for item in report["owners"]
-    }
+    owners = locked(reports)
     known = {member.client_id: member for item in connections.values() for member in item.members}
     told = {member["clientId"]: member for report in reports for member in report["members"]}
     counts = Counter(owners.values())

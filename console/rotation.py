@@ -74,10 +74,10 @@ class Rotation(Generic[S]):
         for name in names:
             self._shown_s[name] = began_s
         for name in names:
-            is_fresh = began_s - self._asked_s.get(name, float("-inf")) < SHOWN_INTERVAL_S
+            was_asked = began_s - self._asked_s.get(name, float("-inf")) < SHOWN_INTERVAL_S
             if not now or time.monotonic() - began_s > FIRST_SAMPLE_S:
                 return  # the rest comes live
-            if not is_fresh:
+            if not was_asked or name not in self.found:  # perhaps its first answer is still under way
                 await self.look(name)
 
     async def look(self, name: str) -> S | None:
@@ -91,6 +91,11 @@ class Rotation(Generic[S]):
         if sample is not None:
             self.found[name] = sample
         return sample
+
+    def take(self, name: str, sample: S) -> None:
+        """What a page has asked for by itself needs no second question."""
+        self._asked_s[name] = self._shown_s[name] = time.monotonic()
+        self.found[name] = sample
 
     async def _next(self, now_s: float) -> bool:
         """Asks for the one that is due for longest, if any is."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..client.admin import AdminClient
 from ..client.errors import TopicNotFound
 from ..protocol import names
+from ..protocol.admin_answers import GroupConnections
+from ..protocol.admin_bodies import Progress
+from ..protocol.bodies import Queue
 from .config import LAG_POINTS
 
 
@@ -50,8 +55,19 @@ class TopicSample:
 
 
 async def sample_group(admin: AdminClient, name: str, before: GroupSample | None) -> GroupSample:
-    progress = await admin.progress(name)
-    connections = await admin.connections(name)
+    masters = await admin.masters()
+    progress, connections = await asyncio.gather(
+        admin.progress(name, masters=masters), admin.connections(name, masters)
+    )
+    return group_sample(name, progress, connections, before)
+
+
+def group_sample(
+    name: str,
+    progress: Mapping[Queue, Progress],
+    connections: Mapping[str, GroupConnections],
+    before: GroupSample | None,
+) -> GroupSample:
     topics = {queue.topic for queue in progress} | {
         item for known in connections.values() for item in known.subscriptions
     }

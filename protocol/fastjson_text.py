@@ -20,6 +20,11 @@ MAX_DEPTH: Final = 64
 _TOKEN = re.compile(r'\s*+("(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++)', re.DOTALL)
 
 
+# A table of a broker has one such key for each queue: read by the token, a thousand of them take 15 ms.
+_MEMBER = r'"[^"\x00-\x1f]*+":(?:"[^"\x00-\x1f]*+"|-?[1-9]\d{0,17}+|0)'
+_OBJECT_KEY = re.compile(rf"(\{{{_MEMBER}(?:,{_MEMBER})*+\}})(?=:)")
+
+
 class JsonError(ValueError):
     """The text is neither JSON nor fastjson's dialect of it."""
 
@@ -31,7 +36,11 @@ def loads(data: bytes) -> Any:
     except orjson.JSONDecodeError:
         pass
     try:
-        return _Reader(data.decode()).document()
+        text = data.decode()
+        try:
+            return orjson.loads(_with_text_keys(text))
+        except orjson.JSONDecodeError:
+            return _Reader(text).document()
     except (UnicodeDecodeError, IndexError):
         raise JsonError(f"this is not JSON: {data[:80]!r}") from None
 
@@ -44,6 +53,19 @@ def object_keys(pairs: Iterable[tuple[Any, Any]]) -> bytes:
 def object_key(key: Any, value: Any) -> bytes:
     """One entry of such a map."""
     return b"%b:%b" % (orjson.dumps(key), orjson.dumps(value))
+
+
+def _with_text_keys(text: str) -> str:
+    """The text with the text of each small object that is a key in its place; as it is where that is not plain to see.
+
+    Without a backslash, what follows an even number of quotes is outside of a string."""
+    if "\\" in text:
+        return text
+    parts = _OBJECT_KEY.split(text)
+    if any(part.count('"') % 2 for part in parts[::2]):
+        return text
+    parts[1::2] = ['"' + key.replace('"', '\\"') + '"' for key in parts[1::2]]
+    return "".join(parts)
 
 
 class _Reader:

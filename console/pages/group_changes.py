@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from starlette.requests import Request
 
-from ...client.admin import OffsetChange, To
 from ...client.errors import ConfigError
+from ...client.offset_change import OffsetChange, To
 from ...protocol import names
 from ...protocol.bodies import GroupConfig, Queue
 from ..change import Change

@@ -11,12 +11,12 @@ from ...client.ownership import CAUSES, Event, HandOver, hand_overs, ownerships
 from ...protocol import names
 from ...protocol.bodies import Queue
 from .. import charts
-from ..config import SHOWN_EVENTS, SHOWN_HAND_OVERS, TIMELINE_LEAST_MS, TIMELINE_S
+from ..config import SHOWN_EVENTS, SHOWN_HAND_OVERS, SHOWN_INTERVAL_S, TIMELINE_LEAST_MS, TIMELINE_S
 from ..console import Console
 from ..form import Form, query_of
 from ..group_watch import GroupWatch
 from ..page import Page, console_of, is_load
-from ..samples import GroupSample, now_ms
+from ..samples import GroupSample, group_sample, now_ms
 from ..text import duration, short
 from .listing import listing
 from .paging import Part, part_of
@@ -61,7 +61,6 @@ class QueueRow:
     end: int | None
     lag: int | None
     last_ms: int
-    spark: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +116,16 @@ async def shown(request: Request) -> Page:
     watch = console.watch(group)
     await watch.refresh()
     now = is_load(request)
-    await console.groups.show([group], now=now)
+    look = watch.look
+    sample = console.groups.found.get(group)
+    if sample is None or look.ms - sample.ms >= SHOWN_INTERVAL_S * 1000:
+        sample = group_sample(group, look.progress, look.connections, sample)
+    console.groups.take(group, sample)
     await console.topics.show({names.dlq_topic(group)} & set(await console.topics.list(now=now)), now=now)
     rows = _queue_rows(watch, form)
     part = part_of(rows, form.number("page", 1))
-    look = watch.look
     window_s = form.number("window", TIMELINE_S[0], least=1, most=TIMELINE_S[-1])
-    sample = console.groups.found.get(group)
-    lags = max(tuple(watch.total), tuple(sample.lags) if sample else (), key=_span_ms)
+    lags = max(tuple(watch.total), tuple(sample.lags), key=_span_ms)
     return Page(
         "group.html",
         {
@@ -132,6 +133,7 @@ async def shown(request: Request) -> Page:
             "look": look,
             "watch": watch,
             "part": part,
+            "sparks": {row.queue: charts.spark(tuple(watch.lags.get(row.queue, ()))) for row in part.items},
             "text": form.text("q"),
             "behind": form.text("behind"),
             "windows": [(item, duration(item * 1000)) for item in TIMELINE_S],
@@ -167,8 +169,7 @@ def _queue_row(watch: GroupWatch, queue: Queue) -> QueueRow:
     owner = watch.look.owners.get(queue, "")
     colour = watch.colour(owner) if owner else None
     if progress is None:
-        return QueueRow(queue, owner, colour, None, None, None, 0, "")
-    lags = tuple(watch.lags.get(queue, ()))
+        return QueueRow(queue, owner, colour, None, None, None, 0)
     return QueueRow(
         queue,
         owner,
@@ -177,7 +178,6 @@ def _queue_row(watch: GroupWatch, queue: Queue) -> QueueRow:
         progress.broker_offset,
         max(progress.lag, 0),
         progress.last_ms,
-        charts.spark(lags),
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from rocketlet.client import BrokerRefused, ConfigError, Consumer, Producer, Reject, TopicNotFound, replay, settled
-from rocketlet.client.admin import AdminClient, OffsetChange
+from rocketlet.client.admin import AdminClient
 from rocketlet.client.message import Message
+from rocketlet.client.offset_change import OffsetChange
 from rocketlet.protocol.bodies import GroupConfig, Queue
 
 from ..conftest import Node, Nodes, eventually

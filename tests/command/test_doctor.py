@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, diagnosis, settled
 from rocketlet.client.admin import Group, Topic
-from rocketlet.client.diagnosis import Finding, Observed, diagnose
-from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, encode_heartbeat
+from rocketlet.client.connection import Connection
+from rocketlet.client.diagnosis import Finding, Observed, diagnose, findings_of_group
+from rocketlet.protocol.admin_answers import GroupConnections, MemberConnection
+from rocketlet.protocol.admin_bodies import Progress, Range
+from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, Queue, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.names import dlq_topic
 from rocketlet.protocol.registration_body import encode_registration
 from rocketlet.protocol.subscription import parse_subscription
@@ -106,18 +111,16 @@ async def test_lag_that_grows_says_by_how_much_and_what_helps(
                     while sum(item.consumer_offset for item in (await admin.progress("g", "t")).values()) != count:
                         await asyncio.sleep(0.01)
 
-            async def second_look(
-                admin: AdminClient, group: Group, known: dict[str, Topic], seconds: float
-            ) -> Observed:
+            async def second_look(watch: Any, group: Group, disagreements: tuple[str, ...], began_s: float) -> Observed:
                 for _ in range(10):
                     await producer.send("t", b"x")
                 go.release()
                 await committed(2)
-                return await observe(admin, group, known, 1.0)
+                return replace(await second(watch, group, disagreements, began_s), seconds=1.0)
 
             await committed(1)
-            observe = diagnosis._observe
-            monkeypatch.setattr(diagnosis, "_observe", second_look)
+            second = diagnosis._Watch._second
+            monkeypatch.setattr(diagnosis._Watch, "_second", second_look)
             findings = {finding.kind: finding for finding in await diagnose(admin, watch_s=0.0)}
         assert "10 messages/s arrive, 1 are consumed" in findings["growing_lag"].text
         assert "1 queues for 1 members: add queues" in findings["growing_lag"].cure
@@ -206,3 +209,55 @@ async def test_all_findings_at_once(nodes: Nodes, connect: Connect, monkeypatch:
             await cluster.findings(wanted(node.config.name))
             await cluster.lose_brokers()
             await cluster.findings(wanted(node.config.name, others=True))
+
+
+async def test_a_group_costs_the_doctor_two_requests_without_members_and_five_with_one(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t", 4)
+    asked: list[int] = []
+    request = Connection.request
+
+    async def counted(self: Connection, code: int, *rest: Any, **named: Any) -> Frame:
+        asked.append(code)
+        return await request(self, code, *rest, **named)
+
+    async def requests() -> int:
+        asked.clear()
+        async with AdminClient(node.address) as admin:
+            await diagnose(admin, watch_s=0.0)
+        return len(asked)
+
+    async with AdminClient(node.address) as admin:
+        await admin.create_group(GroupConfig("g0"))
+        monkeypatch.setattr(Connection, "request", counted)
+        before = await requests()
+        for number in range(1, 11):
+            await admin.create_group(GroupConfig(f"g{number}"))
+        empty = await requests()
+        assert empty - before == 10 * 2
+    for number in range(1, 4):
+        await heartbeat(wire, "c1", f"g{number}", "t")
+    answering = asyncio.create_task(wire.refuse())
+    # more: what connections, progress and owners are; the second progress; the member; the topic's route and offsets, once
+    assert await requests() - empty == 3 * 3 + 2
+    answering.cancel()
+
+
+def test_whether_a_group_is_well_is_seen_in_one_pass_over_its_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    queues = [Queue("t", "b", number) for number in range(200)]
+    member = MemberConnection("c1", "127.0.0.1:1", "JAVA", 411)
+    connections = GroupConnections((member,), {"t": "*"}, "CONSUME_PASSIVELY", "CLUSTERING", "")
+    group = Group("g", {}, {"b": connections}, dict.fromkeys(queues, Progress(9, 1, 0)), dict.fromkeys(queues, "c1"))
+    topic = Topic("t", {}, dict.fromkeys(queues, Range(0, 9, 0)))
+    seen = Observed(group, group.progress, {"t": topic}, {}, (), 1.0)
+    passes: list[Observed] = []
+    owned = diagnosis._owned
+
+    def counted(seen: Observed) -> dict[Queue, list[str]]:
+        passes.append(seen)
+        return owned(seen)
+
+    monkeypatch.setattr(diagnosis, "_owned", counted)
+    assert len([finding for finding in findings_of_group(seen) if finding.kind == "stuck_queue"]) == len(queues)
+    assert len(passes) <= len(diagnosis._CHECKS)

@@ -40,6 +40,20 @@ def test_fastjsons_unquoted_keys_are_read() -> None:
     assert (orjson.loads(key), offset) == ({"brokerName": "b-a", "queueId": 0, "topic": "T"}, 5)
 
 
+KEYS = st.dictionaries(
+    st.text(st.sampled_from('ab{}[]":, \\'), max_size=4),
+    st.integers(-20, 20) | st.text(st.sampled_from('ab{}[]":, \\'), max_size=6),
+    max_size=3,
+)
+
+
+@given(st.lists(st.tuples(KEYS, JSON_VALUES | KEYS), max_size=4))
+def test_objects_as_keys_are_read_as_token_by_token(pairs: list[tuple[dict[str, Any], Any]]) -> None:
+    text = b'{"table":%b}' % fastjson_text.object_keys(pairs)
+    wanted = {orjson.dumps(key).decode(): value for key, value in pairs}
+    assert fastjson_text.loads(text) == {"table": wanted}
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"{1}", b"[1", b'{"a":}', b"nope", b"{1:2}}", b"\xff", b"[" * 100])
 def test_what_is_no_json_is_refused(text: bytes) -> None:
     with pytest.raises(fastjson_text.JsonError):
