@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from rocketlet.client import Consumer, Producer, settled
+from typing import Any
+
+import pytest
+from rocketlet.client import AdminClient, Consumer, Producer, settled
+from rocketlet.client.connection import Connection
+from rocketlet.console.group_watch import GroupWatch
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import Frame
 
 from ..conftest import Node, eventually
 from ..handlers import Inbox
@@ -23,6 +30,38 @@ async def test_groups_are_listed_with_lag_members_and_dead_letters(site: Site, n
     assert "shipping" not in await site.text("/groups?q=bill")
     assert "shipping" in await site.text("/groups?q=SHIP&sort=lag")
     assert "CID_RMQ_SYS" not in page
+
+
+async def test_a_look_at_a_group_costs_four_requests_however_many_queues_it_has(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    request = Connection.request
+
+    async def counted(self: Connection, code: int, *rest: Any, **named: Any) -> Frame:
+        if self is ours:  # the consumer has its own
+            asked.append(code)
+        return await request(self, code, *rest, **named)
+
+    async with AdminClient(node.address) as admin:
+        ours = await admin._cluster.connection(node.address)
+        await admin.create_topic("orders", queues=200)
+        async with Consumer(node.address, "shipping", "orders", Inbox()):
+            await settled(node.address, "shipping", members=1)
+            watch = GroupWatch(admin, "shipping")
+            await watch.refresh()
+            with monkeypatch.context() as patch:
+                patch.setattr(Connection, "request", counted)
+                await watch._look()
+    assert sorted(asked) == sorted(
+        (
+            RequestCode.GET_BROKER_CLUSTER_INFO,
+            RequestCode.GET_CONSUME_STATS,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST,
+            RequestCode.GET_GROUP_HISTORY,
+        )
+    )
+    assert len([queue for queue in watch.look.owners if queue.topic == "orders"]) == 200
 
 
 async def test_a_group_that_nobody_knows_is_said_so(site: Site) -> None:

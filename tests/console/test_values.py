@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -147,3 +148,27 @@ async def test_what_is_asked_for_is_what_was_not_asked_for_longest_and_shown_thi
     assert await rotation._next(rotation._asked_s["c"])
     assert asked[-1] == "a"
     assert not await rotation._next(rotation._asked_s["a"]), "nothing is due"
+
+
+async def test_a_page_asks_for_what_was_asked_for_and_has_not_answered_yet() -> None:
+    asked: list[str] = []
+    slow = asyncio.Event()
+
+    async def names() -> list[str]:
+        return ["a"]
+
+    async def ask(name: str, before: TopicSample | None) -> TopicSample | None:
+        asked.append(name)
+        if len(asked) == 1:
+            await slow.wait()
+        return TopicSample(name, len(asked), (), 0, 0, 0, 0)
+
+    rotation = Rotation[TopicSample](names, ask)
+    await rotation.list()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(rotation.look("a"))
+        while not asked:
+            await asyncio.sleep(0)
+        await rotation.show(["a"], now=True)
+        assert set(rotation.found) == {"a"}
+        slow.set()
