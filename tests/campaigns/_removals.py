@@ -187,7 +187,7 @@ REMOVALS: dict[str, Removal] = {
         "offsets behind the end are set back", "files", 100, [Change(Offsets, "clamp", _nothing)], "H3",
     ),
     "delays-clamped": Removal(
-        "delay progress behind the end is set back", "files", 100, [Change(Delays, "_clamp", _nothing)], "H3",
+        "delay progress behind the end is set back", "files", 400, [Change(Delays, "_clamp", _nothing)], "H3",
     ),
     "queue-ends": Removal(
         "the checkpoint has the ends of queues", "files", 200, [Change(Recovery, "_lose_until", _nothing)], "H3",
