@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
 import subprocess
+import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,14 @@ class Prometheus:
         with await asyncio.to_thread(urllib.request.urlopen, url) as answer:
             return json.load(answer)["data"]
 
+    async def ready(self) -> None:
+        """Returns when it has read its database; it listens before."""
+        while True:
+            with contextlib.suppress(urllib.error.HTTPError):
+                (await asyncio.to_thread(urllib.request.urlopen, f"http://{self._address}/-/ready")).close()
+                return
+            await asyncio.sleep(0.05)
+
     async def has_data(self, expression: str) -> bool:
         found = await self.get("query", query=expression)
         return any(series["value"][1] != "NaN" for series in found["result"])
@@ -70,7 +80,10 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Prometheus]:
     )  # fmt: skip
     async with process(arguments, folder / "prometheus.log") as pid:
         await listening(port, pid=pid)
-        yield Prometheus(f"127.0.0.1:{port}")
+        server = Prometheus(f"127.0.0.1:{port}")
+        async with asyncio.timeout(PATIENCE_S):
+            await server.ready()
+        yield server
 
 
 def expressions() -> list[str]:
@@ -81,8 +94,9 @@ def expressions() -> list[str]:
 
 
 @asynccontextmanager
-async def a_group_at_work(address: str) -> AsyncIterator[None]:
-    """Members come and go, a message is given up, and one is left."""
+async def a_group_at_work(address: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A group with one member. What it gives is a round of work: a member comes and goes, a message is given up.
+    A rate needs a round after the first scrape."""
     handled: list[Message] = []
 
     async def handle(message: Message) -> Reject | None:
@@ -91,13 +105,18 @@ async def a_group_at_work(address: str) -> AsyncIterator[None]:
 
     async with Producer(address) as producer, Consumer(address, "shop", "orders", handle, start="first") as first:
         await first.assigned()
-        async with Consumer(address, "shop", "orders", handle) as second:
-            await second.assigned()
-        for body in (b"good", b"bad"):
-            await producer.send("orders", body)
-        await eventually(lambda: len(handled) == 2)
-        await first.commit()
-        yield
+
+        async def work() -> None:
+            async with Consumer(address, "shop", "orders", handle) as second:
+                await second.assigned()
+            wanted = len(handled) + 2
+            for body in (b"good", b"bad"):
+                await producer.send("orders", body)
+            await eventually(lambda: len(handled) >= wanted)
+            await first.commit()
+
+        await work()
+        yield work
 
 
 async def test_the_dashboards_queries_have_data_and_the_rules_are_evaluated(tmp_path: Path) -> None:
@@ -111,10 +130,13 @@ async def test_the_dashboards_queries_have_data_and_the_rules_are_evaluated(tmp_
         async with asyncio.timeout(PATIENCE_S):
             while not await server.has_data('up{job="rocketlet"} == 1'):
                 await asyncio.sleep(0.05)
-        async with a_group_at_work(broker.address), asyncio.timeout(PATIENCE_S):
-            missing = expressions()
-            while missing:
-                missing = [expression for expression in missing if not await server.has_data(expression)]
+        async with a_group_at_work(broker.address) as work, asyncio.timeout(PATIENCE_S):
+            missing, rounds = expressions(), 0
+            while missing := [expression for expression in missing if not await server.has_data(expression)]:
+                await work()
+                while not await server.has_data(f"sum(rocketlet_settle_seconds_count) > {rounds}"):
+                    await asyncio.sleep(0.05)
+                rounds += 1
             while not await server.has_data(
                 'ALERTS{alertname="RocketletDeadLetters", alertstate="firing", group="shop"}'
             ):

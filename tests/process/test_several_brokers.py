@@ -133,6 +133,9 @@ async def test_a_killed_broker_comes_back_and_nothing_acknowledged_is_lost(
 
     async with AdminClient(supervisor.address) as admin:
         await admin.create_topic("t", queues=4)
+        async with asyncio.timeout(PATIENCE_S):
+            while len((await admin.topic("t")).config) < 2:  # each broker tells the name server by itself
+                await asyncio.sleep(0.01)
     async with Producer(supervisor.address) as producer, asyncio.timeout(PATIENCE_S):
         await send(producer, 0)
         assert places == {"a", "b"}, "clients see one cluster"
