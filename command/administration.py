@@ -15,10 +15,8 @@ from functools import partial
 from ..client.admin import AdminClient
 from ..client.errors import ConfigError, RocketletError
 from .access import access_of, add_client_options
+from .config import NAME_SERVER, NAME_SERVER_VARIABLE
 from .output import Output
-
-NAME_SERVER = "127.0.0.1:9876"
-NAME_SERVER_VARIABLE = "ROCKETLET_NAMESERVER"
 
 Commands = argparse._SubParsersAction
 Command = Callable[[argparse.Namespace, AdminClient, Output], Awaitable[int]]

@@ -1,8 +1,11 @@
-"""Every limit and interval of the command: of the brokers that `rocketlet start --brokers N` looks after."""
+"""Whom the command asks, and its limits and intervals, above all of `rocketlet start --brokers N`."""
 
 from __future__ import annotations
 
 from typing import Final
+
+NAME_SERVER: Final = "127.0.0.1:9876"
+NAME_SERVER_VARIABLE: Final = "ROCKETLET_NAMESERVER"
 
 MAX_LOCAL_BROKERS: Final = 26  # a to z
 PORT_STEP: Final = 3  # from one broker's port to the next: each also has the one of its VIP channel, two below

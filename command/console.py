@@ -19,7 +19,7 @@ from ..client.errors import ConfigError, RocketletError
 from ..console.config import DEFAULT_PORT
 from . import logs
 from .access import access_of, add_client_options
-from .administration import NAME_SERVER, NAME_SERVER_VARIABLE, Commands
+from .config import NAME_SERVER, NAME_SERVER_VARIABLE
 from .listening import listening_fault
 
 log = structlog.get_logger("rocketlet")
@@ -27,7 +27,7 @@ log = structlog.get_logger("rocketlet")
 _NEEDED = ("jinja2", "starlette", "uvicorn")
 
 
-def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "serve a web page that shows a cluster, Rocketlet's or Apache's, and changes it"
     parser = commands.add_parser("console", help=text, description=text[0].upper() + text[1:] + ".")
     parser.add_argument(
