@@ -38,7 +38,9 @@ def test_a_command_that_asks_a_cluster_imports_no_broker(command: str) -> None:
 @pytest.mark.parametrize("command", ["start", "broker", "nameserver"])
 def test_a_server_imports_neither_the_console_nor_what_administrators_use(command: str) -> None:
     """They would add a tenth to the time in which it is ready."""
-    assert imported(command, "rocketlet.client.admin", "rocketlet.console.pages", "jinja2", "starlette", "sqlglot") == []
+    assert (
+        imported(command, "rocketlet.client.admin", "rocketlet.console.pages", "jinja2", "starlette", "sqlglot") == []
+    )
 
 
 def test_what_such_a_command_logs_looks_like_all_logs() -> None:
