@@ -122,15 +122,15 @@ def test_offsets_that_an_earlier_version_has_saved_are_kept(tmp_path: Path) -> N
     broker.store.close()
 
 
+def not_permitted(source: Path, target: Path) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
 def test_a_topic_made_anew_does_not_open_index_files_that_could_not_be_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = filled(tmp_path, is_saved=True)
-
-    def fail(source: Path, target: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(disk, "rename_folder", fail)
+    monkeypatch.setattr(disk, "rename_folder", not_permitted)
     broker.topics.delete("gone", broker.store.end)
     removing = broker.store.deleting("gone")
     broker.topics.put(TopicConfig("gone", 1, 1), broker.store.end)
@@ -153,11 +153,7 @@ def test_index_files_that_could_not_be_taken_away_are_removed_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = filled(tmp_path, is_saved=True)
-
-    def fail(source: Path, target: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(disk, "rename_folder", fail)
+    monkeypatch.setattr(disk, "rename_folder", not_permitted)
     broker.topics.delete("gone", broker.store.end)
     broker.store.delete_topic("gone")
     assert not (tmp_path / "consumequeue" / "gone").exists()

@@ -79,6 +79,14 @@ async def running() -> AsyncIterator[list[Supervisor]]:
         await supervisor.child.communicate()
 
 
+async def create_topic_on(brokers: int, address: str) -> None:
+    """Makes the topic t; returns when the name server has it of all brokers, which tell it each by itself."""
+    async with AdminClient(address) as admin, asyncio.timeout(PATIENCE_S):
+        await admin.create_topic("t", queues=4)
+        while len((await admin.topic("t")).config) < brokers:
+            await asyncio.sleep(0.01)
+
+
 async def gone(pid: int) -> None:
     """Returns when the process has ended, also while nobody has asked for its status."""
     try:
@@ -131,11 +139,7 @@ async def test_a_killed_broker_comes_back_and_nothing_acknowledged_is_lost(
             places.add(result.queue.broker_name)
             acknowledged.add(body)
 
-    async with AdminClient(supervisor.address) as admin:
-        await admin.create_topic("t", queues=4)
-        async with asyncio.timeout(PATIENCE_S):
-            while len((await admin.topic("t")).config) < 2:  # each broker tells the name server by itself
-                await asyncio.sleep(0.01)
+    await create_topic_on(2, supervisor.address)
     async with Producer(supervisor.address) as producer, asyncio.timeout(PATIENCE_S):
         await send(producer, 0)
         assert places == {"a", "b"}, "clients see one cluster"

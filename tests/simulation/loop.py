@@ -156,6 +156,14 @@ class SimLoop(asyncio.SelectorEventLoop):
         await asyncio.sleep(self.delay_s())
         return near, protocol
 
+    def cancel_all(self) -> None:
+        """Cancels every task that is left. Those of killed processes never end."""
+        tasks = asyncio.all_tasks(self)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.run_until_complete(asyncio.wait(tasks, timeout=1))
+
 
 class Server:
     def __init__(self, loop: SimLoop, factory: Callable[[], asyncio.Protocol], port: int) -> None:

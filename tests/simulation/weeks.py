@@ -137,11 +137,7 @@ def simulate(hours: float, count: int, seed: int, *, stormy: bool) -> list[dict[
             try:
                 return loop.run_until_complete(world.live(hours, count, stormy=stormy))
             finally:
-                tasks = asyncio.all_tasks(loop)
-                for task in tasks:
-                    task.cancel()
-                if tasks:  # those of killed processes never end
-                    loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+                loop.cancel_all()
     finally:
         os.fdatasync = real_sync
         random.setstate(state)

@@ -432,11 +432,7 @@ def simulate(seed: int, scenario: str | None = None) -> World:
                 violation.world = world  # type: ignore[attr-defined]
                 raise
             finally:
-                tasks = asyncio.all_tasks(loop)
-                for task in tasks:
-                    task.cancel()
-                if tasks:  # those of killed processes never end
-                    loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+                loop.cancel_all()
     finally:
         Clients.group_changed = real_notify  # type: ignore[method-assign]
         os.fdatasync, os.getpid = real_sync, real_pid
