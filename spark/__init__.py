@@ -7,6 +7,7 @@
 
 format      what Spark finds by the name `rocketlet`
 options     every option
+config      every limit
 source      streams: what Spark calls in the driver
 batch       one read, and how ranges become tasks
 planner     what plans batches: a thread of the driver's Python process
@@ -102,14 +103,17 @@ def _listen(spark: SparkSession) -> None:
     """Notes which batches are finished, for the planners of this driver. Spark Connect has its driver elsewhere."""
     if spark in _ledgers or not hasattr(spark, "_jsparkSession"):
         return
+    from .ledger import Ledger
+
     with known_within():
-        from .ledger import Ledger
         from .listener import RocketletListener
 
         jvm: Any = spark.sparkContext._jvm
-        ledger = Ledger.made(jvm.java.lang.ProcessHandle.current().pid())
-        atexit.register(ledger.remove)
-        listener: Any = RocketletListener(spark.sparkContext, ledger)
+        process = jvm.java.lang.ProcessHandle.current().pid()
+    ledger = Ledger.made(process)
+    atexit.register(ledger.remove)
+    listener: Any = RocketletListener(spark.sparkContext, ledger)
+    with known_within():
         spark.streams.addListener(listener)
     _ledgers[spark] = ledger
 

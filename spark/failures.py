@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Final
 
 import pyspark
@@ -37,11 +38,26 @@ def plainly() -> Iterator[None]:
 
 @contextmanager
 def known_within() -> Iterator[None]:
-    """Where names are used that PySpark does not document. Raises RuntimeError if they are gone."""
+    """Where names are used that PySpark does not document. Raises RuntimeError if they are gone. To stand around nothing
+    else: what is missing in our own modules is no fault of PySpark's."""
     try:
         yield
     except (AttributeError, ImportError, TypeError) as error:
+        if _is_ours(error):
+            raise
         raise RuntimeError(
             f"rocketlet.spark knows PySpark {KNOWN} from within, and this is {pyspark.__version__}, where something is "
             f"missing ({error}): install one of those, or a newer rocketlet"
         ) from error
+
+
+def _is_ours(error: AttributeError | ImportError | TypeError) -> bool:
+    """Whether what is missing belongs to this package. A TypeError is PySpark's where the JVM lacks a class: then py4j
+    takes its name for a package, which cannot be called."""
+    if isinstance(error, TypeError):
+        return "JavaPackage" not in str(error)
+    if isinstance(error, ImportError):
+        owner = error.name or ""
+    else:
+        owner = error.obj.__name__ if isinstance(error.obj, ModuleType) else type(error.obj).__module__
+    return owner.partition(".")[0] == __name__.partition(".")[0]

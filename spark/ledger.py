@@ -1,8 +1,9 @@
 """Which batches Spark has finished, told by the driver to the planner.
 
 Spark tells a Python source that a batch is finished only when it asks for the next one: not when the query is stopped
-before that. A listener in the driver's own Python process hears it at once, and notes it here: one file for each group, in a
-folder that the driver makes and the planner reads. The planner of a stopped query looks here before it leaves the group.
+before that. A listener in the driver's own Python process hears it at once, and notes it here, in a folder that the driver
+makes and the planner reads. The planner of a stopped query looks here before it leaves the group. There is one file for
+each run of a query, because several queries of a driver may be members of one group.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from .config import LEDGER_LOOK_S
+
 PREFIX: Final = "rocketlet-spark-"
 ENDED: Final = "ended"
-LOOK_S: Final = 0.01
 
 
 class Ledger:
@@ -45,9 +47,9 @@ class Ledger:
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def note(self, group: str, offset: dict[str, Any], *, has_ended: bool = False) -> None:
-        """The newest offset that a query of the group has finished; `has_ended`: there will be none after it."""
-        path = self._path(group)
+    def note(self, group: str, run: str, offset: dict[str, Any], *, has_ended: bool = False) -> None:
+        """The newest offset that a run of a query has finished; `has_ended`: there will be none after it."""
+        path = self._folder / f"{_prefix(group)}{run}.json"
         new = path.with_suffix(".new")
         new.write_text(json.dumps([offset, has_ended]))
         os.replace(new, path)
@@ -56,31 +58,43 @@ class Ledger:
         """A query has ended that has finished nothing."""
         (self._folder / ENDED).write_text(str(time.time_ns()))
 
-    def finished(self, group: str, planned: dict[str, Any], patience_s: float) -> bool:
-        """Whether Spark has finished what was planned last. Waits until that, or the end of the query, is noted."""
+    def finished(self, group: str, planned: dict[str, Any], before: dict[str, Any], patience_s: float) -> bool:
+        """Whether Spark has finished what a query has planned last. Waits until that, or the end of the query, is noted.
+
+        before: the batch before the last one, by which the notes of this query are known from those of others.
+        """
         end_s = time.monotonic() + patience_s
         ended = self._read(ENDED)
         while time.monotonic() < end_s and self._folder.exists():
-            offset, has_ended = json.loads(self._read(self._path(group).name) or "[null, false]")
-            if offset == planned:
+            notes = [note for _, note in self._notes(group)]
+            if any(offset == planned for offset, _ in notes):
                 return True
-            if has_ended or self._read(ENDED) != ended:
+            own = [has_ended for offset, has_ended in notes if offset == before]
+            if any(own) or (not own and self._read(ENDED) != ended):
                 return False
-            time.sleep(LOOK_S)
+            time.sleep(LEDGER_LOOK_S)
         return False
 
     def forget(self, group: str) -> None:
-        """What an earlier query of the group has noted."""
-        self._path(group).unlink(missing_ok=True)
+        """What earlier queries of the group have noted."""
+        for path, (_, has_ended) in self._notes(group):
+            if has_ended:
+                path.unlink(missing_ok=True)
 
-    def _path(self, group: str) -> Path:
-        return self._folder / f"{quote(group, safe='')}.json"
+    def _notes(self, group: str) -> list[tuple[Path, tuple[dict[str, Any], bool]]]:
+        """The offset that each run has finished last, and whether it has ended."""
+        found = [(path, self._read(path.name)) for path in self._folder.glob(f"{_prefix(group)}*.json")]
+        return [(path, json.loads(text)) for path, text in found if text]
 
     def _read(self, name: str) -> str:
         try:
             return (self._folder / name).read_text()
         except OSError:
             return ""
+
+
+def _prefix(group: str) -> str:
+    return f"{quote(group, safe='')}@"
 
 
 def _ancestors() -> Iterator[int]:

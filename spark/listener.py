@@ -40,20 +40,22 @@ class _Events(JStreamingQueryListener):
 
     def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802
         progress = json.loads(jevent.progress().json())
-        known = self._offsets.setdefault(progress["runId"], {})
+        run = progress["runId"]
+        known = self._offsets.setdefault(run, {})
         for source in progress["sources"]:
             offset = _ours(source["endOffset"])
             if offset is not None and known.get(group := offset["$"]["group"]) != offset:
                 known[group] = offset
-                self._ledger.note(group, offset)
+                self._ledger.note(group, run, offset)
 
     def onQueryIdle(self, jevent: Any) -> None:  # noqa: N802
         pass
 
     def onQueryTerminated(self, jevent: Any) -> None:  # noqa: N802
-        known = self._offsets.pop(jevent.runId().toString(), {})
+        run = jevent.runId().toString()
+        known = self._offsets.pop(run, {})
         for group, offset in known.items():
-            self._ledger.note(group, offset, has_ended=True)
+            self._ledger.note(group, run, offset, has_ended=True)
         if not known:
             self._ledger.note_end()
 

@@ -18,12 +18,11 @@ from ..protocol.frame import Frame
 from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
 from .checkpoint import EMPTY, Batch, Mark, Part, part_of
+from .config import SETTLE_TIMEOUT_S
 from .extents import Seen
 from .options import StreamOptions
 from .planner import Planner, log
 from .ranges import Range, Ranges
-
-SETTLE_TIMEOUT_S = 15.0
 
 
 @dataclass(slots=True)
@@ -61,6 +60,7 @@ class Member(Planner):
 
     async def _open(self, topics: list[str]) -> None:
         options = self._options
+        self._check_named(options.start.option, options.start.queues, self._routed(topics))
         start = "first" if self._resumed.ranges else options.start.default  # where a query begins is said only once
         self._membership = Membership(
             self._cluster,

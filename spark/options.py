@@ -16,6 +16,21 @@ from ..client.errors import ConfigError
 from ..protocol import names
 from ..protocol.bodies import Queue
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
+from .config import (
+    ARROW_BATCH_ROWS,
+    DELIVERY_TIMEOUT_MS,
+    MAX_NUMBER,
+    MAX_SEND_BATCH_BYTES,
+    MAX_TIMEOUT_MS,
+    POLL_TIMEOUT_MS,
+    PREFETCH_ROWS,
+    RELEASE_TIMEOUT_MS,
+    RETRIES,
+    SEND_BATCH_BYTES,
+    SEND_TIMEOUT_MS,
+    SHOWN_CHARS,
+    TRIGGER_DELAY,
+)
 
 CONNECTION: Final = {
     "nameServer": "host:port, several separated by ;",
@@ -43,10 +58,10 @@ READ: Final = {
     "startingOffsetsByTimestamp": "JSON, instead of startingOffsets: ms since the epoch per queue, "
     '{"topic": {"broker": {"0": 1700000000000}}}; other queues begin at startingTimestamp, or else with their first message',
     "includeProperties": "true or false: whether rows have the column properties; default: true",
-    "pollTimeoutMs": "how long a broker may take to answer a read; default: 30000",
+    "pollTimeoutMs": f"how long a broker may take to answer a read, at most {MAX_TIMEOUT_MS}; default: {POLL_TIMEOUT_MS}",
     "minPartitions": "the least number of tasks: long ranges are split; default: a task per queue, fewer for short ranges",
     "failOnDataLoss": "true or false; default: true",
-    "arrowBatchSize": "rows of an Arrow batch, at most; default: 10000",
+    "arrowBatchSize": f"rows of an Arrow batch, at most; default: {ARROW_BATCH_ROWS}",
 }
 STREAM: Final = {
     **READ,
@@ -54,9 +69,12 @@ STREAM: Final = {
     "maxRowsPerTrigger": "a positive number; default: no limit",
     "maxBytesPerTrigger": "a positive number, kept by the size of the next messages of each queue; default: no limit",
     "minOffsetsPerTrigger": "a positive number: a batch waits for so many rows; default: it does not wait",
-    "maxTriggerDelay": "such as 500ms, 30s, 15m or 1h: how long a batch waits for minOffsetsPerTrigger; default: 15m",
-    "prefetchRows": "0 or more: batches of up to so many rows are read in the driver, without Python tasks; default: 1000",
-    "releaseTimeoutMs": "how long a queue that another member wants waits for its batch; default: 60000",
+    "maxTriggerDelay": "such as 500ms, 30s, 15m or 1h: how long a batch waits for minOffsetsPerTrigger; "
+    f"default: {TRIGGER_DELAY}",
+    "prefetchRows": "0 or more: batches of up to so many rows are read in the driver, without Python tasks; "
+    f"default: {PREFETCH_ROWS}",
+    "releaseTimeoutMs": "how long a queue that another member wants waits for its batch, at most "
+    f"{MAX_TIMEOUT_MS}; default: {RELEASE_TIMEOUT_MS}",
 }
 BATCH: Final = {
     **READ,
@@ -69,12 +87,14 @@ WRITE: Final = {
     **CONNECTION,
     "topic": "where rows go that have no column topic",
     "group": "the producer group; default: rocketlet-spark",
-    "batchBytes": "how many bytes of bodies and properties are sent at once, at most 2000000; default: 1000000",
-    "sendTimeoutMs": "a positive number: for a send with all its retries; default: 10000",
-    "deliveryTimeoutMs": "a positive number: how long sends are tried again while brokers are away; default: 30000",
-    "retries": "0 or more further attempts of a send, each on another queue; default: 2",
+    "batchBytes": "how many bytes of bodies and properties are sent at once, at most "
+    f"{MAX_SEND_BATCH_BYTES}; default: {SEND_BATCH_BYTES}",
+    "sendTimeoutMs": f"a positive number, at most {MAX_TIMEOUT_MS}: for a send with all its retries; "
+    f"default: {SEND_TIMEOUT_MS}",
+    "deliveryTimeoutMs": f"a positive number, at most {MAX_TIMEOUT_MS}: how long sends are tried again while brokers are "
+    f"away; default: {DELIVERY_TIMEOUT_MS}",
+    "retries": f"0 or more further attempts of a send, each on another queue; default: {RETRIES}",
 }
-PREFETCH_ROWS: Final = 1000
 SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "outputmode")
 KAFKAS: Final = {
     "kafka.bootstrap.servers": "nameServer",
@@ -88,15 +108,16 @@ KAFKAS: Final = {
 EARLIEST, LATEST = -2, -1
 Place = Start | Literal["committed"]
 _PLACES: Final[Mapping[str, Place]] = {"earliest": "first", "latest": "last", "committed": "committed"}
-MAX_BATCH_BYTES: Final = 2_000_000  # a request may have 4 MiB, and what is counted is an estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in every queue. `default`: first, last, committed, or a store time in ms; `queues`: exact, where given."""
+    """A place in every queue. `default`: first, last, committed, or a store time in ms; `queues`: exact, where given by
+    `option`."""
 
     default: Place
     queues: Mapping[Queue, Start | At] = field(default_factory=dict)
+    option: str = field(default="", compare=False)
 
     def of(self, queue: Queue) -> Place | At:
         return self.queues.get(queue, self.default)
@@ -181,15 +202,17 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
         given.number("maxRowsPerTrigger") if given.has("maxRowsPerTrigger") else None,
         given.number("maxBytesPerTrigger") if given.has("maxBytesPerTrigger") else None,
         given.number("minOffsetsPerTrigger") if given.has("minOffsetsPerTrigger") else 0,
-        given.duration_s("maxTriggerDelay", "15m"),
-        given.number("releaseTimeoutMs", 60_000) / 1000,
+        given.duration_s("maxTriggerDelay", TRIGGER_DELAY),
+        given.seconds("releaseTimeoutMs", RELEASE_TIMEOUT_MS),
         given.number("prefetchRows", PREFETCH_ROWS, least=0),
     )
 
 
 def includes_properties(options: Mapping[str, str]) -> bool:
     """Whether rows have that column, whatever the other options are worth."""
-    return {name.lower(): value for name, value in options.items()}.get("includeproperties", "").lower() != "false"
+    return {name.lower(): value for name, value in options.items()}.get(
+        "includeproperties", ""
+    ).strip().lower() != "false"
 
 
 def batch_options(options: Mapping[str, str]) -> BatchOptions:
@@ -210,18 +233,14 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         _checked("topic", names.topic_fault(topic))
     group = given.get("group", "rocketlet-spark")
     _checked("group", names.group_fault(group))
-    batch_bytes = given.number("batchBytes", 1_000_000)
-    if batch_bytes > MAX_BATCH_BYTES:
-        raise ConfigError(f"the option batchBytes is {batch_bytes}; allowed: {WRITE['batchBytes']}")
-    retries = given.number("retries", 2, least=0)
     return WriteOptions(
         _connect(given),
         topic,
         group,
-        batch_bytes,
-        given.number("sendTimeoutMs", 10_000) / 1000,
-        given.number("deliveryTimeoutMs", 30_000) / 1000,
-        retries,
+        given.number("batchBytes", SEND_BATCH_BYTES, most=MAX_SEND_BATCH_BYTES),
+        given.seconds("sendTimeoutMs", SEND_TIMEOUT_MS),
+        given.seconds("deliveryTimeoutMs", DELIVERY_TIMEOUT_MS),
+        given.number("retries", RETRIES, least=0),
     )
 
 
@@ -242,10 +261,10 @@ def _read_options(given: _Given, *, group_needed: bool) -> ReadOptions:
         filter=expression,
         start=given.position("starting", "earliest", ("earliest", "latest", "committed")),
         include_properties=given.boolean("includeProperties", True),
-        poll_timeout_s=given.number("pollTimeoutMs", 30_000) / 1000,
+        poll_timeout_s=given.seconds("pollTimeoutMs", POLL_TIMEOUT_MS),
         min_partitions=given.number("minPartitions") if given.has("minPartitions") else 0,
         fail_on_data_loss=given.boolean("failOnDataLoss", True),
-        arrow_batch_size=given.number("arrowBatchSize", 10_000),
+        arrow_batch_size=given.number("arrowBatchSize", ARROW_BATCH_ROWS),
     )
     try:
         read.subscription("any")
@@ -262,7 +281,7 @@ def _topics(given: _Given) -> tuple[tuple[str, ...], str, frozenset[Queue]]:
         assigned = given.queues("assign")
         return tuple(sorted({queue.topic for queue in assigned})), "", assigned
     if given.has("topicPattern"):
-        pattern = given.get("topicPattern")
+        pattern = given.required("topicPattern")
         try:
             re.compile(pattern)
         except re.error as error:
@@ -337,16 +356,26 @@ class _Given:
             raise ConfigError(f"the option {name} is missing: {self._allowed[name]}")
         return value
 
-    def number(self, name: str, default: int = 0, least: int = 1) -> int:
+    def _wrong(self, name: str) -> ConfigError:
+        value = self.get(name)
+        shown = f"{value[:SHOWN_CHARS]}..." if len(value) > SHOWN_CHARS else value
+        return ConfigError(f"the option {name} is {shown!r}; allowed: {self._allowed[name]}")
+
+    def number(self, name: str, default: int = 0, least: int = 1, most: int = MAX_NUMBER) -> int:
         value = self.get(name, str(default))
-        if not value.isdigit() or int(value) < least:
-            raise ConfigError(f"the option {name} is {value!r}; allowed: {self._allowed[name]}")
-        return int(value)
+        number = int(value) if re.fullmatch("[0-9]{1,19}", value) else -1
+        if not least <= number <= most:
+            raise self._wrong(name)
+        return number
+
+    def seconds(self, name: str, default_ms: int) -> float:
+        """Of an option in ms."""
+        return self.number(name, default_ms, most=MAX_TIMEOUT_MS) / 1000
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self.get(name, str(default)).lower()
         if value not in ("true", "false"):
-            raise ConfigError(f"the option {name} is {value!r}; allowed: {self._allowed[name]}")
+            raise self._wrong(name)
         return value == "true"
 
     def position(self, side: str, default: str, words: tuple[str, ...]) -> Position:
@@ -358,19 +387,20 @@ class _Given:
         if self.has(f"{side}Timestamp") or self.has(by_timestamp):
             fallback: Place = "first" if side == "starting" else "last"
             rest = self.number(f"{side}Timestamp") if self.has(f"{side}Timestamp") else fallback
-            return Position(rest, self._per_queue(by_timestamp, _time) if self.has(by_timestamp) else {})
+            per_queue = self._per_queue(by_timestamp, _time) if self.has(by_timestamp) else {}
+            return Position(rest, per_queue, by_timestamp)
         value = self.get(f"{side}Offsets", default)
         if value in words:
             return Position(_PLACES[value])
-        wrong = ConfigError(f"the option {side}Offsets is {value!r}; allowed: {self._allowed[f'{side}Offsets']}")
+        name = f"{side}Offsets"
         if not value.startswith("{"):
-            raise wrong
-        return Position("first" if side == "starting" else "last", self._per_queue(f"{side}Offsets", _place))
+            raise self._wrong(name)
+        return Position("first" if side == "starting" else "last", self._per_queue(name, _place), name)
 
     def duration_s(self, name: str, default: str) -> float:
-        found = re.fullmatch(r"(\d+)(ms|s|m|min|h|d)", self.get(name, default))
-        if found is None or int(found[1]) == 0:
-            raise ConfigError(f"the option {name} is {self.get(name)!r}; allowed: {self._allowed[name]}")
+        found = re.fullmatch("([0-9]{1,19})(ms|s|m|min|h|d)", self.get(name, default))
+        if found is None or not 0 < int(found[1]) <= MAX_NUMBER:
+            raise self._wrong(name)
         return int(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}[found[2]]
 
     def queues(self, name: str) -> frozenset[Queue]:
@@ -385,7 +415,7 @@ class _Given:
             if not queues:
                 raise ValueError
         except (ValueError, AttributeError, TypeError):
-            raise ConfigError(f"the option {name} is {self.get(name)!r}; allowed: {self._allowed[name]}") from None
+            raise self._wrong(name) from None
         for queue in queues:
             _checked(name, names.topic_fault(queue.topic))
         return queues
@@ -393,24 +423,24 @@ class _Given:
     def _per_queue(self, name: str, place: Callable[[Any], Start | At]) -> dict[Queue, Start | At]:
         try:
             return {
-                Queue(topic, broker_name, int(queue_id)): place(value)
+                Queue(topic, broker_name, _queue_id(int(queue_id))): place(value)
                 for topic, brokers in orjson.loads(self.get(name)).items()
                 for broker_name, queues in brokers.items()
                 for queue_id, value in queues.items()
             }
         except (ValueError, AttributeError, TypeError):
-            raise ConfigError(f"the option {name} is {self.get(name)!r}; allowed: {self._allowed[name]}") from None
+            raise self._wrong(name) from None
 
 
 def _place(offset: Any) -> Start | At:
-    if type(offset) is not int or offset < EARLIEST:
+    if type(offset) is not int or not EARLIEST <= offset <= MAX_NUMBER:
         raise ValueError(offset)
     words: dict[int, Start] = {EARLIEST: "first", LATEST: "last"}
     return words.get(offset, At(offset))
 
 
 def _time(milliseconds: Any) -> Start:
-    if type(milliseconds) is not int or milliseconds < 0:
+    if type(milliseconds) is not int or not 0 <= milliseconds <= MAX_NUMBER:
         raise ValueError(milliseconds)
     return milliseconds
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
 
-MAX_STEP_S: Final = 10.0
+from .config import MAX_PATIENCE_STEP_S
 
 
 class Patience:
@@ -30,6 +29,6 @@ class Patience:
         """To be asked at each failure."""
         now_s = self._clock()
         if self._looked_s is not None:
-            self._failing_s += min(now_s - self._looked_s, MAX_STEP_S, self._limit_s / 2)
+            self._failing_s += min(now_s - self._looked_s, MAX_PATIENCE_STEP_S, self._limit_s / 2)
         self._looked_s = now_s
         return self._failing_s >= self._limit_s

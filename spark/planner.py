@@ -13,18 +13,27 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import uvloop
 
 from ..client.cluster import Cluster
-from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
+from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
 from ..client.log import get_logger
 from ..client.pulling import pull_header
 from ..protocol import names
+from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import Queue, decode_topic_list
 from ..protocol.codes import RequestCode
 from .checkpoint import EMPTY, Batch, Mark, Part, part_of
+from .config import (
+    CALL_TIMEOUT_S,
+    DISCOVERY_INTERVAL_S,
+    IDLE_INTERVAL_S,
+    ROUTE_RETRY_S,
+    SAMPLE_MESSAGES,
+    TOPIC_PATIENCE_S,
+)
 from .extents import NOTHING, Extents, Seen
 from .loss import made_anew, outside, retired
 from .options import ReadOptions
@@ -33,13 +42,6 @@ from .ranges import Range, Ranges, shared_out
 
 log = get_logger("rocketlet.spark")
 T = TypeVar("T")
-
-CALL_TIMEOUT_S: Final = 60.0
-TOPIC_PATIENCE_S: Final = 15.0
-DISCOVERY_INTERVAL_S: Final = 10.0
-IDLE_INTERVAL_S: Final = 0.03  # Spark asks every 10 ms while there is nothing new; brokers need not be asked as often
-RETRY_S: Final = 0.2
-SAMPLE_MESSAGES: Final = 32
 
 
 class Planner(ABC):
@@ -83,13 +85,14 @@ class Planner(ABC):
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        timeout_s = CALL_TIMEOUT_S + self._options.poll_timeout_s
         try:
-            return future.result(CALL_TIMEOUT_S)
+            return future.result(timeout_s)
         except TimeoutError:
             if future.done():
                 raise  # what the work itself raised
             future.cancel()
-            raise RocketletError(f"brokers have not answered within {CALL_TIMEOUT_S:.0f} s; see the log") from None
+            raise RocketletError(f"brokers have not answered within {timeout_s:.0f} s; see the log") from None
 
     # What Spark's thread asks
 
@@ -114,6 +117,11 @@ class Planner(ABC):
     def planned(self) -> Batch | None:
         """The batch that was planned last, until it is finished."""
         return None if self._batch in (EMPTY, self._done) else self._batch
+
+    @property
+    def done(self) -> Batch:
+        """The batch that Spark has finished last, as far as it was told."""
+        return self._done
 
     def readable(self, batch: Batch) -> Ranges:
         """The ranges of a batch, without those whose topics were created again since it was planned. Raises DataLossError."""
@@ -205,6 +213,20 @@ class Planner(ABC):
                 await asyncio.sleep(0.2)
         return list(self._options.topics)
 
+    def _routed(self, topics: Iterable[str]) -> list[Queue]:
+        """The queues of these topics that routes know."""
+        queues: list[Queue] = []
+        for topic in topics:
+            route = self._cluster.route(topic)
+            queues += subscribe_queues(topic, route) if route is not None else []
+        return queues
+
+    def _check_named(self, option: str, named: Iterable[Queue], queues: Iterable[Queue]) -> None:
+        """Raises ConfigError for a queue that an option names and that is not there. Where a query begins is asked once."""
+        missing = sorted(map(str, set(named) - set(queues)))
+        if missing and not self._resumed.ranges:
+            raise ConfigError(f"{option} names {missing[0]}, which does not exist")
+
     async def _matching(self) -> list[str]:
         """The topics that the pattern matches now, with their routes."""
         self._discovered_s = self._loop.time()
@@ -242,7 +264,7 @@ class Planner(ABC):
             if self._cluster.master(queue.broker_name) is None and patience.is_over():
                 retired(queue, fail=self._options.fail_on_data_loss)
                 return None
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(ROUTE_RETRY_S)
         return address
 
     # Batches
@@ -254,10 +276,8 @@ class Planner(ABC):
         for part in await self._made_anew(seen, self._positions()):
             self._begin_anew(part, seen)
         self._marks |= seen.marks
-        ends = {queue: extent.end for queue, extent in seen.extents.items()} if self._targets is None else self._targets
         available = {
-            queue: (position, max(ends.get(queue, position), position))
-            for queue, position in self._within(seen).items()
+            queue: (position, max(self._end(queue, seen), position)) for queue, position in self._within(seen).items()
         }
         cut = {} if self._waits(available) else await self._cut(available, max_rows, max_bytes)
         ranges = self._planned_of(available, cut)
@@ -267,6 +287,11 @@ class Planner(ABC):
         self._read_ends |= {queue: end for queue, (_, end) in ranges.items()}
         self._batch = Batch(ranges, dict(self._marks), self._membership_wanted, self._options.group, self._rewound)
         return self._batch
+
+    def _end(self, queue: Queue, seen: Seen) -> int:
+        """Up to where a queue is read. A topic that was made anew may end before the target."""
+        end = seen.extents[queue].end
+        return end if self._targets is None else min(self._targets.get(queue, 0), end)
 
     def _waits(self, available: Ranges) -> bool:
         """Whether a batch waits for more rows. As with Kafka's source the first one does not, and what ends does not."""

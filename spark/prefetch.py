@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from .config import PREFETCH_BYTES, PREFETCH_PATIENCE_S
 from .failures import SAID
 
 SimpleReader: Any = DataSourceStreamReader  # with a PySpark that has changed within, tasks read all batches
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .reading import Task
-
-PREFETCH_BYTES: Final = 4 * 1024 * 1024  # of rows that pass through the driver with one batch
-PATIENCE_S: Final = 1.0
 
 
 class Prefetch:
@@ -62,7 +60,7 @@ def _read(task: Task) -> list[pa.RecordBatch] | None:
     """None if the rows are too large."""
     from .reading import Task, read_task
 
-    hurried = Task(tuple(replace(span, timeout_s=min(span.timeout_s, PATIENCE_S)) for span in task.ranges))
+    hurried = Task(tuple(replace(span, timeout_s=min(span.timeout_s, PREFETCH_PATIENCE_S)) for span in task.ranges))
     batches: list[pa.RecordBatch] = []
     for batch in read_task(hurried):
         batches.append(batch)

@@ -23,15 +23,11 @@ from ..protocol.headers import PullMessageResult, read
 from ..protocol.message import MessageError
 from ..protocol.subscription import Subscription
 from .checkpoint import UNMARKED, Mark
+from .config import FIRST_RETRY_S, LAST_RETRY_S, PULL_BYTES, PULL_MESSAGES, READ_BATCH_BYTES
 from .failures import DataLossError
 from .loss import REMEDY, log
 from .patience import Patience
 
-PULL_MESSAGES = 4096
-PULL_BYTES = 1024 * 1024  # what a Rocketlet broker then gives at once; Apache's gives less
-BATCH_BYTES = 32 * 1024 * 1024
-FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 2.0
 _MADE_LATER = "stored after the batch was planned: the topic was made anew meanwhile"
 _READABLE = (
     ResponseCode.SUCCESS,
@@ -148,7 +144,7 @@ class _Pulls:
         if begin >= span.end:
             return None
         found: list[bytes] = []
-        while self._offset < span.end and self._offset - begin < span.batch_rows and size < BATCH_BYTES:
+        while self._offset < span.end and self._offset - begin < span.batch_rows and size < READ_BATCH_BYTES:
             if self._pull is None:
                 self.start()
             assert self._pull is not None

@@ -45,6 +45,7 @@ from ..client.producer import Producer
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from ..protocol.codes import ResponseCode
+from .config import FIRST_RETRY_S, LANES, LAST_RETRY_S, MAX_DELAY_LEVEL, PIECE_BYTES
 from .entries import Array, Entries, MessageIds, to_entries
 from .failures import plainly
 from .options import WriteOptions
@@ -54,11 +55,6 @@ log = get_logger("rocketlet.spark")
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]
-FIRST_RETRY_S: Final = 0.1
-LAST_RETRY_S: Final = 2.0
-MAX_DELAY_LEVEL: Final = 18
-LANES: Final = 4  # batches without a key that are under way at once
-PIECE_BYTES: Final = 64 * 1024 * 1024  # of rows that are encoded at once: Arrow's arrays end at 2 GiB
 _PASSING: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 _TEXT: Final = (StringType,)
 COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from .checkpoint import Batch, check_resumed, from_offset, ranges_by_topic, to_offset
+from .config import END_PATIENCE_S
 from .driver_process import go_on_in_child
 from .failures import plainly
 from .ledger import Ledger
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .planner import Planner
-
-END_PATIENCE_S: Final = 5.0  # how long a stopped query waits for the driver's word on its last batch
 
 
 class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -142,7 +141,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         planned, ledger, options = planner.planned, self._ledger, self._options
         if planned is None or ledger is None or not options.membership:
             return
-        if ledger.finished(options.read.group, to_offset(planned), END_PATIENCE_S):
+        if ledger.finished(options.read.group, to_offset(planned), to_offset(planner.done), END_PATIENCE_S):
             planner.finish(planned)
 
     # Reading

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from ..client.config import At
 from ..client.errors import ConfigError
 from ..client.offsets import GroupOffsets, begin_offset
-from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import Queue
 from .checkpoint import EMPTY, Batch
 from .extents import Seen
@@ -32,21 +31,15 @@ class Standalone(Planner):
         self._planned_to: dict[Queue, int] = {}
         self._last: Batch | None = None
         self._missing: set[Queue] = set()
-        missing = sorted(map(str, self._options.assigned - set(self._queues())))
-        if missing and not self._resumed.ranges:
-            raise ConfigError(f"assign names {missing[0]}, which does not exist")
-        unknown = sorted(map(str, self._options.start.queues.keys() - set(self._queues())))
-        if unknown and not self._resumed.ranges:
-            raise ConfigError(f"startingOffsets names {unknown[0]}, which does not exist")
+        queues, start = self._queues(), self._options.start
+        self._check_named("assign", self._options.assigned, queues)
+        self._check_named(start.option, start.queues, queues)
 
     async def _leave(self) -> None:
         await self._cluster.close()
 
     def _queues(self) -> list[Queue]:
-        queues: list[Queue] = []
-        for topic in sorted(self._known):
-            route = self._cluster.route(topic)
-            queues += subscribe_queues(topic, route) if route is not None else []
+        queues = self._routed(sorted(self._known))
         return [queue for queue in queues if queue in self._options.assigned] if self._options.assigned else queues
 
     def _positions(self) -> Mapping[Queue, int]:
@@ -101,9 +94,7 @@ class Standalone(Planner):
 
     async def _ranges(self, start: Position, end: Position) -> dict[Queue, Range]:
         queues = self._queues()
-        unknown = sorted(map(str, end.queues.keys() - set(queues)))
-        if unknown:
-            raise ConfigError(f"endingOffsets names {unknown[0]}, which does not exist")
+        self._check_named(end.option, end.queues, queues)
         seen = await self._all()
         self._marks |= seen.marks
         begins, ends = await self._at(queues, start, seen), await self._at(queues, end, seen)

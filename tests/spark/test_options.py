@@ -7,10 +7,15 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, StructField, StructType
 from rocketlet.client.config import At
 from rocketlet.client.errors import ConfigError
-from rocketlet.spark.options import Position, batch_options, stream_options, write_options
+from rocketlet.spark.config import MAX_NUMBER, MAX_SEND_BATCH_BYTES, MAX_TIMEOUT_MS
+from rocketlet.spark.options import Position, batch_options, includes_properties, stream_options, write_options
 from rocketlet.spark.sink import check_columns
 
 GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
+
+
+def offset_of_queue(number: int) -> str:
+    return f'{{"t": {{"b": {{"0": {number}}}}}}}'
 
 
 @pytest.mark.parametrize(
@@ -47,6 +52,23 @@ GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
             "startingOffsets and startingOffsetsByTimestamp are both given",
         ),
         ({"maxBytesPerTrigger": "-1"}, "allowed: a positive number"),
+        ({"maxBytesPerTrigger": "\u00b2"}, "allowed: a positive number"),
+        (
+            {"maxBytesPerTrigger": "9" * 5000},
+            r"option maxBytesPerTrigger is '9{100}\.\.\.'; allowed: a positive number",
+        ),
+        ({"maxBytesPerTrigger": str(MAX_NUMBER + 1)}, "allowed: a positive number"),
+        ({"pollTimeoutMs": str(MAX_TIMEOUT_MS + 1)}, f"at most {MAX_TIMEOUT_MS}"),
+        ({"releaseTimeoutMs": str(MAX_TIMEOUT_MS + 1)}, f"at most {MAX_TIMEOUT_MS}"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "9" * 5000 + "h"}, "such as 500ms, 30s, 15m or 1h"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": str(MAX_NUMBER + 1) + "d"}, "such as 500ms, 30s, 15m or 1h"),
+        ({"startingOffsets": offset_of_queue(MAX_NUMBER + 1)}, "option startingOffsets is .*allowed"),
+        (
+            {"startingOffsetsByTimestamp": offset_of_queue(MAX_NUMBER + 1)},
+            "option startingOffsetsByTimestamp is .*allowed",
+        ),
+        ({"startingOffsets": '{"t": {"b": {"-1": 5}}}'}, "option startingOffsets is .*allowed"),
+        ({"topic": None, "topicPattern": ""}, "option topicPattern is missing"),
         ({"minPartitions": "many"}, "option minPartitions is 'many'"),
         ({"pollTimeoutMs": "0"}, "allowed: how long a broker may take"),
         ({"failOnDataLoss": "maybe"}, "allowed: true or false"),
@@ -145,6 +167,35 @@ def test_durations_queues_and_times_per_queue() -> None:
     assert stream_options(GOOD | times).read.start == Position("first", {Queue("t", "b", 0): 5})
     for text, seconds in (("500ms", 0.5), ("30s", 30), ("15m", 900), ("2min", 120), ("1h", 3600), ("1d", 86_400)):
         assert stream_options(GOOD | {"minOffsetsPerTrigger": "5", "maxTriggerDelay": text}).max_delay_s == seconds
+
+
+def test_numbers_are_taken_up_to_their_limits() -> None:
+    numbers = dict.fromkeys(
+        (
+            "maxRowsPerTrigger",
+            "maxBytesPerTrigger",
+            "minOffsetsPerTrigger",
+            "minPartitions",
+            "prefetchRows",
+            "arrowBatchSize",
+        ),
+        str(MAX_NUMBER),
+    )
+    times = dict.fromkeys(("pollTimeoutMs", "releaseTimeoutMs"), str(MAX_TIMEOUT_MS))
+    start = {"startingOffsets": offset_of_queue(MAX_NUMBER)}
+    options = stream_options(GOOD | numbers | times | start)
+    assert (options.max_rows, options.read.min_partitions, options.prefetch_rows) == (MAX_NUMBER,) * 3
+    assert options.read.poll_timeout_s == options.release_timeout_s == MAX_TIMEOUT_MS / 1000
+    assert options.read.start.of(Queue("t", "b", 0)) == At(MAX_NUMBER)
+    assert write_options(GOOD | {"batchBytes": str(MAX_SEND_BATCH_BYTES)}).batch_bytes == MAX_SEND_BATCH_BYTES
+    with pytest.raises(ConfigError, match=f"at most {MAX_SEND_BATCH_BYTES}"):
+        write_options(GOOD | {"batchBytes": str(MAX_SEND_BATCH_BYTES + 1)})
+
+
+@pytest.mark.parametrize("value", ["false", " False ", "true", " true"])
+def test_rows_have_the_column_properties_where_they_are_read_with_it(value: str) -> None:
+    given = GOOD | {"includeProperties": value}
+    assert includes_properties(given) == stream_options(given).read.include_properties == ("rue" in value)
 
 
 def test_no_option_at_all_is_what_spark_makes_of_a_created_table() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -170,6 +171,30 @@ def test_a_batch_that_is_run_again_does_not_read_the_messages_of_another_topic(a
 
 
 @BOTH
+@pytest.mark.parametrize("later", [0, 40, 1200])
+def test_a_query_that_ends_by_itself_plans_nothing_behind_the_end_of_a_topic_that_is_made_anew(
+    address: str, membership: bool, later: int
+) -> None:
+    fill(address, range(400))
+    planned = 0
+    with opened(address, membership, failOnDataLoss="false") as planner:
+        planner.set_targets()
+        batch: Batch | None = planner.plan(100)
+        assert batch is not None
+        planner.finish(batch)
+        delete_topic(address)
+        fill(address, range(later))
+        while (after := planner.plan(100)) is not None:
+            planned += rows_of(after)
+            planner.finish(batch := after)
+    fill(address, range(40))
+    with opened(address, membership, batch, failOnDataLoss="false") as planner:
+        rest = planner.plan()
+        assert rest is not None
+        assert planned + rows_of(rest) == later + 40
+
+
+@BOTH
 def test_a_restart_of_the_broker_makes_nothing_anew(broker: StoppableBroker, membership: bool) -> None:
     fill(broker.address, range(400))
     with opened(broker.address, membership) as planner:
@@ -206,6 +231,34 @@ def test_a_member_that_began_at_the_latest_of_empty_queues_gets_what_comes_while
         batch = planner.plan()
         assert batch is not None
         assert rows_of(batch) == 100
+
+
+@BOTH
+@pytest.mark.parametrize("queue", ["t@broker-a:9", "t@broker-z:0", "u@broker-a:0"])
+@pytest.mark.parametrize("name", ["startingOffsets", "startingOffsetsByTimestamp"])
+def test_a_start_of_a_queue_that_is_not_there_is_named(address: str, membership: bool, queue: str, name: str) -> None:
+    fill(address, range(400))
+    topic, broker_name, queue_id = re.split("[@:]", queue)
+    given = {name: json.dumps({topic: {broker_name: {queue_id: 5}}})}
+    with (
+        pytest.raises(ConfigError, match=f"{name} names {queue}, which does not exist"),
+        opened(address, membership, EMPTY, **given),
+    ):
+        pass
+    with opened(address, membership) as planner:
+        batch = read_all(planner)
+    with opened(address, membership, batch, **given) as planner:
+        assert planner.plan() is None, "a query that goes on asks no more where to begin"
+
+
+@BOTH
+def test_what_a_plan_asks_may_take_as_long_as_the_option_says(
+    address: str, membership: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(address, range(400))
+    with opened(address, membership, pollTimeoutMs="120000") as planner:
+        monkeypatch.setattr("rocketlet.spark.planner.CALL_TIMEOUT_S", 0.0)
+        assert rows_of(read_all(planner)) == 400
 
 
 def test_a_batch_read_names_a_start_behind_its_end_and_an_end_that_is_not_there(address: str) -> None:

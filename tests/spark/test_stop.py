@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,12 +68,33 @@ def test_a_planner_that_is_killed_is_named(spark: SparkSession, address: str, tm
 
 def test_the_ledger_says_what_was_finished_and_when_nothing_more_comes(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    ledger.note("g/%", {"t": 1})
-    assert ledger.finished("g/%", {"t": 1}, 5)
-    assert not ledger.finished("g/%", {"t": 2}, 0)
-    ledger.note("g/%", {"t": 1}, has_ended=True)
-    assert not ledger.finished("g/%", {"t": 2}, 60)
+    one, two, three = {"t": 1}, {"t": 2}, {"t": 3}
+    ledger.note("g/%", "run", one)
+    assert ledger.finished("g/%", one, {}, 5)
+    assert not ledger.finished("g/%", two, one, 0)
+    ledger.note("g/%", "run", one, has_ended=True)
+    assert not ledger.finished("g/%", two, one, 60)
+    assert not ledger.finished("g", one, {}, 0), "another group"
     ledger.forget("g/%")
-    assert not ledger.finished("g/%", {"t": 1}, 0)
+    assert not ledger.finished("g/%", one, {}, 0)
+    ledger.note("g/%", "run", two)
+    ledger.forget("g/%")
+    assert ledger.finished("g/%", two, one, 5), "of a query that runs"
+    ledger.note("g/%", "other run", three, has_ended=True)
+    assert ledger.finished("g/%", two, one, 5), "another query of the group does not write over it"
     ledger.remove()
-    assert not ledger.finished("g/%", {"t": 1}, 60), "the driver has ended"
+    assert not ledger.finished("g/%", one, {}, 60), "the driver has ended"
+
+
+def test_the_end_of_another_query_is_not_taken_for_that_of_this_one(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.note("g", "run", {"t": 1})
+
+    def others() -> None:
+        ledger.note("g", "other run", {"t": 8}, has_ended=True)
+        ledger.note_end()
+        ledger.note("g", "run", {"t": 2})
+
+    with ThreadPoolExecutor(1) as driver:
+        driver.submit(others)
+        assert ledger.finished("g", {"t": 2}, {"t": 1}, 60)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,11 @@ import pytest
 pytest.importorskip("pyspark")
 import pyspark
 import rocketlet.spark
+from py4j.java_gateway import JavaPackage  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from rocketlet.spark.failures import known_within
+from rocketlet.spark.ledger import Ledger
 from rocketlet.spark.worker_start import fast_start
 
 from .running import MARKS
@@ -79,6 +83,27 @@ def test_a_pyspark_without_its_own_listeners_is_named(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "rocketlet.spark.listener", raising=False)
     with pytest.raises(RuntimeError, match=UNKNOWN + "JStreamingQueryListener"):
         rocketlet.spark._listen(FakeSession())  # type: ignore[arg-type]
+
+
+def test_what_is_missing_in_our_own_modules_is_not_pysparks_fault() -> None:
+    ledger = Ledger(Path("none"))
+    ours: list[Callable[[], object]] = [
+        lambda: getattr(ledger, "gone"),  # noqa: B009 (mypy)
+        lambda: getattr(rocketlet.spark, "gone"),  # noqa: B009
+        lambda: ledger.note("too", "few"),  # type: ignore[call-arg]
+        lambda: import_module("rocketlet.spark.gone"),
+    ]
+    for fault in ours:
+        with pytest.raises((AttributeError, ImportError, TypeError)), known_within():
+            fault()
+    theirs: list[Callable[[], object]] = [
+        lambda: getattr(pyspark, "gone"),  # noqa: B009
+        lambda: import_module("pyspark.gone"),
+        lambda: JavaPackage("org.gone", None)(),
+    ]
+    for fault in theirs:
+        with pytest.raises(RuntimeError, match=UNKNOWN), known_within():
+            fault()
 
 
 def told() -> type[DataSource]:
