@@ -263,21 +263,25 @@ class Mirror:
         end = there.end
         while end > there.begin and there.end - end < MIRROR_LOOK_BACK:
             begin = max(end - MIRROR_BATCH_MESSAGES, there.begin)
-            async for messages in self._target.read(copy.target, begin, end):
-                offsets = [_offset_of(copy, message) for message in messages]
-                newest = max((offset for offset in offsets if offset is not None), default=None)
-                if newest is not None:
-                    found = newest
-                    break
-            else:
-                end = begin
-                continue
-            return found + 1
+            newest = await self._newest_original(copy, begin, end)
+            if newest is not None:
+                return newest + 1
+            end = begin
         if self._begin.last is not None:
             return max(span.end - self._begin.last, span.begin)
         if self._begin.since_ms is not None:
             return await self._source.offset_at(copy.source, self._begin.since_ms)
         return span.begin
+
+    async def _newest_original(self, copy: QueueCopy, begin: int, end: int) -> int | None:
+        """The largest offset of an original that has its copy in this range, which may take several answers to read."""
+        newest = None
+        async for messages in self._target.read(copy.target, begin, end):
+            for message in messages:
+                offset = _offset_of(copy, message)
+                if offset is not None:
+                    newest = max(offset, newest or 0)
+        return newest
 
     async def _target_as_copied(self, copies: Iterable[QueueCopy]) -> Mapping[Queue, Range]:
         """What the queues over there hold, as soon as they show each copy that was acknowledged: Apache's brokers index a

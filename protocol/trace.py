@@ -70,7 +70,8 @@ def transaction_ended(
 
 def before_handling(about: About, *, time_ms: int, group: str, handling_id: str, retries: int) -> str:
     """A handler is called. `handling_id` pairs this with what comes after it; messages of a batch share it."""
-    return _record("SubBefore", time_ms, REGION, group, handling_id, about.message_id, retries, about.keys)
+    keys = about.keys or " "  # Java's split() drops an empty last field, and the decoder asks for eight
+    return _record("SubBefore", time_ms, REGION, group, handling_id, about.message_id, retries, keys)
 
 
 def after_handling(about: About, *, time_ms: int, group: str, handling_id: str, took_ms: int, outcome: Outcome) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rocketlet import AdminClient, Consumer, Message, MessageTrace, Outgoing, Producer, Reject
 from rocketlet.client import message_trace
-from rocketlet.protocol.trace import TOPIC
+from rocketlet.protocol import trace
+from rocketlet.protocol.trace import TOPIC, Kind
 
 from ..conftest import Node, Nodes, eventually
 
@@ -50,6 +51,20 @@ async def test_a_message_is_followed_from_its_send_to_its_handler(node: Node) ->
     async with AdminClient(node.address) as admin:
         for key in ("k1", "k2", message_id):
             assert await admin.messages_with_key(TOPIC, key), key
+
+
+def test_javas_split_finds_all_fields_of_a_message_without_keys_or_tag() -> None:
+    """It drops empty fields at the end, and Apache's decoder asks for them by number."""
+    about, outcome = trace.About("id"), trace.Outcome.SUCCESS
+    for record, fields in (
+        (trace.before_handling(about, time_ms=1, group="g", handling_id="h", retries=0), 8),
+        (trace.after_handling(about, time_ms=1, group="g", handling_id="h", took_ms=2, outcome=outcome), 9),
+        (trace.sent(about, time_ms=1, group="g", topic="t", tag="", store_host="h", size=0, took_ms=0, kind=Kind.NORMAL,
+                    offset_id=""), 14),
+        (trace.transaction_ended(about, time_ms=1, group="g", topic="t", tag="", store_host="h", commits=None,
+                                 is_check=False), 13),
+    ):  # fmt: skip
+        assert len(record.removesuffix("\x02").rstrip("\x01").split("\x01")) == fields
 
 
 async def raise_error(message: Any) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from rocketlet.broker.config import PULL_BYTES
 from rocketlet.client import AdminClient, ConfigError, Consumer, Producer, RetryLater
 from rocketlet.client.mirror import ORIGIN, Begin, Mirror, Waiting
 from rocketlet.protocol.bodies import GroupConfig
@@ -89,6 +90,17 @@ async def test_a_mirror_goes_on_behind_the_newest_copy(rocketlet: Broker, there:
     assert [body for body in by_queue(there, "orders")[0] if body != b"not ours"] == [b"1", b"2", b"3", b"4"]
     assert sum(copy.copied for copy in second.copies.values()) == 2
     assert sum(copy.copied for copy in third.copies.values()) == 0
+
+
+async def test_a_mirror_goes_on_behind_copies_that_take_several_answers_to_read(
+    rocketlet: Broker, there: Broker
+) -> None:
+    rocketlet.create_topic("orders", queues=1)
+    async with Producer(rocketlet.address) as producer:
+        await producer.send_batch("orders", [bytes(PULL_BYTES // 8)] * 20)
+    await mirrored(rocketlet, there)
+    again = await mirrored(rocketlet, there)
+    assert sum(copy.copied for copy in again.copies.values()) == 0
 
 
 @pytest.mark.parametrize(("begin", "wanted"), [(Begin(last=2), 2), (Begin(last=0), 0), (Begin(since_ms=0), 5)])
