@@ -7,10 +7,10 @@ from typing import Final
 
 from ..protocol import names
 from ..protocol import properties as props
-from ..protocol.message import MAX_BODY_BYTES
+from ..protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
 from .errors import MessageIllegal
 
-PROPERTY_BYTES: Final = props.MAX_BYTES - 100  # the broker adds its own
+PROPERTY_BYTES: Final = MAX_PROPERTY_BYTES - 100  # the broker adds its own
 
 
 def checked_body(body: bytes) -> bytes:

@@ -13,9 +13,9 @@ from ..protocol import bodies, names
 from ..protocol.batch import encode_batch
 from ..protocol.bodies import Heartbeat, Queue
 from ..protocol.codes import SYS_TRANSACTION_PREPARED, RequestCode
+from ..protocol.config import MAX_BODY_BYTES
 from ..protocol.frame import Frame
 from ..protocol.headers import UnregisterClient, write
-from ..protocol.message import MAX_BODY_BYTES
 from .access import Access
 from .arguments import check_callable, check_count, check_group, check_seconds
 from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S, TOPIC_QUEUES

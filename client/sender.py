@@ -17,8 +17,8 @@ from ..protocol import bodies, names
 from ..protocol.bodies import Heartbeat, Queue
 from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.compression import compressed
+from ..protocol.config import MAX_BODY_BYTES
 from ..protocol.frame import ExtValue, Frame
-from ..protocol.message import MAX_BODY_BYTES
 from .access import Access
 from .accumulator import PLAIN_BYTES, Accumulator, Batch, Pending
 from .cluster import Cluster

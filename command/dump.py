@@ -18,7 +18,8 @@ from typing import Final
 from ..protocol import bodies
 from ..protocol.bodies import BrokerData
 from ..protocol.codes import RequestCode
-from ..protocol.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameReader, encode
+from ..protocol.config import MAX_FRAME_BYTES
+from ..protocol.frame import Frame, FrameError, FrameReader, encode
 from ..protocol.schema import BodyError
 from .frames import fields, lines
 from .listening import listening_fault

@@ -12,4 +12,5 @@ compression how large bodies are compressed
 subscription  tag expressions, and the hash that filters use
 names       names of topics and groups: which are legal, which are derived from others
 codes       the numbers: requests, responses, languages, flags
+config      every limit
 """

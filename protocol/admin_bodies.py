@@ -16,7 +16,7 @@ import orjson
 from . import fastjson_text
 from .bodies import DataVersion, Queue, queue_json, queue_of, version_json
 from .codes import Language
-from .limits import MAX_STATUS_BYTES
+from .config import MAX_STATUS_BYTES
 from .schema import BodyError, Long, QueueShape, Shape, answers, reads
 from .work import Work, listed, refuse_beyond
 

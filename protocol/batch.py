@@ -16,17 +16,16 @@ from typing import Final, NamedTuple
 
 from . import properties as props
 from .checksum import crc32
+from .config import MAX_BATCH_ENTRIES, MAX_PROPERTY_BYTES
 from .message import CHECKSUM_BYTES, CHECKSUM_MARK, MAGIC, MessageError
 from .subscription import tag_code
-
-MAX_BATCH_ENTRIES: Final = 65_536
 
 _ENTRY: Final = Struct(">iIIii")
 _SIZE: Final = Struct(">h")
 _SHARED: Final = {(born, store): Struct(f">iq{born}sq{store}siq") for born in (8, 20) for store in (8, 20)}
 _TAGS_MARK: Final = (props.TAGS + props.NAME_END).encode()
 _PAIR_END: Final = props.PAIR_END.encode()
-_ROOM: Final = props.MAX_BYTES - CHECKSUM_BYTES  # of properties, beside a checksum
+_ROOM: Final = MAX_PROPERTY_BYTES - CHECKSUM_BYTES  # of properties, beside a checksum
 _PIECE: Final = 512  # messages whose records are made at once
 _APART: Final = b"\n"  # ASCII, so that no character can begin before it and end behind it
 
@@ -189,8 +188,10 @@ def _completed(texts: list[bytes], shared: bytes) -> list[bytes]:
     joined = _PAIR_END + shared
     whole = [text + (shared if text[-1] == _PAIR_END[0] else joined) if text else shared for text in texts]
     longest = max(map(len, whole), default=0)
-    if longest > props.MAX_BYTES:
-        raise MessageError(f"the properties have {longest} bytes with the broker's own; {props.MAX_BYTES} are allowed")
+    if longest > MAX_PROPERTY_BYTES:
+        raise MessageError(
+            f"the properties have {longest} bytes with the broker's own; {MAX_PROPERTY_BYTES} are allowed"
+        )
     return whole
 
 

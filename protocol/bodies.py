@@ -15,7 +15,7 @@ from msgspec import Meta
 from msgspec import field as wire
 
 from .codes import PERM_READ_WRITE
-from .limits import MAX_GROUPS, MAX_SUBSCRIPTIONS
+from .config import MAX_GROUPS, MAX_SUBSCRIPTIONS
 from .schema import (
     Enum,
     Expression,

@@ -15,9 +15,9 @@ from .codes import (
     SYS_COMPRESSION_ZLIB,
     SYS_COMPRESSION_ZSTD,
 )
+from .config import MAX_DECOMPRESSED_BYTES
 from .message import MessageError
 
-MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
 ZLIB_LEVEL: Final = 5
 
 

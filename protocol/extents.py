@@ -12,9 +12,9 @@ from typing import Annotated, Final, NamedTuple
 import orjson
 from msgspec import Meta
 
+from .config import MAX_TOPICS_ASKED
 from .schema import Long, Text, answers, reads
 
-MAX_TOPICS_ASKED: Final = 1000
 MADE_ANEW: Final = "TOPIC_MADE_ANEW"  # the remark to a pull of another topic than the one whose identity it names
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
-MAX_DEPTH: Final = 64
+from .config import MAX_DEPTH
 
 # Possessive, and matched from one token to the next: bad text costs its length once, not its square.
 _TOKEN = re.compile(r'\s*+("(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++)', re.DOTALL)

@@ -20,10 +20,7 @@ import msgpack
 import orjson
 
 from .codes import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Language, SerializeType
-
-MAX_FRAME_BYTES: Final = 16_777_216  # with the length field itself, as Apache's decoder counts
-MAX_LAYOUTS: Final = 2048  # of binary headers that are known again
-MAX_LAYOUT_FIELDS: Final = 32
+from .config import MAX_FRAME_BYTES, MAX_LAYOUT_FIELDS, MAX_LAYOUTS
 
 JSON: Final = int(SerializeType.JSON)
 ROCKETMQ: Final = int(SerializeType.ROCKETMQ)

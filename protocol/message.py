@@ -17,19 +17,18 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
 
-from . import properties as props
 from .checksum import crc32
 from .codes import (
     SYS_BORNHOST_V6,
     SYS_STOREHOST_V6,
 )
+from .config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
 
 MAGIC: Final = 0xDAA320A7
 CHECKSUM_MARK: Final = b"\x02\x03"  # behind the properties; what has no name is no property to any client
 CHECKSUM_BYTES: Final = 10  # the mark and a CRC-32 in hex
-MAX_BODY_BYTES: Final = 4_194_304
 FIXED_BYTES: Final = 91  # a record without body, topic and properties, both hosts IPv4
-MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + props.MAX_BYTES
+MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + MAX_PROPERTY_BYTES
 
 _HEADS: Final = {(born, store): Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)}
 _HEAD_V4: Final = _HEADS[8, 8]
@@ -88,7 +87,7 @@ def encode_record(
     """
     born_size, store_size = len(born_host), len(store_host)
     size = len(properties) + CHECKSUM_BYTES
-    if size > props.MAX_BYTES:
+    if size > MAX_PROPERTY_BYTES:
         size -= CHECKSUM_BYTES
     pack = _pack_v4 if born_size == store_size == 8 else _HEADS[born_size, store_size].pack
     head = pack(
@@ -227,7 +226,7 @@ def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = F
     mark, checksum = data[end : end + len(CHECKSUM_MARK)], data[end + len(CHECKSUM_MARK) : end + CHECKSUM_BYTES]
     if mark != CHECKSUM_MARK:  # no checksum, unless what is damaged is the mark: no property looks so
         if is_summed:
-            return len(record.properties.encode()) + CHECKSUM_BYTES > props.MAX_BYTES
+            return len(record.properties.encode()) + CHECKSUM_BYTES > MAX_PROPERTY_BYTES
         return not (_HEX.issuperset(checksum) and (mark[:1] == CHECKSUM_MARK[:1] or mark[1:] == CHECKSUM_MARK[1:]))
     body_at = position + 72 + len(record.born_host) + len(record.store_host)
     head, tail = data[position:body_at], data[body_at + len(record.body) : end]

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from .config import MAX_GROUP_CHARS, MAX_TOPIC_CHARS
+
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 DEFAULT_TOPIC: Final = "TBW102"
@@ -34,8 +36,6 @@ SYSTEM_GROUPS: Final = frozenset(
     )
 )
 
-MAX_TOPIC_CHARS: Final = 127
-MAX_GROUP_CHARS: Final = MAX_TOPIC_CHARS - len(RETRY_PREFIX)  # because a group's retry topic is a topic, too
 
 # Messages may not be sent to these by clients (code 16).
 UNSENDABLE_TOPICS: Final = frozenset(

@@ -10,7 +10,6 @@ from typing import Final
 
 NAME_END: Final = "\x01"
 PAIR_END: Final = "\x02"
-MAX_BYTES: Final = 32_767
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"

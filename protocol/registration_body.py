@@ -21,7 +21,7 @@ from .bodies import (
     version_json,
     version_of,
 )
-from .limits import MAX_DIALECT_BYTES, MAX_REGISTRATION_BYTES
+from .config import MAX_DIALECT_BYTES, MAX_REGISTRATION_BYTES
 from .schema import BodyError, Shape, reads
 from .work import SLICE, Work
 

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from . import fastjson_text
-from .limits import (
+from .config import (
+    MAX_ANSWER_BYTES,
     MAX_DIALECT_BYTES,
     MAX_EXPRESSION_CHARS,
     MAX_ID_CHARS,
@@ -27,7 +28,6 @@ from .subscription import SubscriptionError
 T = TypeVar("T")
 S = TypeVar("S")
 
-MAX_ANSWER_BYTES = 16_777_216
 
 Long = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]

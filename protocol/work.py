@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from typing import Final, TypeVar
 
-from .limits import MAX_TABLE_BYTES
+from .config import MAX_TABLE_BYTES
 from .schema import BodyError
 
 T = TypeVar("T")

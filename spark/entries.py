@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ..client.message import UniqueKeys
 from ..client.outgoing import PROPERTY_BYTES
 from ..protocol import properties as props
-from ..protocol.message import MAX_BODY_BYTES
+from ..protocol.config import MAX_BODY_BYTES
 
 Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
 

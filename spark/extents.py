@@ -20,7 +20,8 @@ from ..client.pulling import pull_header
 from ..protocol.admin_bodies import decode_topic_stats
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode, ResponseCode
-from ..protocol.extents import MAX_TOPICS_ASKED, decode_extents, encode_topics
+from ..protocol.config import MAX_TOPICS_ASKED
+from ..protocol.extents import decode_extents, encode_topics
 from ..protocol.headers import Offset, OptionalGroup, TopicName, TopicQueue, read, write
 from ..protocol.message import decode_records
 from ..protocol.names import TOOLS_GROUP

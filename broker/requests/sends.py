@@ -11,9 +11,10 @@ from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.bodies import GroupConfig, TopicConfig
 from ...protocol.codes import ONEWAY_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
+from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
 from ...protocol.frame import Ext, Frame
 from ...protocol.headers import SendBack, SendMessage, read, read_send_v2
-from ...protocol.message import MAX_BODY_BYTES, MessageError, Record
+from ...protocol.message import MessageError, Record
 from ...protocol.sent import encode_sent
 from ...protocol.subscription import tag_code
 from ..broker import Broker
@@ -224,10 +225,10 @@ class Sends:
 
 def _property_bytes(text: str) -> bytes:
     data = text.encode()
-    if len(data) > props.MAX_BYTES:
+    if len(data) > MAX_PROPERTY_BYTES:
         raise Refused(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"the properties have {len(data)} bytes with the broker's own; {props.MAX_BYTES} are allowed",
+            f"the properties have {len(data)} bytes with the broker's own; {MAX_PROPERTY_BYTES} are allowed",
         )
     return data
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client import config as client_config
-from rocketlet.protocol import group_bodies, limits
+from rocketlet.protocol import config, group_bodies
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.group_bodies import LockRequest
 
@@ -49,5 +49,5 @@ def test_what_is_asked_in_one_request_is_what_brokers_take() -> None:
     queues = tuple(Queue("t" * 127, "b" * 100, number) for number in range(client_config.LOCK_QUEUES))
     numbers = dict.fromkeys(queues, 2**62)
     body = group_bodies.encode_lock_request(LockRequest("c" * 100, "g" * 100, queues, True, numbers, numbers))
-    assert len(body) <= limits.MAX_JSON_BYTES
-    assert len(queues) <= limits.MAX_REQUEST_QUEUES
+    assert len(body) <= config.MAX_JSON_BYTES
+    assert len(queues) <= config.MAX_REQUEST_QUEUES

@@ -18,8 +18,9 @@ from rocketlet.client import (
     TopicNotFound,
 )
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
+from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.frame import MSGPACK
-from rocketlet.protocol.message import MAX_BODY_BYTES, decode_records
+from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.properties import decode
 from rocketlet.testing.ports import free_port
 

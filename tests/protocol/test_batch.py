@@ -8,15 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.protocol import message as m
-from rocketlet.protocol import properties as props
-from rocketlet.protocol.batch import (
-    MAX_BATCH_ENTRIES,
-    BatchEntry,
-    Shared,
-    decode_batch,
-    encode_batch,
-    encode_records,
-)
+from rocketlet.protocol.batch import BatchEntry, Shared, decode_batch, encode_batch, encode_records
+from rocketlet.protocol.config import MAX_BATCH_ENTRIES, MAX_PROPERTY_BYTES
 from rocketlet.protocol.subscription import tag_code
 
 VECTOR = bytes.fromhex("00000028000000000000000000000003000000026869001057414954017472756502544147530141")
@@ -147,7 +140,7 @@ def test_a_character_that_two_messages_share_is_none() -> None:
 
 
 def test_properties_are_as_long_as_they_may_be() -> None:
-    room = props.MAX_BYTES - len("\x02CLUSTER\x01c")
+    room = MAX_PROPERTY_BYTES - len("\x02CLUSTER\x01c")
     longest = encode_batch([BatchEntry(0, b"x", "y" * room)])
     assert m.decode_record(encode_records(longest, shared(), 0, 0).data).properties.endswith("CLUSTER\x01c")
     with pytest.raises(m.MessageError, match="32768 bytes with the broker's own; 32767 are allowed"):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import bodies, fastjson_text, group_bodies, headers, names
 from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.config import MAX_DEPTH, MAX_GROUP_CHARS, MAX_TOPIC_CHARS
 from rocketlet.protocol.schema import BodyError
 from rocketlet.protocol.subscription import parse_subscription
 
@@ -133,6 +134,24 @@ def test_headers_come_back_as_they_were(header: headers.PullMessage) -> None:
 @pytest.mark.parametrize("topic", ["", " ", "a b", "a.b", "x" * 128, "tröte", "a\n"])
 def test_illegal_topics_are_named(topic: str) -> None:
     assert names.topic_fault(topic)
+
+
+def test_names_are_legal_up_to_their_longest() -> None:
+    assert names.topic_fault("x" * MAX_TOPIC_CHARS) is None
+    assert names.topic_fault("x" * (MAX_TOPIC_CHARS + 1))
+    assert names.group_fault("x" * MAX_GROUP_CHARS) is None
+    assert names.group_fault("x" * (MAX_GROUP_CHARS + 1))
+    assert names.topic_fault(names.retry_topic("x" * MAX_GROUP_CHARS)) is None
+
+
+def test_json_in_fastjsons_dialect_is_nested_up_to_the_limit() -> None:
+    def nested(levels: int) -> bytes:
+        return b"{1:" + b"[" * levels + b"]" * levels + b"}"
+
+    deepest = MAX_DEPTH
+    assert fastjson_text.loads(nested(deepest))
+    with pytest.raises(fastjson_text.JsonError, match=f"deeper than {MAX_DEPTH}"):
+        fastjson_text.loads(nested(deepest + 1))
 
 
 @pytest.mark.parametrize("topic", ["a", "%RETRY%g", "a|b_c-1", "x" * 127])

@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import frame as frames_of
 from rocketlet.protocol.codes import VERSION
+from rocketlet.protocol.config import MAX_FRAME_BYTES, MAX_LAYOUT_FIELDS, MAX_LAYOUTS
 from rocketlet.protocol.frame import (
     JSON,
-    MAX_FRAME_BYTES,
-    MAX_LAYOUT_FIELDS,
-    MAX_LAYOUTS,
     MSGPACK,
     ROCKETMQ,
     Frame,

@@ -10,6 +10,7 @@ from rocketlet.protocol import message as m
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.checksum import crc32
 from rocketlet.protocol.compression import compressed, decompressed
+from rocketlet.protocol.config import MAX_PROPERTY_BYTES
 from rocketlet.protocol.subscription import SubscriptionError, java_hash, parse_subscription
 
 VECTOR = bytes.fromhex(
@@ -99,7 +100,10 @@ def test_a_record_is_known_without_decoding_it(
 
 
 def test_properties_that_leave_no_room_go_without_a_checksum() -> None:
-    for size, has_room in ((props.MAX_BYTES - m.CHECKSUM_BYTES, True), (props.MAX_BYTES - m.CHECKSUM_BYTES + 1, False)):
+    for size, has_room in (
+        (MAX_PROPERTY_BYTES - m.CHECKSUM_BYTES, True),
+        (MAX_PROPERTY_BYTES - m.CHECKSUM_BYTES + 1, False),
+    ):
         host = m.encode_host("10.0.0.1", 1)
         text = b"a\x01" + b"x" * (size - 2)
         data = m.encode_record(0, 0, 0, 0, 0, 0, host, 0, host, 0, 0, b"", b"\x01t", text)
@@ -196,6 +200,22 @@ def test_a_body_that_inflates_beyond_the_limit_is_refused() -> None:
     bomb = zlib.compress(b"\0" * (65 * 1024 * 1024))
     with pytest.raises(m.MessageError, match="or has more than"):
         decompressed(bomb, 0x301)
+
+
+@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd", "zstd that does not tell its size"])
+def test_a_body_may_inflate_up_to_the_limit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.protocol.compression.MAX_DECOMPRESSED_BYTES", 1000)
+    lz4_frame, zstandard = pytest.importorskip("lz4.frame"), pytest.importorskip("zstandard")
+    flag, pack = {
+        "zlib": (0x301, zlib.compress),
+        "lz4": (0x101, lz4_frame.compress),
+        "zstd": (0x201, zstandard.ZstdCompressor().compress),
+        "zstd that does not tell its size": (0x201, zstandard.ZstdCompressor(write_content_size=False).compress),
+    }[kind]
+    for body in (b"x" * 1000, bytes(range(250)) * 4):
+        assert decompressed(pack(body), flag) == body
+        with pytest.raises(m.MessageError):
+            decompressed(pack(body + b"x"), flag)
 
 
 @pytest.mark.parametrize(("module", "kind"), [("lz4.frame", 0x101), ("zstandard", 0x201)])

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.protocol import admin_bodies, bodies, group_bodies, limits, registration_body
+from rocketlet.protocol import admin_bodies, bodies, config, group_bodies, registration_body
 from rocketlet.protocol.schema import BodyError, Shape
 from rocketlet.protocol.work import finish
 
@@ -133,37 +133,37 @@ GROUP = {"groupName": "g"}
 @pytest.mark.parametrize(
     ("decode", "body", "limit"),
     [
-        (bodies.decode_heartbeat, lambda n: {"clientID": "c", "consumerDataSet": [GROUP] * n}, limits.MAX_GROUPS),
-        (bodies.decode_heartbeat, lambda n: {"clientID": "c", "producerDataSet": [GROUP] * n}, limits.MAX_GROUPS),
+        (bodies.decode_heartbeat, lambda n: {"clientID": "c", "consumerDataSet": [GROUP] * n}, config.MAX_GROUPS),
+        (bodies.decode_heartbeat, lambda n: {"clientID": "c", "producerDataSet": [GROUP] * n}, config.MAX_GROUPS),
         (
             bodies.decode_heartbeat,
             lambda n: {"clientID": "c", "consumerDataSet": [GROUP | {"subscriptionDataSet": [{"topic": "t"}] * n}]},
-            limits.MAX_SUBSCRIPTIONS,
+            config.MAX_SUBSCRIPTIONS,
         ),
         (
             bodies.decode_heartbeat,
             lambda n: {"clientID": "c", "consumerDataSet": [GROUP | {"assigned": [["t", "b", 1]] * n}]},
-            limits.MAX_REQUEST_QUEUES,
+            config.MAX_REQUEST_QUEUES,
         ),
         (
             bodies.decode_heartbeat,
             lambda n: {"clientID": "c", "consumerDataSet": [GROUP | {"queueCounts": {"b": {str(i): 1 for i in range(n)}}}]},
-            limits.MAX_SUBSCRIPTIONS,
+            config.MAX_SUBSCRIPTIONS,
         ),
-        (bodies.decode_heartbeat, lambda n: {"clientID": "c" * n}, limits.MAX_ID_CHARS),
+        (bodies.decode_heartbeat, lambda n: {"clientID": "c" * n}, config.MAX_ID_CHARS),
         (
             group_bodies.decode_lock_request,
             lambda n: {
                 "clientId": "c", "consumerGroup": "g", "mqSet": [{"topic": "t", "brokerName": "b", "queueId": 1}] * n,
             },
-            limits.MAX_REQUEST_QUEUES,
+            config.MAX_REQUEST_QUEUES,
         ),
         (
             group_bodies.decode_client_check,
             lambda n: {"clientId": "c", "group": "g", "subscriptionData": {"subString": "x" * n}},
-            limits.MAX_EXPRESSION_CHARS,
+            config.MAX_EXPRESSION_CHARS,
         ),
-        (bodies.decode_group, lambda n: GROUP | {"x": "x" * (n - len('{"groupName":"g","x":""}'))}, limits.MAX_JSON_BYTES),
+        (bodies.decode_group, lambda n: GROUP | {"x": "x" * (n - len('{"groupName":"g","x":""}'))}, config.MAX_JSON_BYTES),
     ],
 )  # fmt: skip
 def test_what_a_body_may_hold_is_limited_at_its_edge(
@@ -176,7 +176,7 @@ def test_what_a_body_may_hold_is_limited_at_its_edge(
 
 def test_fastjsons_dialect_is_read_up_to_its_limit() -> None:
     text = b'{0:0,"groupName":"g","x":"%b"}'
-    pad = limits.MAX_DIALECT_BYTES - len(text % b"")
+    pad = config.MAX_DIALECT_BYTES - len(text % b"")
     assert bodies.decode_group(text % (b"x" * pad)).name == "g"
     with pytest.raises(BodyError):
         bodies.decode_group(text % (b"x" * (pad + 1)))

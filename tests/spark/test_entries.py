@@ -12,9 +12,9 @@ from rocketlet.client import MessageIllegal
 from rocketlet.client.outgoing import PROPERTY_BYTES, checked_body, checked_id, properties_text
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.batch import BatchEntry, decode_batch, encode_batch
-from rocketlet.protocol.message import MAX_BODY_BYTES
 
 pytest.importorskip("pyspark")
+from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.spark.entries import MessageIds, to_entries
 
 TEXTS = st.none() | st.sampled_from(["", " ", "\x1f", "a\x01", "a\x02b", "größe", "a b", " x "]) | st.text(max_size=8)

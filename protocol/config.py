@@ -1,9 +1,29 @@
-"""What a request's body may hold. A body that holds more is refused, with the limit in the refusal."""
+"""Every limit of what is read and written on the wire. What goes beyond is refused, with the limit in the refusal."""
 
 from __future__ import annotations
 
 from typing import Final
 
+# Frames
+
+MAX_FRAME_BYTES: Final = 16_777_216  # with the length field itself, as Apache's decoder counts
+MAX_LAYOUTS: Final = 2048  # of binary headers that are known again
+MAX_LAYOUT_FIELDS: Final = 32
+
+# Messages
+
+MAX_TOPIC_CHARS: Final = 127
+MAX_GROUP_CHARS: Final = 120  # because a group's retry topic, with %RETRY% before its name, is a topic, too
+MAX_BODY_BYTES: Final = 4_194_304
+MAX_PROPERTY_BYTES: Final = 32_767  # of all properties of a message
+MAX_BATCH_ENTRIES: Final = 65_536
+MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # of a body
+
+# Bodies of requests and answers
+
+MAX_ANSWER_BYTES: Final = 16_777_216
+MAX_DEPTH: Final = 64  # of JSON
+MAX_TOPICS_ASKED: Final = 1000  # in a request for the offsets of all their queues
 MAX_JSON_BYTES: Final = 1_048_576  # of a request; read within 10 ms
 MAX_TABLE_BYTES: Final = 16_000_000  # of an answer that lists very much; a frame takes little more
 MAX_DIALECT_BYTES: Final = 65_536  # of one in fastjson's dialect, which is read in Python
