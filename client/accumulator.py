@@ -36,12 +36,12 @@ _is_done = methodcaller("done")
 
 
 class Batch:
-    """What goes to one queue in this turn. `new_future` makes the future of a message, `began_s` is when the first came.
-    `ids` and `texts`, the properties, are those of the messages once the batch is closed."""
+    """What goes to one queue in this turn. `new_future` makes the future of a message, `began_s` and `born_ms` are when the
+    first came. `ids` and `texts`, the properties, are those of the messages once the batch is closed."""
 
-    __slots__ = ("began_s", "connection", "ids", "messages", "new_future", "queue", "size_bytes", "texts")
+    __slots__ = ("began_s", "born_ms", "connection", "ids", "messages", "new_future", "queue", "size_bytes", "texts")
 
-    def __init__(self, connection: Connection, queue: Queue) -> None:
+    def __init__(self, connection: Connection, queue: Queue, born_ms: int) -> None:
         self.connection = connection
         self.queue = queue
         self.messages: list[Pending] = []
@@ -49,11 +49,20 @@ class Batch:
         self.texts: Sequence[str] = ()
         self.size_bytes = 0
         self.began_s = time.monotonic()
+        self.born_ms = born_ms
         self.new_future: Callable[[], asyncio.Future[SendResult]] = connection.loop.create_future
 
     def close(self, keys: UniqueKeys) -> None:
         """Leaves out the messages whose senders gave up, and gives the others their ids, all at once: they keep them from
         now on, however often they are sent."""
+        if len(self.messages) == 1:  # whoever waits for each result pays for no lists
+            future, key, _, text, _, _ = self.messages[0]
+            if future.done():
+                self.messages = []
+            else:
+                key = key or keys.next()
+                self.ids, self.texts = (key,), (text or PLAIN + key,)
+            return
         futures, ids, _, texts, _, _ = zip(*self.messages, strict=True)
         if any(map(_is_done, futures)):
             self.messages = [message for message in self.messages if not message[0].done()]
@@ -96,7 +105,9 @@ class Accumulator:
         if batch is None:
             if not self._batches:
                 connection.before_flush(self._end_turn)
-            batch = self._batches[queue] = Batch(connection, queue)
+            now_ms = int(time.time() * 1000)
+            self._keys.stamp(now_ms)
+            batch = self._batches[queue] = Batch(connection, queue, now_ms)
         return batch
 
     def close(self, batch: Batch) -> None:
@@ -113,7 +124,7 @@ class Accumulator:
         waiting, self._waiting = self._waiting, {}
         for batches in waiting.values():
             for batch in batches:
-                self._send(batch)
+                self._send(batch, self._left_s(batch))
         self._end_turn()
 
     def _end_turn(self) -> None:
@@ -125,11 +136,10 @@ class Accumulator:
 
     def _leave(self, batch: Batch) -> None:
         connection = batch.connection
-        waiting = self._waiting.get(connection)
-        if waiting is not None:
-            waiting.append(batch)
+        if connection in self._waiting:
+            self._waiting[connection].append(batch)
         elif connection.is_writable:
-            self._send(batch)
+            self._send(batch, self._timeout_s)
         else:
             self._waiting[connection] = deque((batch,))
             connection.when_writable(partial(self._go_on, connection))
@@ -141,7 +151,8 @@ class Accumulator:
         if waiting is None:
             return
         while waiting and connection.is_writable:
-            self._send(waiting.popleft())
+            batch = waiting.popleft()
+            self._send(batch, self._left_s(batch))
             connection.write_now()
         if waiting:
             connection.when_writable(partial(self._go_on, connection))
@@ -159,16 +170,18 @@ class Accumulator:
             left_s = waiting[0].began_s + self._timeout_s - now_s
             asyncio.get_running_loop().call_later(left_s, self._expire, connection)
 
-    def _send(self, batch: Batch) -> None:
-        batch.close(self._keys)
-        if not batch.messages:
-            return
-        try:
-            self._call(batch)
-        except Exception as error:  # nobody else would hear of it: this is a callback of the loop
-            self._answered(batch, error)
+    def _left_s(self, batch: Batch) -> float:
+        return batch.began_s + self._timeout_s - time.monotonic()
 
-    def _call(self, batch: Batch) -> None:
+    def _send(self, batch: Batch, timeout_s: float) -> None:
+        batch.close(self._keys)
+        if batch.messages:
+            try:
+                self._call(batch, timeout_s)
+            except Exception as error:  # nobody else would hear of it: this is a callback of the loop
+                self._answered(batch, error)
+
+    def _call(self, batch: Batch, timeout_s: float) -> None:
         queue, messages = batch.queue, batch.messages
         if len(messages) == 1:
             code, body, text = RequestCode.SEND_MESSAGE_V2, messages[0][2], batch.texts[0]
@@ -176,7 +189,6 @@ class Accumulator:
             code, text = RequestCode.SEND_BATCH_MESSAGE, ""
             bodies = [message[2] for message in messages]
             body = encode_columns(repeat(0), bodies, [text.encode() for text in batch.texts])
-        ext = self._header(queue.topic, text, int(time.time() * 1000))
+        ext = self._header(queue.topic, text, batch.born_ms)
         ext["e"], ext["m"] = queue.queue_id, len(messages) > 1
-        timeout_s = batch.began_s + self._timeout_s - time.monotonic()
         batch.connection.call(code, ext, body, partial(self._answered, batch), timeout_s)

@@ -51,7 +51,8 @@ OnRequest = Callable[["Connection", Frame], None]
 
 
 class Connection(asyncio.Protocol):
-    """`call` answers by a callback, `request` by a future that raises for error codes."""
+    """`call` answers by a callback, `request` by a future that raises for error codes. It `is_writable` while the peer takes
+    more bytes."""
 
     def __init__(
         self, address: str, access: Access, on_request: OnRequest, on_lost: Callable[[Connection], None]
@@ -74,6 +75,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._is_flush_due = False
         self._before_flush: list[Callable[[], None]] = []
+        self.is_writable = True
         self._writable = asyncio.Event()
         self._writable.set()
         self._when_writable: list[Callable[[], None]] = []
@@ -147,10 +149,6 @@ class Connection(asyncio.Protocol):
         """Answers a request of the broker."""
         answer = Frame(code, request.opaque, {}, body, RESPONSE_FLAG, remark, serialize_type=request.serialize_type)
         self._send(encode(answer))
-
-    @property
-    def is_writable(self) -> bool:
-        return self._writable.is_set()
 
     async def writable(self) -> None:
         """Returns when the peer takes more bytes, or the connection is gone."""
@@ -257,9 +255,11 @@ class Connection(asyncio.Protocol):
         self._signs = not (isinstance(answer, Frame) and answer.code == ResponseCode.SUCCESS)
 
     def pause_writing(self) -> None:
+        self.is_writable = False
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        self.is_writable = True
         self._writable.set()
         actions, self._when_writable = self._when_writable, []
         for action in actions:

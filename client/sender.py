@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, repeat
 from typing import Final, Literal
 
@@ -105,13 +105,11 @@ class Sender:
         """Gives each message of a batch its result, or tries again, each message for itself."""
         if isinstance(answer, Frame) and answer.code in _STORED:
             try:
-                offset_ids, queue, offset = _places(answer, batch)
+                results = _results(answer, batch)
             except (KeyError, ValueError) as error:  # sent again, the messages would be there twice
                 address = batch.connection.address
                 answer = RocketletError(f"{address} stored the messages and does not say where: {error!r}")
             else:
-                columns = batch.ids, offset_ids, repeat(queue), count(offset), repeat(_STORED[answer.code])
-                results = map(_new_tuple, repeat(SendResult), zip(*columns, strict=False))
                 for message, result in zip(batch.messages, results, strict=True):
                     if not message[0].done():
                         message[0].set_result(result)
@@ -189,7 +187,6 @@ class Sender:
         batch = accumulator.batch(connection, target)
         if queue_key is None and queue is None:
             accumulator.batch_of_turn[topic] = batch
-        self._keys.stamp(int(time.time() * 1000))
         return batch
 
     def _target(self, accumulator: Accumulator, topic: str, queue_key: str | None, queue: Queue | None) -> Queue | None:
@@ -360,14 +357,17 @@ def _may_help(error: Exception) -> bool:
     return isinstance(error, ConnectionFailed | RequestTimeout)
 
 
-def _places(answer: Frame, batch: Batch) -> tuple[list[str], Queue, int]:
-    """The offset ids of a batch's messages, the queue, and the offset of the first: they lie one behind the other. Raises
-    KeyError, ValueError for an answer that does not say it."""
-    _, ids, queue, offset, _ = sent_result(answer, "", batch.queue)
-    offset_ids = ids.split(",")
+def _results(answer: Frame, batch: Batch) -> Iterable[SendResult]:
+    """Of a batch's messages, which lie one behind the other. Raises KeyError, ValueError for an answer that does not say
+    where."""
+    first = sent_result(answer, batch.ids[0], batch.queue)
+    if len(batch.messages) == 1:
+        return (first,)
+    offset_ids = first.offset_id.split(",")
     if len(offset_ids) != len(batch.messages):
         raise ValueError(f"{len(offset_ids)} ids for {len(batch.messages)} messages")
-    return offset_ids, queue, offset
+    columns = batch.ids, offset_ids, repeat(first.queue), count(first.queue_offset), repeat(first.status)
+    return map(_new_tuple, repeat(SendResult), zip(*columns, strict=False))
 
 
 def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:

@@ -318,3 +318,40 @@ async def test_what_waits_for_a_broker_that_hangs_up_is_sent_again(node: Node, w
         await asyncio.sleep(0)
         connection.close()
         assert len(await asyncio.gather(*sends)) == 3
+
+
+async def test_who_gives_up_while_a_broker_reads_nothing_leaves_nothing_behind(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        only_connection(producer).pause_writing()
+        assert producer._accumulator is not None
+        producer._accumulator._timeout_s = 0.05
+        given_up = asyncio.create_task(producer.send("t", b"a"))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.sleep(0)
+        with pytest.raises(RequestTimeout):
+            await producer.send("t", b"b")
+        only_connection(producer).resume_writing()
+        await producer.send("t", b"c")
+    assert sorted(message.body for message in await stored(node)) == [b"c", b"first"]
+
+
+async def turns_until_written(producer: Producer) -> int:
+    """Turns of the event loop from a `send` to the write of its request."""
+    connection, turns = only_connection(producer), 0
+    send = asyncio.create_task(producer.send("t", b"x", queue_key="k"))
+    while not connection._pending or connection._out:
+        await asyncio.sleep(0)
+        turns += 1
+    await send
+    return turns
+
+
+async def test_a_message_alone_in_its_turn_leaves_as_early_as_without_batches(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as batching, Producer(node.address, batching=False) as plain:
+        for producer in (batching, plain):
+            await producer.send("t", b"first")
+        assert await turns_until_written(batching) == await turns_until_written(plain) <= 2
