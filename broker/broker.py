@@ -257,7 +257,7 @@ class Broker:
         closes: all of it is on the device, so that the next start needs to read nothing again."""
         is_synced = closes or self.flusher is not None
         saves: list[Save] = []
-        for state in (self.offsets, self.delays, self.transactions, self.locks):
+        for state in (self.offsets, self.delays, self.transactions):
             save = yield from state.saving()
             if save is not None:
                 saves.append(save)
@@ -266,6 +266,7 @@ class Broker:
         steps += [
             self.topics.saving(self.store.begin),
             self.group_configs.saving(),
+            self.locks.saving(closes=closes),
             self.store.checkpointing(is_synced, closes=closes),
         ]
         for step in steps:
@@ -302,7 +303,7 @@ class Broker:
             yield
 
     def _save_locks_later(self) -> None:
-        """Saves the locks soon, in case the broker is killed, but not for each of the many queues that a rebalance moves."""
+        """Saves soon which leases have ended by themselves, in case the broker is killed, but not one by one."""
         if self._saving_locks is None:
             self._saving_locks = self.clock.call_later(limits.SAVE_LOCKS_DELAY_S, self._save_locks)
 
@@ -311,10 +312,8 @@ class Broker:
         self.tasks.spawn(self.do(self._locks_saving()))
 
     def _locks_saving(self) -> Job[None]:
-        save = yield from self.locks.saving()
         try:
-            if save is not None:
-                yield from _saved(save, sync=False)
+            yield from self.locks.saving()
         except StoreFull as error:
             log.error("save_failed", reason=str(error))
 

@@ -112,6 +112,7 @@ HANDOVER_LEASE_S: Final = 20.0  # Rocketlet members, who renew every 5 s
 LEASE_SWEEP_S: Final = 1.0
 STANDSTILL_S: Final = 1.0  # a broker that is this much later than its timers stood still: leases are prolonged by it
 SAVE_LOCKS_DELAY_S: Final = 0.05
+FREED_AT_ONCE: Final = 1024  # leases that have ended, in one line of the journal
 DRAIN_LIMIT_S: Final = 2.0  # how long a change is kept from a foreign member whose handlers make no progress
 DRAIN_MAX_S: Final = 30.0  # and from one whose handlers do
 DRAINED_WAIT_S: Final = 5.0  # how long a foreign member that was told of a change gets nothing of the queues it loses

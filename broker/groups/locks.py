@@ -5,32 +5,30 @@ A Rocketlet consumer locks every queue that it reads (`handover`). Its lock is a
 socket closes, ended when it is not renewed in time, and checked at every commit, so that a late one changes nothing.
 A member that was refused is told as soon as the queue is free.
 
-Leases are kept in a file. After a restart of the broker, a member that comes back in time gets the same epoch and continues
-as if nothing had happened.
+Leases are on the disk (`ledger`). After a restart of the broker, a member that comes back in time gets the same epoch and
+continues as if nothing had happened.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import orjson
 import structlog
 
 from ...protocol.bodies import Queue
 from ...protocol.group_bodies import LockRequest
-from ...protocol.work import LOOKS, Work, joined
+from ...protocol.work import LOOKS, Work
 from ..clock import Clock
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LOCK_LEASE_S, STANDSTILL_S
 from ..net.connection import Connection
-from ..store.files import Save, read_state
 from ..store.jobs import Job
+from ..store.ledger import Change, Key, Ledger
 from .history import History
 
 log = structlog.get_logger("rocketlet.groups")
-
-_Key = tuple[str, str, int]  # group, topic, queue id
 
 
 @dataclass(slots=True)
@@ -66,44 +64,49 @@ class Locks:
     ) -> None:
         self._path = path
         self._clock = clock
-        self._locks: dict[_Key, Lock] = {}
-        self._of_group: dict[str, dict[_Key, None]] = {}
-        self._keys: dict[Connection, dict[_Key, None]] = {}  # that a connection owned or waited for
+        self._locks: dict[Key, Lock] = {}
+        self._of_group: dict[str, dict[Key, None]] = {}
+        self._keys: dict[Connection, dict[Key, None]] = {}  # that a connection owned or waited for
         self._on_free = on_free
         self._on_change = on_change
         self._is_held_back = is_held_back
         self._history = history
-        self._epoch = clock.time_ms() << 16  # beyond every epoch of an earlier run
-        self._dirty = False
-        self._awake_s = since_s = (
-            clock.monotonic_s()
-        )  # the latest renewal is not known, and its owner may not know of the restart yet
-        for group, topic, queue_id, client_id, epoch in read_state(path, is_derivable=True) or ():
-            self._locks[group, topic, queue_id] = Lock(client_id, None, epoch, True, since_s)
-            self._of_group.setdefault(group, {})[group, topic, queue_id] = None
+        self._ledger = ledger = Ledger(path)
+        self._epoch = max(
+            clock.time_ms() << 16, ledger.epoch
+        )  # beyond every epoch of an earlier run, whatever the clock says
+        # The latest renewal is not known, and its owner may not know of the restart yet.
+        self._awake_s = since_s = clock.monotonic_s()
+        self._held_until_s = -math.inf if ledger.is_known else since_s + HANDOVER_LEASE_S
+        self._is_closed = False
+        for key, (client_id, epoch) in ledger.leases.items():
+            self._locks[key] = Lock(client_id, None, epoch, True, since_s)
+            self._of_group.setdefault(key[0], {})[key] = None
+        ledger.leases.clear()
 
-    def saving(self) -> Job[Save | None]:
-        """How to save what has changed; None if nothing has."""
-        if not self._dirty:
-            return None
-        self._dirty = False
+    def saving(self, *, closes: bool = False) -> Job[None]:
+        """Saves what `lock` and `unlock` have not. closes: nothing is granted any more. Raises StoreFull; it is tried again
+        the next time."""
+        self._is_closed = closes
+        if self._clock.monotonic_s() >= self._held_until_s:
+            yield from self._ledger.saving(self._leases, closes=closes)
+
+    def _leases(self) -> tuple[list[Change], int]:
         # Apache's locks are not kept: its broker forgets them, too (RebalanceLockManager), and its clients lock
         # again within 20 s.
-        leases = [(key, lock) for key, lock in self._locks.items() if lock.handover]
-        content = yield from joined(orjson.dumps([*key, lock.client_id, lock.epoch]) for key, lock in leases)
-        return Save(self._path, b"[%b]" % content, self._again)
-
-    def _again(self) -> None:
-        self._dirty = True
+        leases = [(*key, lock.client_id, lock.epoch) for key, lock in self._locks.items() if lock.handover]
+        return leases, self._epoch
 
     def lock(self, request: LockRequest, connection: Connection) -> dict[Queue, int]:
         """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
         now_s = self._now_s()
-        return {
+        epochs = {
             queue: epoch
             for queue in request.queues
             if (epoch := self._lock_one(request, queue, connection, now_s)) is not None
         }
+        self._ledger.write()
+        return epochs
 
     def _lock_one(self, request: LockRequest, queue: Queue, connection: Connection, now_s: float) -> int | None:
         key = (request.group, queue.topic, queue.queue_id)
@@ -127,6 +130,8 @@ class Locks:
             return None
         if queue in request.epochs:
             return None  # a renewal takes nothing anew: its sender must first let go of what it has
+        if now_s < self._held_until_s or self._is_closed:
+            return None  # another member may believe in a lease that this run does not know
         if request.handover and self._is_held_back(*key):
             return None  # a foreign member still handles messages of it; the group is notified when it does not
         if lock is not None:
@@ -160,6 +165,7 @@ class Locks:
                 faults.append(f"{queue.topic}:{queue.queue_id} has the epoch {lock.epoch} by now")
             else:
                 self._free(key, "unlocked")
+        self._ledger.write()
         return faults
 
     def drop(self, connection: Connection) -> None:
@@ -180,6 +186,7 @@ class Locks:
             lock = self._locks.get(key)
             if lock is not None and key[0] == group and lock.handover and lock.connection is connection:
                 self._free(key, "unlocked")
+        self._ledger.write()
 
     def renew(self, connections: Iterable[Connection]) -> None:
         """All leases of these clients last anew, as by a renewal of each."""
@@ -211,6 +218,7 @@ class Locks:
             log.warning("broker_stood_still", seconds=round(stood_s, 1), hint="leases are prolonged")
             for lock in self._locks.values():
                 lock.renewed_s += stood_s
+            self._held_until_s += stood_s
         self._awake_s = now_s
         return now_s
 
@@ -263,10 +271,10 @@ class Locks:
         """Client id by topic and queue id."""
         return {key[1:]: self._locks[key].client_id for key in self._of_group.get(group, ())}
 
-    def _note_key(self, connection: Connection, key: _Key) -> None:
+    def _note_key(self, connection: Connection, key: Key) -> None:
         self._keys.setdefault(connection, {})[key] = None
 
-    def _free(self, key: _Key, event: str) -> None:
+    def _free(self, key: Key, event: str) -> None:
         lock = self._locks.pop(key)
         of_group = self._of_group[key[0]]
         del of_group[key]
@@ -276,8 +284,14 @@ class Locks:
         for waiter in lock.waiters:
             self._on_free(waiter, key[0])
 
-    def _note(self, event: str, key: _Key, lock: Lock) -> None:
-        if lock.handover:
-            self._dirty = True
-            self._on_change()
-            self._history.add(key[0], event, lock.client_id, topic=key[1], queue=key[2], epoch=lock.epoch)
+    def _note(self, event: str, key: Key, lock: Lock) -> None:
+        if not lock.handover:
+            return
+        if event == "locked":
+            self._ledger.granted(key, lock.client_id, lock.epoch)
+        elif event == "unlocked":
+            self._ledger.unlocked(key, lock.epoch)
+        else:
+            self._ledger.freed(key, lock.epoch)
+        self._on_change()
+        self._history.add(key[0], event, lock.client_id, topic=key[1], queue=key[2], epoch=lock.epoch)

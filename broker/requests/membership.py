@@ -168,7 +168,7 @@ def _commit_and_unlock(
 ) -> Buffers:
     """What a member hands over at one time, in one request: the answer names what was committed and unlocked. The member
     says of the rest again what there is to commit, queue by queue, and is told why not."""
-    done: dict[Queue, int] = {}
+    ready: list[Queue] = []
     for queue, offset in request.offsets.items():
         place, epoch = (queue.topic, queue.queue_id), request.epochs.get(queue)
         fault = fence_fault(broker, connection, request.group, place, offset, epoch) or offset_fault(
@@ -176,8 +176,14 @@ def _commit_and_unlock(
         )
         if fault is None and epoch is not None:
             store_offset(broker, request.group, place, offset, by_owner=True)
-            if not broker.locks.unlock(replace(request, queues=(queue,)), connection):
-                done[queue] = epoch
+            ready.append(queue)
+    broker.locks.unlock(replace(request, queues=tuple(ready)), connection)
+    locks, group = broker.locks, request.group
+    done = {
+        queue: request.epochs[queue]
+        for queue in ready
+        if not locks.is_leased_to(group, queue.topic, queue.queue_id, connection)
+    }
     return answer(frame, body=group_bodies.encode_locked(done))
 
 

@@ -10,6 +10,7 @@ segments       a row of append-only files
 jobs           work that also waits for the device
 files          what they share: errors, descriptors, state files, the folder's lock
 journal        what has changed since a state file was written, a line each
+ledger         which leases were granted
 disk           every call to the operating system
 flusher        `--flush sync`: answers wait until their messages are on the device
 """

@@ -9,7 +9,6 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.net.connection import Connection
-from rocketlet.broker.store.jobs import run
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -187,12 +186,8 @@ def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
 
 def test_after_a_restart_an_owner_may_let_go(tmp_path: Path) -> None:
     clock = MovableClock()
-    locks = make_locks(tmp_path, clock)
     request = LockRequest("c1", "g", (QUEUE,), True)
-    locks.lock(request, peer())
-    save = run(locks.saving())
-    assert save is not None
-    save.write(sync=False)
+    make_locks(tmp_path, clock).lock(request, peer())
     again = make_locks(tmp_path, clock)
     assert again.unlock(LockRequest("c2", "g", (QUEUE,), True), peer()), "another client may not"
     assert again.unlock(request, peer()) == []

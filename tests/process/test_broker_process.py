@@ -15,10 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.store.files import read_state
 from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RocketletError
 from rocketlet.command.cli import parser
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.testing.ports import free_port
 
@@ -157,12 +155,7 @@ async def test_offsets_survive_a_clean_end(start: Start) -> None:
     assert await consume_all(again.address, "t", 1) == {b"two"}
 
 
-def saved_leases(tmp_path: Path) -> set[Queue]:
-    leases = read_state(tmp_path / "data" / "locks.json") or ()
-    return {Queue(topic, "broker-a", queue_id) for _, topic, queue_id, *_ in leases}
-
-
-async def test_a_killed_broker_that_restarts_gives_its_members_their_queues_back(start: Start, tmp_path: Path) -> None:
+async def test_a_killed_broker_that_restarts_gives_its_members_their_queues_back(start: Start) -> None:
     port = free_port()
     broker = await start(port=port)
     seen: Counter[bytes] = Counter()
@@ -178,8 +171,6 @@ async def test_a_killed_broker_that_restarts_gives_its_members_their_queues_back
                 await producer.send("t", b"%d" % number)
             async with asyncio.timeout(PATIENCE_S):
                 while len(seen) < 101:
-                    await asyncio.sleep(0.005)
-                while saved_leases(tmp_path) != owned:
                     await asyncio.sleep(0.005)
             await broker.kill()
             await start(port=port)

@@ -15,6 +15,7 @@ from rocketlet.broker.groups.draining import Draining
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.groups.members import ConsumerGroup, Member
 from rocketlet.broker.requests import offsets as requests_offsets
+from rocketlet.broker.store.ledger import Ledger
 from rocketlet.client import shares as shares_module
 from rocketlet.client.assignment import Assignment
 from rocketlet.client.cluster import Cluster
@@ -224,6 +225,12 @@ async def _overtake(self: MemberLocks, queue: Queue) -> None:
     """An unlock does not wait for the lock that is under way."""
 
 
+def _write_later(self: Ledger) -> None:
+    """Who has a queue is written a moment after the member was told."""
+    self._freed += self._changes
+    self._changes.clear()
+
+
 Fault = tuple[Any, str, Any]
 
 FAULTS: dict[str, list[Fault]] = {
@@ -238,6 +245,7 @@ FAULTS: dict[str, list[Fault]] = {
     "connection-loss-ignored": [(Membership, "_lost_connection", lambda self, address: None)],
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
     "epoch-kept": [(Locks, "expiring", _expiring_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
+    "grants-written-later": [(Ledger, "write", _write_later)],
     "leave-stops-renewing": [(Membership, "leave", _leave_at_once)],
     "lock-forgotten": [(Leases, "_give_back", _keep_doubtful), (MemberLocks, "abandon", lambda self, held: None)],
     "lock-for-everybody": [(Locks, "_lock_one", _for_everybody)],
@@ -270,6 +278,7 @@ SCENARIO_OF = {
     "commit-highest": "handled-out-of-order",
     "commit-not-repeated": "broker-killed",
     "epoch-kept": "member-away",
+    "grants-written-later": "killed-at-hand-over",
     "foreign-commits-behind": "foreign-members",
     "foreign-not-drained": "foreign-members",
     "foreign-told-at-once": "foreign-members",

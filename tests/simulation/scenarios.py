@@ -6,6 +6,7 @@ Half of the seeds play one. `python -m tests.simulation 0 100 --scenario NAME` p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -99,6 +100,22 @@ async def _broker_killed(world: World) -> None:
     await chaos.kill_broker(world)
 
 
+async def _killed_at_hand_over(world: World) -> None:
+    """A broker is killed just when queues have changed hands, and who got them is perhaps not heard any more."""
+    for _ in range(3):
+        await asyncio.sleep(world.rng.uniform(2, 5))
+        world.granting.clear()
+        world.spawn(world.join())
+        with contextlib.suppress(TimeoutError):  # one queue stays where it is
+            async with asyncio.timeout(3):
+                await world.granting.wait()
+        await asyncio.sleep(world.rng.choice((0, 0.002, 0.02, 0.06)))
+        member = chaos.spare(world)
+        if member is not None and world.rng.random() < 0.7:
+            world.spawn(chaos.silence_member(world, member, world.rng.uniform(5, 25)))
+        await chaos.kill_broker(world)
+
+
 async def _handled_out_of_order(world: World) -> None:
     """Members and brokers are killed while messages are in handlers, and later ones of the same queue are done."""
     for _ in range(4):
@@ -176,6 +193,7 @@ SCENARIOS: dict[str, Scenario] = {
         _foreign_members_of_two,
     ),
     "broker-killed": Scenario({**_CALM, "gentle": False, "queues": 8, "brokers": 1}, _broker_killed),
+    "killed-at-hand-over": Scenario({"gentle": False, "members": 2, "mixed": False}, _killed_at_hand_over),
     "handled-out-of-order": Scenario(
         {**_LONG, "gentle": False, "orderly": False, "mixed": False, "members": 4, "queues": 4, "handler_s": 0.02},
         _handled_out_of_order,

@@ -1,6 +1,6 @@
 """One simulated run: brokers, members and faults by a seed, and what must hold whatever happens.
 
-- a queue has one owner: while the lease of one runs by its own clock, no other member gets the queue
+- a queue has one owner: while the lease of one runs by its own clock, no other member gets the queue; and its epochs rise
 - no member begins a message of a queue that its broker has given to another one; a member whose connection was cut is excused
   until it has seen that, nobody else ever is
 - no member handles one message twice at a time, nor, in order, two of one queue
@@ -91,6 +91,7 @@ class World:
         self._crashes: list[float] = []
         self._has_foreign = False
         self._stalled_until_s = 0.0
+        self.granting = asyncio.Event()  # set when a queue gets another owner
         self._numbers = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.nodes = [
@@ -159,8 +160,12 @@ class World:
             epochs = lock(request, connection)
             for queue, epoch in epochs.items():
                 owner = self._owners.get((queue, epoch), request.client_id)
+                if epoch < self._granted.get(queue, 0):
+                    raise_later(Violation(f"{queue} goes back from the epoch {self._granted[queue]} to {epoch}"))
                 if owner != request.client_id:
                     raise_later(Violation(f"{queue} has the epoch {epoch} of {owner}, and now of {request.client_id}"))
+                if epoch > self._granted.get(queue, 0):
+                    self.granting.set()
                 self._owners[queue, epoch] = request.client_id
                 self._granted[queue] = max(epoch, self._granted.get(queue, 0))
             return epochs

@@ -1,0 +1,184 @@
+"""Which leases were granted, on the disk before a member is told.
+
+A broker that is killed and restarts must know every lease that a member believes in. A lease that it has forgotten it would
+give to somebody else; a lease whose queue has changed hands since it would give back to the former owner. So each request
+that grants or ends leases is a line in a journal, written before the answer: what the operating system has survives the
+broker. Leases that end by themselves, with a socket or by time, are written a moment later. A kill just then leaves a queue
+without a reader for as long as a lease lasts, and never with two.
+
+The operating system's end is another matter, since nothing here is synced. Then, and when a file is damaged or could not be
+written, nobody knows who owns what: no lease is believed, and none granted until the last one that a member may still believe
+in has ended (`is_known`).
+
+The file is a list, and so is each line of the journal:
+
+    [group, topic, queue id, client id, epoch]   a lease
+    [group, topic, queue id, epoch]              it has ended
+    [boot id]                                    what follows was written since the machine's start of this id
+    epoch                                        the file's: no later one was granted when it was written
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import structlog
+
+from ...protocol.work import joined
+from ..config import FREED_AT_ONCE, HANDOVER_LEASE_S, JOURNAL_LINES
+from . import disk
+from .files import StoreFull, find_state, replace_state, state_fault
+from .jobs import Job
+from .journal import Journal
+
+log = structlog.get_logger("rocketlet.store")
+
+Key = tuple[str, str, int]  # group, topic, queue id
+Change = tuple[str, str, int, str, int]  # as a lease is written
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """What differs after each start of the machine; empty where the system does not say."""
+    with contextlib.suppress(OSError):
+        return disk.read_file(_BOOT).decode().strip()
+    return ""
+
+
+class Ledger:
+    """`leases` are those of the run before, client id and epoch by queue; `epoch` is the last one granted."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._behind_path = path.with_suffix(".behind")  # there while the disk does not have what was granted
+        self._journal = Journal(path)
+        self._boot = boot_id()
+        self._written_at = ""
+        self._changes: list[object] = []
+        self._freed: list[object] = []
+        self._count = 0  # of the changes in the journal
+        self._saved = 0  # leases in the file
+        self.leases: dict[Key, tuple[str, int]] = {}
+        self.epoch = 0
+        fault = self._read()
+        self._is_behind = bool(fault)
+        self._changes.append([self._boot])
+        self.write()
+        self.is_known = not self._is_behind
+        if not self.is_known:
+            self.leases.clear()
+            self._mark()
+            log.warning(
+                "leases_unknown",
+                file=str(path),
+                reason=fault or "the disk takes nothing",
+                hint=f"queues have no readers for {HANDOVER_LEASE_S:.0f} s, until nobody can believe in a lease of before",
+            )
+
+    def _read(self) -> str:
+        """Takes over what the run before has written; why that is not all, empty if it is."""
+        damage = state_fault(self._path) if disk.is_there(self._path) else None
+        state = find_state(self._path, is_derivable=True)
+        for change in state.value or ():
+            self._apply(change, 0)
+        lines = self._journal.read()
+        saved_epoch = self.epoch
+        for change in chain.from_iterable(lines):
+            self._apply(change, saved_epoch)
+        self._count = sum(map(len, lines))
+        if damage or (state.value is not None and not state.is_current) or not self._journal.is_whole:
+            return "a file is damaged"
+        if self._written_at not in ("", self._boot):
+            return "the machine ended before the broker did"
+        return "the disk took nothing before the broker ended" if disk.is_there(self._behind_path) else ""
+
+    def _apply(self, change: Any, saved_epoch: int) -> None:
+        """saved_epoch: a grant that is not later is in the file, or has ended since."""
+        if isinstance(change, int):
+            self.epoch = max(self.epoch, change)
+        elif len(change) == 1:
+            self._written_at = change[0]
+        else:
+            group, topic, queue_id, *client_id, epoch = change
+            key = (group, topic, queue_id)
+            self.epoch = max(self.epoch, epoch)
+            if client_id and epoch > saved_epoch:
+                self.leases[key] = client_id[0], epoch
+            elif not client_id and key in self.leases and self.leases[key][1] == epoch:
+                del self.leases[key]
+
+    # Changes
+
+    def granted(self, key: Key, client_id: str, epoch: int) -> None:
+        """To be written before the answer."""
+        self._changes.append([*key, client_id, epoch])
+
+    def unlocked(self, key: Key, epoch: int) -> None:
+        """To be written before the answer."""
+        self._changes.append([*key, epoch])
+
+    def freed(self, key: Key, epoch: int) -> None:
+        """To be written soon. A later grant may be written first: it has another epoch."""
+        self._freed.append([*key, epoch])
+
+    def write(self) -> None:
+        """Writes what must be written before an answer. If the disk refuses, a mark says so to the next run."""
+        changes, self._changes = self._changes, []
+        if changes:
+            self._append(changes)
+
+    def _append(self, changes: list[object]) -> None:
+        if self._is_behind:
+            return  # all of it is written at once, when the disk takes it
+        try:
+            self._journal.append(changes)
+            self._count += len(changes)
+        except StoreFull as error:
+            self._is_behind = True
+            hint = (
+                f"if the broker ends before it can, queues have no readers for {HANDOVER_LEASE_S:.0f} s when it is back"
+            )
+            log.error("leases_not_saved", reason=str(error), hint=hint)
+            self._mark()
+
+    def _mark(self) -> None:
+        """An empty file needs no room. Where not even that is taken, the next run cannot write, either."""
+        with contextlib.suppress(OSError):
+            disk.close(disk.open_file(self._behind_path, disk.CREATE, 0o644))
+
+    def saving(self, now: Callable[[], tuple[list[Change], int]], *, closes: bool) -> Job[None]:
+        """Writes what has ended by itself, and the whole file when the journal has become long or lacks something. now: the
+        leases and the last epoch. closes: nothing follows. Raises StoreFull; it is tried again the next time."""
+        freed, self._freed = self._freed, []
+        for first in range(0, len(freed), FREED_AT_ONCE):
+            self._append(freed[first : first + FREED_AT_ONCE])
+            yield None
+        if closes or self._is_behind or self._count > JOURNAL_LINES + self._saved:
+            yield from self._shortening(now, closes=closes)
+
+    def _shortening(self, now: Callable[[], tuple[list[Change], int]], *, closes: bool) -> Job[None]:
+        was_behind, count = self._is_behind, self._count
+        self._is_behind, self._count = False, 0  # from here on, what changes is appended to the journal
+        try:
+            yield from self._journal.shortening(self._saving(*now(), closes=closes))
+        except StoreFull:
+            self._is_behind, self._count = self._is_behind or was_behind, self._count + count
+            raise
+        if closes:
+            self._journal.clear()
+        if not self._is_behind:
+            with contextlib.suppress(OSError):
+                disk.remove(self._behind_path)
+
+    def _saving(self, leases: list[Change], epoch: int, *, closes: bool) -> Job[None]:
+        self._saved = len(leases)
+        head: list[object] = [epoch] if closes else [epoch, [self._boot]]
+        content = yield from joined(orjson.dumps(item) for item in (*head, *leases))
+        yield partial(replace_state, self._path, b"[%b]" % content)

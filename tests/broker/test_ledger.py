@@ -1,0 +1,200 @@
+"""What a broker knows of leases when it is killed, or the machine is, and starts again."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import HANDOVER_LEASE_S, JOURNAL_LINES
+from rocketlet.broker.groups.locks import Locks
+from rocketlet.broker.net.connection import Connection
+from rocketlet.broker.store import disk, ledger
+from rocketlet.broker.store.jobs import run
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.work import finish
+
+from ..conftest import peer
+from ..requests import QUEUE
+from .test_locks import make_locks
+
+ONE, TWO = LockRequest("c1", "g", (QUEUE,), True), LockRequest("c2", "g", (QUEUE,), True)
+OTHER_QUEUE = Queue("t", "broker-a", 1)
+
+
+def renewal(request: LockRequest, epoch: int) -> LockRequest:
+    return LockRequest(request.client_id, "g", (QUEUE,), True, {QUEUE: epoch})
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock(stands=True)
+
+
+def restarted(folder: Path, clock: MovableClock) -> Locks:
+    """Of a broker that was killed."""
+    clock.advance(0.1)
+    return make_locks(folder, clock)
+
+
+def handed_over(locks: Locks) -> tuple[Connection, int, Connection, int]:
+    """A queue goes from one member to another, and nothing is saved beside what was answered."""
+    one, two = peer(), peer()
+    first = locks.lock(ONE, one)[QUEUE]
+    assert locks.unlock(ONE, one) == []
+    return one, first, two, locks.lock(TWO, two)[QUEUE]
+
+
+def test_a_killed_broker_knows_every_lease_that_a_member_was_told_of(tmp_path: Path, clock: MovableClock) -> None:
+    _, first, _, second = handed_over(make_locks(tmp_path, clock))
+    again = restarted(tmp_path, clock)
+    assert again.lock(ONE, peer()) == {}, "the former owner gets nothing back"
+    assert again.lock(renewal(ONE, first), peer()) == {}
+    assert again.lock(renewal(TWO, second), peer()) == {QUEUE: second}
+
+
+def test_what_was_unlocked_is_free_after_a_kill(tmp_path: Path, clock: MovableClock) -> None:
+    locks, one = make_locks(tmp_path, clock), peer()
+    first = locks.lock(ONE, one)[QUEUE]
+    locks.unlock(ONE, one)
+    assert restarted(tmp_path, clock).lock(TWO, peer())[QUEUE] > first
+
+
+def test_an_end_that_is_written_late_ends_no_later_lease(tmp_path: Path, clock: MovableClock) -> None:
+    locks, one, two = make_locks(tmp_path, clock), peer(), peer()
+    locks.lock(ONE, one)
+    locks.drop(one)
+    second = locks.lock(TWO, two)[QUEUE]
+    run(locks.saving())
+    assert restarted(tmp_path, clock).lock(renewal(TWO, second), peer()) == {QUEUE: second}
+
+
+def test_ends_of_leases_are_saved_soon(tmp_path: Path, clock: MovableClock) -> None:
+    locks, one = make_locks(tmp_path, clock), peer()
+    locks.lock(ONE, one)
+    locks.drop(one)
+    run(locks.saving())
+    assert QUEUE in restarted(tmp_path, clock).lock(TWO, peer())
+
+
+def test_a_long_journal_becomes_a_file(tmp_path: Path, clock: MovableClock) -> None:
+    locks, one = make_locks(tmp_path, clock), peer()
+    kept = locks.lock(LockRequest("c1", "g", (OTHER_QUEUE,), True), one)[OTHER_QUEUE]
+    for _ in range(JOURNAL_LINES):
+        locks.lock(ONE, one)
+        locks.unlock(ONE, one)
+    long = (tmp_path / "locks.journal").stat().st_size
+    run(locks.saving())
+    last = locks.lock(ONE, one)[QUEUE]
+    assert (tmp_path / "locks.journal").stat().st_size < long / 100
+    again = restarted(tmp_path, clock)
+    asked = LockRequest("c1", "g", (QUEUE, OTHER_QUEUE), True, {QUEUE: last, OTHER_QUEUE: kept})
+    assert again.lock(asked, peer()) == {QUEUE: last, OTHER_QUEUE: kept}
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_epochs_rise_also_when_the_clock_goes_back(tmp_path: Path, closes: bool) -> None:
+    locks = make_locks(tmp_path, MovableClock(stands=True))
+    epoch = handed_over(locks)[3]
+    if closes:
+        run(locks.saving(closes=True))
+    past = MovableClock(stands=True)
+    past.advance(-86_400)
+    again = make_locks(tmp_path, past)
+    another = Queue("t", "broker-a", 2)
+    assert again.lock(LockRequest("c4", "g", (another,), True), peer())[another] > epoch
+
+
+def nobody_gets_the_queue_for_a_lease(locks: Locks, clock: MovableClock, epoch: int) -> int:
+    """The epoch of who gets it then."""
+    for _ in range(int(HANDOVER_LEASE_S)):
+        assert locks.lock(renewal(TWO, epoch), peer()) == {}, "whether it is current nobody knows"
+        assert locks.lock(ONE, peer()) == {}
+        clock.advance(1)
+        finish(locks.expiring())
+    last = locks.lock(ONE, peer())[QUEUE]
+    assert last > epoch
+    return last
+
+
+def test_after_the_machine_ended_nothing_is_believed(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = handed_over(make_locks(tmp_path, clock))[3]
+    monkeypatch.setattr(ledger, "boot_id", lambda: "the next start")
+    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, epoch)
+
+
+def test_a_broker_that_was_stopped_is_believed_on_another_machine(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = make_locks(tmp_path, clock)
+    epoch = handed_over(locks)[3]
+    run(locks.saving(closes=True))
+    assert locks.lock(LockRequest("c3", "g", (OTHER_QUEUE,), True), peer()) == {}, "nothing would be kept of it"
+    monkeypatch.setattr(ledger, "boot_id", lambda: "another machine")
+    assert restarted(tmp_path, clock).lock(renewal(TWO, epoch), peer()) == {QUEUE: epoch}
+
+
+@pytest.mark.parametrize("name", ["locks.json", "locks.journal"])
+def test_with_a_damaged_file_nothing_is_believed(tmp_path: Path, clock: MovableClock, name: str) -> None:
+    locks, one = make_locks(tmp_path, clock), peer()
+    for _ in range(JOURNAL_LINES):
+        locks.lock(ONE, one)
+        locks.unlock(ONE, one)
+    run(locks.saving())
+    epoch = handed_over(locks)[3]
+    data = bytearray((tmp_path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / name).write_bytes(data)
+    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, epoch)
+
+
+def test_what_a_full_disk_refused_is_remembered(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = make_locks(tmp_path, clock)
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write", full)
+        epoch = handed_over(locks)[3]
+    killed = restarted(tmp_path, clock)
+    run(killed.saving(closes=True))  # before anybody can know
+    again = restarted(tmp_path, clock)
+    last = nobody_gets_the_queue_for_a_lease(again, clock, epoch)
+    run(again.saving())
+    assert restarted(tmp_path, clock).lock(renewal(ONE, last), peer()) == {QUEUE: last}, "that is over"
+
+
+def test_a_disk_that_takes_something_again_has_everything(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = make_locks(tmp_path, clock)
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write", full)
+        epoch = handed_over(locks)[3]
+    run(locks.saving())
+    assert restarted(tmp_path, clock).lock(renewal(TWO, epoch), peer()) == {QUEUE: epoch}
+
+
+def test_a_folder_that_takes_nothing_is_not_believed(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = make_locks(tmp_path, clock)
+
+    def refused(*arguments: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open_file", refused)
+        epoch = handed_over(locks)[3]
+        nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, epoch)
