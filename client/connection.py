@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import socket
 import ssl
 from collections.abc import Callable
@@ -37,7 +38,7 @@ from ..protocol.frame import (
     encode_msgpack_head,
 )
 from .access import ENCODINGS, Access
-from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, REQUEST_TIMEOUT_S
+from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, RECONNECT_S, REQUEST_TIMEOUT_S
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout
 from .log import get_logger
 
@@ -323,6 +324,7 @@ class Connections:
         self._on_lost = on_lost
         self._open: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
+        self._opened_s: dict[str, float] = {}
         self._is_closed = False
         self._all_closed = asyncio.Event()
 
@@ -352,6 +354,10 @@ class Connections:
             raise ConnectionFailed("the client is closed")
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
+        # A load balancer whose server is away takes each connection and hangs up; the end of one is a reason to open the
+        # next.
+        due_s = self._opened_s.get(address, -math.inf) + RECONNECT_S
+        await asyncio.sleep(max(due_s - loop.time(), 0.0))
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
@@ -364,6 +370,7 @@ class Connections:
             raise ConnectionFailed(f"{address} did not accept a connection in {CONNECT_TIMEOUT_S} s") from None
         except (OSError, ValueError) as error:
             raise ConnectionFailed(f"cannot connect to {address}: {_reason(error, self._ssl)}") from None
+        self._opened_s[address] = loop.time()
         if not connection.is_open:  # kept, it would never be replaced: its end was told before it was known here
             raise ConnectionFailed(f"{address} closed the connection at once")
         self._open[address] = connection

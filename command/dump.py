@@ -120,20 +120,24 @@ class Dump:
             self._pass(reader, there[1], Way(conversation, is_answer=False)),
             self._pass(there[0], writer, Way(conversation, is_answer=True)),
         )
-        await asyncio.gather(*ways)
-        for other in (writer, there[1]):
-            other.close()
+        try:
+            await asyncio.gather(*ways)
+        except OSError:
+            pass  # one side is gone: the other one is told
+        finally:
+            for other in (writer, there[1]):
+                other.close()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
-        """Until one side hangs up."""
-        try:
-            while data := await reader.read(READ_BYTES):
-                for piece, frame in way.read(data):
-                    writer.write(piece if frame is None else await self._shown(way, piece, frame))
-                await writer.drain()
-            writer.write_eof()
-        except OSError:
-            writer.close()
+        """Until one side hangs up. Raises OSError if a side is gone."""
+        while data := await reader.read(READ_BYTES):
+            for piece, frame in way.read(data):
+                shown = piece if frame is None else await self._shown(way, piece, frame)
+                _check_open(writer)
+                writer.write(shown)
+            await writer.drain()
+        _check_open(writer)
+        writer.write_eof()
 
     async def _shown(self, way: Way, piece: bytes, frame: Frame) -> bytes:
         """What is passed on of a frame, after it was shown."""
@@ -186,6 +190,12 @@ class Dump:
                 await self.listen(0, (host.strip("[]"), int(port)))
             found[number] = f"{self._host}:{self._ports[address]}"
         return found
+
+
+def _check_open(writer: asyncio.StreamWriter) -> None:
+    """uvloop's transports raise RuntimeError when they are closed, asyncio's say nothing. Raises ConnectionResetError."""
+    if writer.is_closing():
+        raise ConnectionResetError("the connection is closed")
 
 
 @dataclass(slots=True)

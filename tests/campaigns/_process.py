@@ -18,6 +18,8 @@ from ._ledger import Place
 from ._removals import program
 
 READY_S = 60.0
+PIPE_BYTES = 1 << 30
+"""What is kept of a process's output that nobody reads yet. Behind a full pipe it would stand still."""
 SUBSCRIBED = 4  # the pull brings its subscription
 
 
@@ -49,7 +51,7 @@ class BrokerProcess:
         ]
         self._child = await asyncio.create_subprocess_exec(
             sys.executable, *program(), *command, *self._options,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=self._limit(),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, limit=PIPE_BYTES, preexec_fn=self._limit(),
         )  # fmt: skip
         assert self._child.stdout is not None
         async with asyncio.timeout(READY_S):

@@ -3,8 +3,9 @@
 All are processes of their own, on two brokers. A member is cut off by stopping the proxy (`rocketlet dump`) between it and
 the brokers: its sockets stay open and silent. With CHAOS_JAVA=1 an unmodified Java member comes and goes, too.
 
-A fault is: an acknowledged message that nobody has handled in the end, and a message that a Rocketlet member begins under
-an epoch that is over, because another member has begun one of the queue under a later one.
+A fault is: an acknowledged message that nobody has handled in the end, a message that a Rocketlet member begins under
+an epoch that is over, because another member has begun one of the queue under a later one, and anything else that is not
+over 240 s after the last event. What it waits for then it says every 5 s.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,8 +27,8 @@ from rocketlet.testing.ports import free_port
 
 from bench.peers import compiled, java_options
 
-from ._process import BrokerProcess
-from .common import Limit, Outcome
+from ._process import PIPE_BYTES, BrokerProcess
+from .common import PROGRESS_S, Limit, Outcome
 
 DEFAULT_COUNT = 200
 SHORT_COUNT = 10  # up to so many events nobody stands still for longer than a lease lasts
@@ -39,7 +39,7 @@ MEMBERS = (2, 6)
 PAUSE_S = (0.3, 3.0)
 STANDS_S = (1.0, 4.0, 12.0, 25.0)
 READY_S = 120.0
-PATIENCE_S = 240.0  # until everything is handled; foreign messages in retry come after a minute
+PATIENCE_S = 240.0  # until everything is over; foreign messages in retry come after a minute
 
 
 class Member:
@@ -59,7 +59,7 @@ class Member:
         if behind_proxy:
             self.proxy = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "rocketlet.command.cli", "dump", "0", "--to", address, "--only", "UNREGISTER_CLIENT",
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, limit=PIPE_BYTES,
             )  # fmt: skip
             assert self.proxy.stdout is not None
             leads = await self.proxy.stdout.readline()  # give clients 127.0.0.1:PORT; it leads to ...
@@ -106,13 +106,18 @@ class Member:
         self.signal(signal.SIGKILL)
         await self._end()
 
+    @property
+    def runs(self) -> bool:
+        return any(process and process.returncode is None for process in (self._process, self.proxy))
+
     async def _end(self) -> None:
         assert self._process is not None
         assert self._reader is not None
         await self._process.wait()
         await self._reader
         if self.proxy is not None:
-            self.proxy.kill()
+            with contextlib.suppress(ProcessLookupError):
+                self.proxy.kill()
             await self.proxy.wait()
 
 
@@ -149,6 +154,7 @@ class World:
         ]
         self.standing: set[int] = set()
         self.members: list[Member] = []
+        self.started: list[Member] = []
         self.sent: set[str] = set()
         self.handled: Counter[str] = Counter()
         self._names = 0
@@ -179,6 +185,7 @@ class World:
             is_java = os.environ.get("CHAOS_JAVA") == "1" and self.chance.random() < 0.25
             member = (JavaMember if is_java else Member)(f"m{self._names}", self)
             self.members.append(member)
+            self.started.append(member)
             member.is_busy = True
             await member.start(behind_proxy=self.chance.random() < 0.5)
             member.is_busy = False
@@ -245,6 +252,21 @@ class World:
         task = asyncio.create_task(getattr(self, event)(), name=event)
         self._tasks.add(task)
 
+    @property
+    def missing(self) -> list[str]:
+        """What was acknowledged and is not handled."""
+        return sorted(self.sent - self.handled.keys(), key=int)
+
+    def waits_for(self) -> str:
+        """What is not over yet, in words."""
+        events = sorted(task.get_name() for task in self._tasks if not task.done())
+        members = [member.name for member in self.started if member.runs]
+        missing = self.missing
+        return (
+            f"events {', '.join(events) or 'none'}; members {', '.join(members) or 'none'}; "
+            f"{len(missing)} messages {', '.join(missing[:5])}"
+        )
+
     async def quiet(self) -> None:
         """Returns when all events are over."""
         for event in await asyncio.gather(*self._tasks, return_exceptions=True):
@@ -267,33 +289,58 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 async def _run(limit: Limit, world: World) -> None:
     outcome, events = world.outcome, Counter[str]()
     async with world.brokers[0], world.brokers[1]:
-        async with AdminClient(world.name_server) as admin:
-            await admin.create_topic(TOPIC, queues=QUEUES)
-        for _ in range(MEMBERS[0]):
-            await world.join()
-        sending = asyncio.create_task(_send_forever(world))
-        while not world.sent and not sending.done():
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(READY_S):
+            sending = await _begin(world)
         for _ in limit:
             event = world.chance.choice(GENTLE + HARSH)
             events[event] += 1
             world.spawn(event)
             await asyncio.sleep(world.chance.uniform(*PAUSE_S))
             outcome.tried += 1
-        await world.quiet()
-        sending.cancel()
-        ended = await asyncio.gather(sending, return_exceptions=True)
-        if not isinstance(ended[0], asyncio.CancelledError) or not world.sent:
-            outcome.fault(f"nothing was sent any more: {ended[0]!r}")
-        end_s = time.monotonic() + PATIENCE_S
-        while not world.handled.keys() >= world.sent and time.monotonic() < end_s:
-            await asyncio.sleep(0.2)
-        missing = len(world.sent - world.handled.keys())
+        saying = asyncio.create_task(_say_forever(world))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await _end(world, sending)
+        except TimeoutError:
+            outcome.fault(f"after {PATIENCE_S:.0f} s it still waits: {world.waits_for()}")
+        saying.cancel()
+        missing = len(world.missing)
         for _ in range(missing):
             outcome.fault("an acknowledged message was never handled")
         twice = world.handled.total() - len(world.handled)
         outcome.figures = {"events": dict(events), "sent": len(world.sent), "twice": twice, "missing": missing}
-        await asyncio.gather(*(member.leave() for member in world.members))
+        await asyncio.gather(*(member.kill() for member in world.started if member.runs))
+
+
+async def _begin(world: World) -> asyncio.Task[None]:
+    """The first members are here, and messages flow."""
+    async with AdminClient(world.name_server) as admin:
+        await admin.create_topic(TOPIC, queues=QUEUES)
+    for _ in range(MEMBERS[0]):
+        await world.join()
+    sending = asyncio.create_task(_send_forever(world))
+    while not world.sent and not sending.done():
+        await asyncio.sleep(0.05)
+    return sending
+
+
+async def _end(world: World, sending: asyncio.Task[None]) -> None:
+    """Returns when all events are over, all messages handled, and all members gone."""
+    await world.quiet()
+    sending.cancel()
+    ended = await asyncio.gather(sending, return_exceptions=True)
+    if not isinstance(ended[0], asyncio.CancelledError) or not world.sent:
+        world.outcome.fault(f"nothing was sent any more: {ended[0]!r}")
+    while world.missing:
+        await asyncio.sleep(0.2)
+    await asyncio.gather(*(member.leave() for member in world.members))
+
+
+async def _say_forever(world: World) -> None:
+    """On standard error, what it waits for."""
+    while True:
+        await asyncio.sleep(PROGRESS_S)
+        print(f"waiting for: {world.waits_for()}", file=sys.stderr, flush=True)
 
 
 async def _send_forever(world: World) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,31 @@ async def test_a_client_is_told_when_nobody_is_behind(start: Start, capsys: pyte
     assert await reader.read() == b""
     writer.close()
     assert "nobody answers at 127.0.0.1:1" in capsys.readouterr().out
+
+
+async def test_a_side_that_is_gone_takes_the_other_with_it_and_raises_nothing(start: Start) -> None:
+    accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+
+    async def serve(*streams: Any) -> None:
+        await accepted.put(streams)
+
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = await start(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    for is_client in (True, False, True):  # the last one only gives time to the others
+        client = await asyncio.open_connection(*address.split(":"))
+        client[1].write(b"\xff" * 8)  # no frame: it goes on at once
+        broker = await accepted.get()
+        assert await broker[0].readexactly(8)
+        gone, left = (client, broker) if is_client else (broker, client)
+        reset = struct.pack("ii", 1, 0)  # the last bytes are not waited for: the peer gets a reset
+        gone[1].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        gone[1].transport.abort()
+        assert await left[0].read() == b""
+        left[1].close()
+    server.close()
+    assert faults == []
 
 
 @pytest.mark.parametrize(
