@@ -48,6 +48,7 @@ PAGES = (
     "/brokers/broker-a",
     "/doctor",
 )
+DOCTOR = ("doctor",)
 COMMANDS = (
     ("groups", "list"),
     ("groups", "show", "g0500"),
@@ -56,6 +57,7 @@ COMMANDS = (
     ("topics", "list"),
     ("topics", "show", TOPIC),
     ("brokers", "list"),
+    DOCTOR,
 )
 
 
@@ -135,7 +137,8 @@ def _command(words: tuple[str, ...], address: str) -> tuple[float, int]:
     began_s = time.perf_counter()
     line = (sys.executable, "-m", "rocketlet.command.cli", *words)
     done = subprocess.run(line, capture_output=True, env={**os.environ, "ROCKETLET_NAMESERVER": address})
-    if done.returncode or done.stderr:
+    found_something = words == DOCTOR and done.returncode == 1
+    if (done.returncode and not found_something) or done.stderr:
         raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr.decode()[-1000:]}")
     return time.perf_counter() - began_s, len(done.stdout)
 

@@ -41,6 +41,8 @@ def parsed_offset_id(offset_id: str) -> tuple[str, int, int]:
         if len(data) not in (16, 28):
             raise ValueError
         host, port = decode_host(data[:-8])
+        if port > 65_535:  # of the four bytes that have it; a sender's id has as many digits, and its process there
+            raise ValueError
     except (ValueError, OSError):
         raise ConfigError(f"{offset_id!r} is not an offset id, which has 32 or 56 hex digits") from None
     return host, port, int.from_bytes(data[-8:], "big")

@@ -19,6 +19,7 @@ mirror          copies to another cluster
 fsck            checks a data folder, repairs it
 version         of this program and of brokers
 completion      for bash, zsh and fish
+numbers         that options take, and their ranges
 output          columns for people, JSON for programs
 control         a broker under test, behind HTTP
 access          how a command connects: TLS and accounts

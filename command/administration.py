@@ -60,11 +60,11 @@ def confirmed(options: argparse.Namespace, question: str) -> bool:
     """Whether to go on: with --yes, or when the user says so at a terminal."""
     if options.yes:
         return True
-    try:
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        print("nobody answers; add --yes to go on without a question")
-        return False
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # what is printed is for programs, too
+    answer = sys.stdin.readline()
+    if not answer:
+        print("nobody answers; add --yes to go on without a question", file=sys.stderr)
+    return answer.strip().lower() in ("y", "yes")
 
 
 def changing(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ import structlog
 from ..client.access import Access
 from ..client.errors import ConfigError, RocketletError
 from ..console.config import DEFAULT_PORT
-from . import logs
+from . import logs, numbers
 from .access import access_of, add_client_options
 from .config import NAME_SERVER, NAME_SERVER_VARIABLE
 from .listening import listening_fault
@@ -38,7 +38,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"the port; 0 takes any free one (default: {DEFAULT_PORT})"
+        "--port",
+        type=numbers.port,
+        default=DEFAULT_PORT,
+        help=f"the port; 0 takes any free one (default: {DEFAULT_PORT})",
     )
     parser.add_argument(
         "--allow-host",
@@ -56,7 +59,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def add_start_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the console")
     group.add_argument(
-        "--console-port", type=int, help="also serve the console, a web page, on this port (default: no console)"
+        "--console-port",
+        type=numbers.port,
+        help="also serve the console, a web page, on this port (default: no console)",
     )
     group.add_argument(
         "--console-host", default="127.0.0.1", help="the address to serve the console on (default: 127.0.0.1)"

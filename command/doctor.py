@@ -8,6 +8,7 @@ from dataclasses import asdict
 from ..client.admin import AdminClient
 from ..client.diagnosis import Harm, diagnose
 from .administration import Commands, verb
+from .numbers import seconds
 from .output import Output
 
 _WORDS = {
@@ -23,7 +24,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     doctor = verb(commands, "doctor", "say what is wrong with a cluster and its groups, and what to do", _doctor)
     doctor.add_argument(
         "--watch",
-        type=float,
+        type=seconds,
         default=2.0,
         metavar="SECONDS",
         help="how long to watch what moves between two looks (default: 2)",
@@ -41,7 +42,7 @@ async def _doctor(options: argparse.Namespace, admin: AdminClient, output: Outpu
         if found:
             output.text(f"{words}:")
         for finding in found:
-            output.text(f"  {finding.subject}: {finding.text} [{finding.kind}]\n    -> {finding.cure}")
+            output.text(f"  {finding.subject}: {finding.text} [{finding.kind}]", f"    -> {finding.cure}")
     if not findings:
         output.text("nothing is wrong that can be seen from here")
     return int(any(finding.harm < Harm.RISK for finding in findings))

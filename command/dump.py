@@ -21,6 +21,7 @@ from ..protocol.codes import RequestCode
 from ..protocol.config import MAX_FRAME_BYTES
 from ..protocol.frame import Frame, FrameError, FrameReader, encode
 from ..protocol.schema import BodyError
+from . import numbers
 from .frames import fields, lines
 from .listening import listening_fault
 from .output import Output
@@ -36,7 +37,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "show what clients and a broker say to each other: give the clients this port, and --to where they went before"
     )
     parser = commands.add_parser("dump", help=text, description=text[0].upper() + text[1:] + ".")
-    parser.add_argument("port", type=_port, metavar="PORT", help="where to listen for clients; 0 takes any free port")
+    parser.add_argument(
+        "port", type=numbers.port, metavar="PORT", help="where to listen for clients; 0 takes any free port"
+    )
     parser.add_argument("--host", default=HOST, help=f"the address to listen on (default: {HOST})")
     parser.add_argument(
         "--to", type=_address, default=(HOST, 9876), metavar="HOST:PORT",
@@ -49,17 +52,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.set_defaults(run=_dump, log_level="warning")
 
 
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"{text} is not a port; use 0 to 65535")
-    return int(text)
-
-
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
-    return host.strip("[]"), _port(port)
+    return host.strip("[]"), numbers.port(port)
 
 
 async def _dump(options: argparse.Namespace) -> int:
@@ -165,7 +162,7 @@ class Dump:
         clock = time.strftime("%H:%M:%S", time.localtime(now_s)) + f".{int(now_s % 1 * 1000):03d}"
         arrow = "<-" if way.is_answer else "->"
         first, *rest = lines(frame, asked)
-        self.output.text("\n".join([f"{clock} [{conversation.number}] {arrow} {first}", *rest]))
+        self.output.text(f"{clock} [{conversation.number}] {arrow} {first}", *rest)
 
     async def _rerouted(self, frame: Frame, asked: int) -> bytes | None:
         """The answer with ports of ours in the place of the brokers' addresses; None if it cannot be read."""

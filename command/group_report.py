@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from typing import Any
 
@@ -12,12 +11,15 @@ import orjson
 from ..client.admin import AdminClient
 from ..client.errors import BrokerRefused
 from ..protocol.codes import ResponseCode
+from .output import Output
 
 FOLLOW_S = 0.5
 
 
-async def report(admin: AdminClient, group: str, timeline: bool, as_json: bool, *, follow: bool = False) -> int:
-    """Prints the report; the exit status. `follow`: and then events as they come, until interrupted.
+async def report(
+    admin: AdminClient, group: str, output: Output, *, timeline: bool = False, follow: bool = False
+) -> None:
+    """Prints the report. `follow`: and then events as they come, until interrupted.
 
     Raises RocketletError.
     """
@@ -26,23 +28,19 @@ async def report(admin: AdminClient, group: str, timeline: bool, as_json: bool, 
     except BrokerRefused as error:
         if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise
-        return await _foreign_report(admin, group, as_json)
-    status = _print(group, reports, timeline, as_json)
+        await _foreign_report(admin, group, output)
+        return
+    if not any(item.get(what) for item in reports for what in ("members", "events", "lag")):
+        await admin.group(group)  # raises for a group that is not there
+    _show(group, reports, output, timeline=timeline)
     while follow and timeline:
         seen = {orjson.dumps(event) for event in _events(reports)}
         await asyncio.sleep(FOLLOW_S)
         reports = await admin.history(group)
-        fresh = [event for event in _events(reports) if orjson.dumps(event) not in seen]
-        if as_json:
-            for event in fresh:
-                print(orjson.dumps(event).decode())
-        else:
-            _print_events(fresh)
-        sys.stdout.flush()
-    return status
+        _show_events([event for event in _events(reports) if orjson.dumps(event) not in seen], output)
 
 
-async def _foreign_report(admin: AdminClient, group: str, as_json: bool) -> int:
+async def _foreign_report(admin: AdminClient, group: str, output: Output) -> None:
     """What an Apache broker and the members themselves say: no events, and owners by their own account."""
     found, running = await admin.group(group), await admin.running(group)
     members = {
@@ -60,12 +58,10 @@ async def _foreign_report(admin: AdminClient, group: str, as_json: bool) -> int:
     lag = [
         {"topic": queue.topic, "messages": max(item.lag, 0), "oldestMs": None} for queue, item in found.progress.items()
     ]
-    if as_json:
-        print(orjson.dumps({"group": group, "members": members, "owners": owners, "lag": lag, "events": []}).decode())
-        return 0
-    _print_members(group, members, owners)
-    _print_lag(lag)
-    return 0
+    if output.as_json:
+        output.json({"group": group, "members": members, "owners": owners, "lag": lag, "events": []})
+    _show_members(group, members, owners, output)
+    _show_lag(lag, output)
 
 
 def _events(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -76,28 +72,22 @@ def _events(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-def _print(group: str, reports: list[dict[str, Any]], timeline: bool, as_json: bool) -> int:
-    events = _events(reports)
-    summary = [{name: value for name, value in item.items() if name != "events"} for item in reports]
-    if as_json:
-        print(orjson.dumps({"group": group, "brokers": summary, "events": events if timeline else []}).decode())
-        return 0
+def _show(group: str, reports: list[dict[str, Any]], output: Output, *, timeline: bool) -> None:
+    events = _events(reports) if timeline else []
+    if output.as_json:
+        summary = [{name: value for name, value in item.items() if name != "events"} for item in reports]
+        output.json({"group": group, "brokers": summary, "events": events})
+        return
     members = {member["clientId"]: member for item in reports for member in item["members"]}
-    lag = [entry for item in reports for entry in item.get("lag", ())]
-    if not members and not events and not lag:
-        print(f"no broker knows the group {group}; `rocketlet groups list` shows all")
-        return 1
-    _print_members(group, members, [owner for item in reports for owner in item["owners"]])
-    _print_lag(lag)
+    _show_members(group, members, [owner for item in reports for owner in item["owners"]], output)
+    _show_lag([entry for item in reports for entry in item.get("lag", ())], output)
     for fault in sorted({fault for item in reports for fault in item["disagreements"]}):
-        print(f"  disagreement: {fault}")
-    if timeline:
-        _print_events(events)
-    return 0
+        output.text(f"  disagreement: {fault}")
+    _show_events(events, output)
 
 
-def _print_members(group: str, members: dict[str, Any], owners: list[dict[str, Any]]) -> None:
-    print(f"group {group}: {len(members)} members, {len(owners)} queues locked")
+def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, Any]], output: Output) -> None:
+    output.text(f"group {group}: {len(members)} members, {len(owners)} queues locked")
     for client_id, member in sorted(members.items()):
         mine = sorted(
             f"{owner['topic']}@{owner['brokerName']}:{owner['queueId']}"
@@ -105,23 +95,26 @@ def _print_members(group: str, members: dict[str, Any], owners: list[dict[str, A
             if owner["clientId"] == client_id
         )
         topics = ", ".join(f"{topic} [{expression}]" for topic, expression in member["subscriptions"].items())
-        print(f"  {client_id}  {member['peer']}  {member['strategy'] or '-'}  {topics}")
-        print(f"    {len(mine)} queues: {' '.join(mine) or '-'}")
+        output.text(f"  {client_id}  {member['peer']}  {member['strategy'] or '-'}  {topics}")
+        output.text(f"    {len(mine)} queues: {' '.join(mine) or '-'}")
 
 
-def _print_lag(lag: list[dict[str, Any]]) -> None:
+def _show_lag(lag: list[dict[str, Any]], output: Output) -> None:
     """How far the group is behind in each topic: by its stored offsets, whether it has members or not."""
     now_ms = time.time() * 1000
     for topic in sorted({entry["topic"] for entry in lag}):
         entries = [entry for entry in lag if entry["topic"] == topic]
         since_ms = min((entry["oldestMs"] for entry in entries if entry["oldestMs"] is not None), default=None)
         age = "" if since_ms is None else f", the oldest stored {max(now_ms - since_ms, 0) / 1000:.1f} s ago"
-        print(f"  {topic}: {sum(entry['messages'] for entry in entries)} messages behind{age}")
+        output.text(f"  {topic}: {sum(entry['messages'] for entry in entries)} messages behind{age}")
 
 
-def _print_events(events: list[dict[str, Any]]) -> None:
+def _show_events(events: list[dict[str, Any]], output: Output) -> None:
     for event in events:
+        if output.as_json:
+            output.json(event)
+            continue
         when = time.strftime("%H:%M:%S", time.localtime(event["ms"] / 1000)) + f".{event['ms'] % 1000:03d}"
         known = ("ms", "event", "client", "broker")
         detail = " ".join(f"{key}={value}" for key, value in event.items() if key not in known)
-        print(f"  {when}  {event['broker']:<12} {event['event']:<14} {event['client']:<36} {detail}")
+        output.text(f"  {when}  {event['broker']:<12} {event['event']:<14} {event['client']:<36} {detail}")

@@ -57,7 +57,8 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 
 async def _show(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    return await report(admin, options.group, options.timeline, options.json, follow=options.follow)
+    await report(admin, options.group, output, timeline=options.timeline, follow=options.follow)
+    return 0
 
 
 async def _create(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
@@ -79,6 +80,8 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
 
 async def _strict(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     for broker in await admin.set_strict(options.group, options.strict == "on"):
+        if output.as_json:
+            output.json({"broker": broker, "group": options.group, "strict": options.strict})
         output.text(f"{broker}: the group {options.group} is {'strict' if options.strict == 'on' else 'not strict'}")
     return 0
 
@@ -89,5 +92,7 @@ async def _delete(options: argparse.Namespace, admin: AdminClient, output: Outpu
     if not confirmed(options, f"Delete the group {group.name}{online}, with its offsets?"):
         return 1
     await admin.delete_group(group.name)
+    if output.as_json:
+        output.json({"group": group.name, "change": "deleted"})
     output.text(f"the group {group.name} is deleted")
     return 0

@@ -17,6 +17,7 @@ from ..protocol.bodies import Queue
 from .access import access_of
 from .administration import Commands, changing, confirmed, noun, pairs, verb
 from .frames import text_of
+from .numbers import whole
 from .output import Output, local_time
 
 TAIL_INTERVAL_S = 0.5
@@ -32,10 +33,10 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     how.add_argument("--key", help="with this key")
     how.add_argument("--id", help="with this message id or offset id")
     how.add_argument("--at", metavar="BROKER:QUEUE:OFFSET", help="at this place, and those behind it")
-    find.add_argument("--limit", type=int, default=20, help="how many at most (default: 20)")
+    find.add_argument("--limit", type=whole(1), default=20, help="how many at most (default: 20)")
     tail = verb(verbs, "tail", "show a topic's newest messages, and each that comes", _tail)
     tail.add_argument("topic")
-    tail.add_argument("--last", type=int, default=10, help="begin with this many (default: 10)")
+    tail.add_argument("--last", type=whole(0), default=10, help="begin with this many (default: 10)")
     tail.add_argument("--tags", default="*", metavar="A||B", help="only with these tags")
     tail.add_argument("--no-follow", action="store_true", help="end with the newest message")
     send = verb(verbs, "send", "send a message", _send)
@@ -44,11 +45,11 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     send.add_argument("--tag")
     send.add_argument("--key", action="append", default=[], help="a key; may be given several times")
     send.add_argument("--property", action="append", default=[], metavar="NAME=VALUE")
-    send.add_argument("--delay-level", type=int, default=0)
+    send.add_argument("--delay-level", type=whole(0), default=0)
     send.add_argument("--queue-key", help="messages with the same one keep their order")
     dead = verb(verbs, "dead", "show a group's dead letters", _dead)
     dead.add_argument("group")
-    dead.add_argument("--limit", type=int, default=20, help="how many of the newest (default: 20)")
+    dead.add_argument("--limit", type=whole(1), default=20, help="how many of the newest (default: 20)")
     replay = verb(verbs, "replay", "send a group's dead letters again", _replay)
     replay.add_argument("group")
     replay.add_argument("--id", action="append", help="only this message; may be given several times")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Iterable
 from datetime import datetime
 
 from ..client.errors import RocketletError
 from ..client.mirror import Begin, Mirror, Waiting
 from ..client.signals import stop_signal
 from .access import access_of, add_client_options
+from .numbers import whole
 from .output import Output
 
 _FROM, _TO = "from-", "to-"
@@ -32,10 +34,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--groups", type=_names, metavar="GROUP[,...]", help="whose progress to copy; default: all that read the topics"
     )
     begin = parser.add_mutually_exclusive_group()
-    begin.add_argument("--last", type=int, metavar="COUNT", help="begin at the newest messages, so many of each queue")
+    begin.add_argument(
+        "--last", type=whole(0), metavar="COUNT", help="begin at the newest messages, so many of each queue"
+    )
     begin.add_argument("--since", type=_time_ms, metavar="TIME", help="begin at a time, such as 2026-01-31T12:00:00")
     parser.add_argument("--follow", action="store_true", help="go on until SIGTERM or Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON for each queue")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each queue, and for what waits")
     add_client_options(parser, _FROM)
     add_client_options(parser, _TO)
     parser.set_defaults(run=_mirror, log_level="warning")
@@ -108,12 +112,20 @@ def _report(mirror: Mirror, waiting: Waiting, output: Output) -> None:
     output.records(("topic", "from", "to", "copied", "next", "deleted_before"), rows)
     for group, queues in _by_group(mirror).items():
         output.text(f"the group {group} goes on at the same messages in {queues} queues")
+    if output.as_json:
+        for record in _waiting_records(waiting):
+            output.json(record)
     for group, count in waiting.retries.items():
         output.text(
             f"the group {group} has {count} messages to retry, which stay at the source: let it handle them there"
         )
     for topic, count in waiting.delayed.items():
         output.text(f"{topic} has {count} delayed messages that are not due yet: run the mirror again when they are")
+
+
+def _waiting_records(waiting: Waiting) -> Iterable[dict[str, object]]:
+    yield from ({"group": group, "to_retry": count} for group, count in waiting.retries.items())
+    yield from ({"topic": topic, "delayed": count} for topic, count in waiting.delayed.items())
 
 
 def _by_group(mirror: Mirror) -> dict[str, int]:

@@ -30,10 +30,10 @@ class Output:
     def json(self, value: Mapping[str, Any]) -> None:
         print(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=str).decode(), flush=True)
 
-    def text(self, line: str) -> None:
+    def text(self, *lines: str) -> None:
         """For people only."""
         if not self.as_json:
-            print(line, flush=True)
+            print(*map(printable, lines), sep="\n", flush=True)
 
 
 def _table(columns: Sequence[str], rows: list[list[str]]) -> None:
@@ -53,7 +53,18 @@ def _is_number(text: str) -> bool:
     return text in ("", "-") or text.lstrip("-").isdigit()
 
 
+def printable(text: str) -> str:
+    """Without what a terminal would obey: names, tags and keys are what anybody sent."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def _text(value: Any) -> str:
+    return printable(_plain(value))
+
+
+def _plain(value: Any) -> str:
     if value is None or value == "":
         return "-"
     if isinstance(value, Mapping):

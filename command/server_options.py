@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..broker.net.tls import TLS_MODES
-from . import logs
+from . import logs, numbers
 from .config import MAX_LOCAL_BROKERS, PORT_STEP
 
 DEFAULT_DATA = "rocketlet-data"
@@ -27,7 +27,7 @@ def add_listen_options(parser: argparse.ArgumentParser, port: int) -> None:
         help="where requests that administrate may come from: anywhere, or this machine (default: any)",
     )
     parser.add_argument(
-        "--port", type=_port, default=port, help=f"the port to listen on; 0 takes any free one (default: {port})"
+        "--port", type=numbers.port, default=port, help=f"the port to listen on; 0 takes any free one (default: {port})"
     )
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info", help="what to log at least (default: info)")
 
@@ -35,7 +35,7 @@ def add_listen_options(parser: argparse.ArgumentParser, port: int) -> None:
 def add_external_port_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--external-port",
-        type=_port,
+        type=numbers.port,
         help="also listen on this port; clients that ask there are told the brokers' --advertise-external addresses",
     )
 
@@ -50,7 +50,7 @@ def add_broker_options(parser: argparse.ArgumentParser) -> None:
 def _control_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control-port",
-        type=_port,
+        type=numbers.port,
         help="for tests: open an HTTP interface on this port that turns the broker's clock, orders faults and deletes data; "
         "0 takes any free port. Without --data the broker keeps nothing (default: no such interface)",
     )
@@ -122,12 +122,14 @@ def _store_options(parser: argparse.ArgumentParser) -> None:
 def _limit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--queues",
-        type=_positive,
+        type=numbers.whole(1),
         default=8,
         help="how many queues a topic that a send creates gets at most (default: 8); clients ask for 4",
     )
     parser.add_argument(
-        "--metrics-port", type=_port, help="serve Prometheus metrics on this port, at /metrics (default: no metrics)"
+        "--metrics-port",
+        type=numbers.port,
+        help="serve Prometheus metrics on this port, at /metrics (default: no metrics)",
     )
     parser.add_argument("--metrics-host", help="the address to serve metrics on, such as 127.0.0.1 (default: --host)")
     parser.add_argument(
@@ -189,18 +191,6 @@ def add_registration_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nameserver-account", metavar="ACCESS_KEY", help="sign the registration as this account of the --acl file"
     )
-
-
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"{text} is not a port; use 0 to 65535")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
-    return int(text)
 
 
 def _brokers(text: str) -> int:

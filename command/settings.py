@@ -23,6 +23,10 @@ class SettingsParser(argparse.ArgumentParser):
 
     reads_settings = False
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """An option is given by its whole name: `--queue 3` must not become another option's value."""
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
+
     def error(self, message: str) -> NoReturn:
         """One line: the usage of a server has thirty."""
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` shows what there is\n")

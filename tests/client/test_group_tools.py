@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LEASE_SWEEP_S, ORPHAN_S
-from rocketlet.client import AdminClient, BrokerRefused, Consumer, Producer, settled
+from rocketlet.client import AdminClient, BrokerRefused, ConfigError, Consumer, Producer, settled
 from rocketlet.command import logs
 from rocketlet.command.cli import main
 from rocketlet.command.group_report import report as report_of
+from rocketlet.command.output import Output
 from rocketlet.protocol.allocation import AVG, STICKY
 from rocketlet.protocol.bodies import GroupConfig, Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -33,9 +34,9 @@ from ..requests import join, lock, pull, send
 PLACE = 'broker="broker-a",cluster="DefaultCluster"'
 
 
-async def report(group: str, address: str, timeline: bool, as_json: bool) -> int:
+async def report(group: str, address: str, timeline: bool, as_json: bool) -> None:
     async with AdminClient(address) as admin:
-        return await report_of(admin, group, timeline, as_json)
+        await report_of(admin, group, Output(as_json=as_json), timeline=timeline)
 
 
 def owned(consumer: Consumer, topic: str = "t") -> set[Queue]:
@@ -253,9 +254,17 @@ async def test_the_timeline_can_be_followed(node: Node, wire: Wire) -> None:
         await process.wait()
 
 
-async def test_a_report_of_an_unknown_group_fails(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await report("nobody", node.address, True, False) == 1
-    assert "no broker knows the group nobody" in capsys.readouterr().out
+@pytest.mark.parametrize("as_json", [True, False])
+async def test_a_report_of_an_unknown_group_fails(node: Node, as_json: bool) -> None:
+    with pytest.raises(ConfigError, match="no broker knows the group nobody"):
+        await report("nobody", node.address, timeline=True, as_json=as_json)
+
+
+async def test_a_group_without_members_has_a_report(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    async with AdminClient(node.address) as admin:
+        await admin.create_group(GroupConfig("shop"))
+    await report("shop", node.address, timeline=False, as_json=False)
+    assert capsys.readouterr().out.endswith("group shop: 0 members, 0 queues locked\n")
 
 
 async def test_metrics_show_lag_and_what_members_disagree_in(nodes: Nodes, connect: Connect) -> None:
@@ -290,12 +299,12 @@ async def test_lag_is_shown_with_members_without_and_after_a_restart(
         ]
         assert (float(age.split()[-1]) > 0) == (lag > 0)
         capsys.readouterr()
-        assert await report("g", node.address, False, False) == 0
+        await report("g", node.address, timeline=False, as_json=False)
         text = capsys.readouterr().out
         assert f"group g: {members} members" in text
         assert f"  t: {lag} messages behind" in text
         assert ("the oldest stored" in text) == (lag > 0)
-        assert await report("g", node.address, False, True) == 0
+        await report("g", node.address, timeline=False, as_json=True)
         (found,) = orjson.loads(capsys.readouterr().out)["brokers"]
         assert [entry["messages"] for entry in found["lag"] if entry["topic"] == "t"] == [lag]
 

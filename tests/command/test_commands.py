@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject
 from rocketlet.command import logs
@@ -34,14 +36,10 @@ async def test_a_topic_is_created_listed_shown_and_deleted(run: Run) -> None:
 
 async def test_nothing_is_deleted_without_a_yes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     await run("topics", "create", "orders")
-    monkeypatch.setattr("builtins.input", lambda question: "n")
-    assert (await run("topics", "delete", "orders")).status == 1
-
-    def nobody(question: str) -> str:
-        raise EOFError
-
-    monkeypatch.setattr("builtins.input", nobody)
-    assert "add --yes" in (await run("topics", "delete", "orders")).out
+    for answer, said in (("n\n", ""), ("", "nobody answers; add --yes")):
+        monkeypatch.setattr("sys.stdin", StringIO(answer))
+        ran = await run("topics", "delete", "orders", "--json")
+        assert (ran.status, ran.out, said in ran.err) == (1, "", True)
     assert [record["topic"] for record in (await run("topics", "list", "--json")).records] == ["orders"]
 
 
@@ -50,7 +48,7 @@ async def test_messages_are_found_followed_and_shown_harmlessly(run: Run, node: 
     async with Producer(node.address) as producer:
         first = await producer.send("orders", b"plain", keys="k1", properties={"colour": "red"})
         await producer.send("orders", b"\x1b[31mred\x1b[0m", tag="T")
-        await producer.send("orders", b"\xff\x00", tag="T")
+        await producer.send("orders", b"\xff\x00", tag="T", keys="\x1b[2J")
     for option in (("--key", "k1"), ("--id", first.message_id), ("--id", first.offset_id), ("--at", "broker-a:0:0")):
         record = (await run("messages", "find", "orders", *option, "--json")).records[0]
         assert (record["body"], record["message_id"], record["keys"]) == ("plain", first.message_id, "k1")
@@ -58,10 +56,13 @@ async def test_messages_are_found_followed_and_shown_harmlessly(run: Run, node: 
     assert "\x1b" not in newest.out, "a message cannot colour the terminal"
     assert r"\u001b[31mred" in newest.out
     assert "hex:ff00" in newest.out
-    nothing = await run("messages", "find", "orders", "--key", "k2")
-    assert (nothing.status, nothing.out) == (1, "no message was found\n")
+    assert r"\x1b[2J" in newest.out
+    for option in (("--key", "k2"), ("--id", "C00002020B292CB7F2156E6FDD240000"), ("--id", "nonsense")):
+        nothing = await run("messages", "find", "orders", *option)
+        assert (nothing.status, nothing.out) == (1, "no message was found\n")
     tailed = await run("messages", "tail", "orders", "--last", "2", "--tags", "T", "--no-follow")
     assert len(tailed.out.splitlines()) == 2
+    assert "\x1b" not in tailed.out
 
 
 async def test_offsets_are_shown_and_reset_after_a_dry_run(run: Run, node: Node) -> None:
@@ -123,7 +124,9 @@ async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> No
     await run("groups", "create", "g", "--retries", "3")
     assert (await run("groups", "list", "--json")).records == [{"group": "g", "members": 0, "topics": [], "lag": 0}]
     assert (await run("groups", "strict", "g", "on")).out == "broker-a: the group g is strict\n"
-    assert (await run("groups", "delete", "g", "--yes")).status == 0
+    strict = await run("groups", "strict", "g", "off", "--json")
+    assert strict.records == [{"broker": "broker-a", "group": "g", "strict": "off"}]
+    assert (await run("groups", "delete", "g", "--yes", "--json")).records == [{"group": "g", "change": "deleted"}]
     assert (await run("groups", "list")).out == ""
     (broker,) = (await run("brokers", "list", "--json")).records
     assert (broker["broker"], broker["address"], broker["state"]) == ("broker-a", node.address, "up")

@@ -30,10 +30,12 @@ async def test_it_copies_once_and_says_what(rocketlet: Broker) -> None:
     rocketlet.create_topic("orders", queues=1)
     async with Broker() as there, Producer(rocketlet.address) as producer:
         await producer.send_batch("orders", [b"1", b"2", b"3"])
+        await producer.send("orders", b"in 2 hours", delay_level=18)
         child = await started("--from", rocketlet.address, "--to", there.address, "--last", "2", "--json")
         out, err = await child.communicate()
         assert (child.returncode, err) == (0, b"")
-        assert orjson.loads(out)["copied"] == 2
+        queue, waits = map(orjson.loads, out.splitlines())
+        assert (queue["copied"], waits) == (2, {"topic": "orders", "delayed": 1})
         assert [message.body for message in there.messages("orders")] == [b"2", b"3"]
 
 
