@@ -23,6 +23,7 @@ transactions         half messages and their outcome
 questions            what brokers ask a consumer for an administrator
 pulling, handling    bytes to messages; messages to the user's handler
 cluster, connection  name servers, routes, sockets
+running_time         timeouts that do not count what the process stood still for
 access               TLS, Apache's ACL, the encoding of headers
 message_trace        Apache's message trace
 offsets              where a queue is read from, and how far the group has come

@@ -48,9 +48,13 @@ class Batch:
         self.ids: Sequence[str] = ()
         self.texts: Sequence[str] = ()
         self.size_bytes = 0
-        self.began_s = time.monotonic()
+        self.began_s = connection.running_s()
         self.born_ms = born_ms
         self.new_future: Callable[[], asyncio.Future[SendResult]] = connection.loop.create_future
+
+    def left_s(self, timeout_s: float) -> float:
+        """How much of the timeout is left, which counts from the first message on."""
+        return self.began_s + timeout_s - self.connection.running_s()
 
     def close(self, keys: UniqueKeys) -> None:
         """Leaves out the messages whose senders gave up, and gives the others their ids, all at once: they keep them from
@@ -124,7 +128,7 @@ class Accumulator:
         waiting, self._waiting = self._waiting, {}
         for batches in waiting.values():
             for batch in batches:
-                self._send(batch, self._left_s(batch))
+                self._send(batch, batch.left_s(self._timeout_s))
         self._end_turn()
 
     def _end_turn(self) -> None:
@@ -152,7 +156,7 @@ class Accumulator:
             return
         while waiting and connection.is_writable:
             batch = waiting.popleft()
-            self._send(batch, self._left_s(batch))
+            self._send(batch, batch.left_s(self._timeout_s))
             connection.write_now()
         if waiting:
             connection.when_writable(partial(self._go_on, connection))
@@ -161,17 +165,14 @@ class Accumulator:
 
     def _expire(self, connection: Connection) -> None:
         """The broker reads nothing, and time is up for those who have waited longest."""
-        waiting, now_s = self._waiting.get(connection, deque()), time.monotonic()
-        while waiting and waiting[0].began_s + self._timeout_s <= now_s:
+        waiting = self._waiting.get(connection, deque())
+        while waiting and waiting[0].left_s(self._timeout_s) <= 0:
             batch = waiting.popleft()
             batch.close(self._keys)
             self._answered(batch, RequestTimeout(f"{connection.address} did not take the message in time"))
         if waiting:
-            left_s = waiting[0].began_s + self._timeout_s - now_s
+            left_s = waiting[0].left_s(self._timeout_s)
             asyncio.get_running_loop().call_later(left_s, self._expire, connection)
-
-    def _left_s(self, batch: Batch) -> float:
-        return batch.began_s + self._timeout_s - time.monotonic()
 
     def _send(self, batch: Batch, timeout_s: float) -> None:
         batch.close(self._keys)

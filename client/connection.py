@@ -41,6 +41,7 @@ from .access import ENCODINGS, Access
 from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, RECONNECT_S, REQUEST_TIMEOUT_S
 from .errors import BrokerRefused, ConnectionFailed, RequestTimeout
 from .log import get_logger
+from .running_time import running_timeout
 
 log = get_logger("rocketlet.connection")
 
@@ -85,6 +86,10 @@ class Connection(asyncio.Protocol):
     def speaks_msgpack(self) -> bool:
         """Whether the peer is Rocketlet's; known after the first answer."""
         return self._serialize_type == MSGPACK
+
+    def running_s(self) -> float:
+        """The loop's time without what it stood still for, by which requests are timed."""
+        return self.loop.time() - self._stood_s
 
     # Requests
 
@@ -359,7 +364,7 @@ class Connections:
         due_s = self._opened_s.get(address, -math.inf) + RECONNECT_S
         await asyncio.sleep(max(due_s - loop.time(), 0.0))
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with running_timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
                     lambda: Connection(address, self._access, self._on_request, self._lost),
                     host.strip("[]"),

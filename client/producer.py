@@ -29,6 +29,7 @@ from .log import get_logger
 from .message import Message, Outgoing, SendResult
 from .outgoing import check_topic, checked_body, checked_id, properties_text
 from .requests import Requests, reply_properties, request_properties
+from .running_time import running_timeout
 from .sender import Sender, sent_result
 from .transactions import Check, Transactions, half_properties
 
@@ -362,7 +363,7 @@ class Producer(Sender):
         ext["i"] = request_properties(str(ext["i"]), key, self.client_id, timeout_s)
         with self._requests.expected(key) as reply:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with running_timeout(timeout_s):
                     await self._send(topic, RequestCode.SEND_MESSAGE_V2, ext, wire_body, queue_key, None)
                     return await reply
             except TimeoutError as error:

@@ -35,6 +35,7 @@ from .errors import (
 from .log import get_logger
 from .message import SendResult, UniqueKeys, new_client_id
 from .outgoing import check_topic, checked_body, checked_id, properties_text
+from .running_time import running_timeout
 
 log = get_logger("rocketlet.producer")
 
@@ -128,7 +129,7 @@ class Sender:
         # a fault of one message refuses all: alone, each gets its own answer
         is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
         tries = 1 if is_anothers else self._retries
-        timeout_s = batch.began_s + self._timeout_s - time.monotonic()
+        timeout_s = batch.left_s(self._timeout_s)
         try:
             if not tries or timeout_s <= 0 or not (is_anothers or _may_help(error)):
                 raise error
@@ -289,7 +290,7 @@ class Sender:
             connection = await self._connect(target)
         if not connection.is_writable:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with running_timeout(timeout_s):
                     await connection.writable()
             except TimeoutError:
                 raise RequestTimeout(f"{connection.address} did not take the message in time") from None
