@@ -7,6 +7,7 @@ from typing import Final
 # Frames
 
 MAX_FRAME_BYTES: Final = 16_777_216  # with the length field itself, as Apache's decoder counts
+MAX_BINARY_CODE: Final = 32_767  # of a request with a binary header
 MAX_LAYOUTS: Final = 2048  # of binary headers that are known again
 MAX_LAYOUT_FIELDS: Final = 32
 

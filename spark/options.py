@@ -251,7 +251,7 @@ def _read_options(given: _Given, *, group_needed: bool) -> ReadOptions:
     topics, pattern, assigned = _topics(given)
     if given.has("tags") and given.has("sql"):
         raise ConfigError("the options tags and sql are both given; a queue has one filter")
-    expression = Sql(given.get("sql")) if given.has("sql") else given.get("tags", "*")
+    expression = Sql(given.required("sql")) if given.has("sql") else given.get("tags", "*")
     read = ReadOptions(
         connect=_connect(given),
         group=group,

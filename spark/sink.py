@@ -45,7 +45,7 @@ from ..client.producer import Producer
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from ..protocol.codes import ResponseCode
-from .config import FIRST_RETRY_S, LANES, LAST_RETRY_S, MAX_DELAY_LEVEL, PIECE_BYTES
+from .config import FIRST_RETRY_S, LANES, LAST_RETRY_S, MAX_DELAY_LEVEL, PIECE_BYTES, SHOWN_CHARS
 from .entries import Array, Entries, MessageIds, to_entries
 from .failures import plainly
 from .options import WriteOptions
@@ -245,9 +245,13 @@ class _Sender:
             return
         row = batch.slice(int(faulty.argmax()), 1)
         for _, _, message in self._messages(row):
-            checked_body(message.body)
-            message_id = checked_id(message.message_id) if message.message_id else "-"
-            properties_text(message.tag, message.keys, message.properties, message_id, 0)
+            try:
+                checked_body(message.body)
+                message_id = checked_id(message.message_id) if message.message_id else "-"
+                properties_text(message.tag, message.keys, message.properties, message_id, 0)
+            except MessageIllegal as error:
+                named = f"keys {message.keys}, messageId {message.message_id}"
+                raise MessageIllegal(f"{error}; correct or filter such rows ({named[:SHOWN_CHARS]})") from None
         raise MessageIllegal(f"a row cannot be sent: {str(row.to_pylist())[:1000]}")
 
     async def _targets(self, batch: pa.RecordBatch) -> tuple[list[tuple[str, Queue | None]], Array]:

@@ -17,6 +17,7 @@ from rocketlet.protocol.frame import (
     FrameError,
     FrameReader,
     encode,
+    encode_head,
     encode_msgpack_head,
 )
 
@@ -100,6 +101,13 @@ def test_the_contracts_json_vector_is_read() -> None:
     )
     (frame,) = FrameReader().feed(bytes.fromhex("0000007f0000007b") + header)
     assert (frame.code, frame.opaque, frame.language, frame.ext) == (105, 9, 0, {"topic": "T"})
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2**15 - 1, ROCKETMQ), (2**15, JSON), (77_002, JSON)])
+def test_a_code_that_a_binary_header_cannot_hold_goes_as_json(code: int, kind: int) -> None:
+    frame = Frame(code, 9, {"topic": "T"}, b"body", serialize_type=ROCKETMQ)
+    for data in (encode(frame), encode_head(frame, len(frame.body)) + frame.body):
+        assert FrameReader().feed(data) == [frame._replace(serialize_type=kind)]
 
 
 @pytest.mark.parametrize(

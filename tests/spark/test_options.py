@@ -69,6 +69,7 @@ def offset_of_queue(number: int) -> str:
         ),
         ({"startingOffsets": '{"t": {"b": {"-1": 5}}}'}, "option startingOffsets is .*allowed"),
         ({"topic": None, "topicPattern": ""}, "option topicPattern is missing"),
+        ({"sql": " "}, "option sql is missing: an SQL92 filter"),
         ({"minPartitions": "many"}, "option minPartitions is 'many'"),
         ({"pollTimeoutMs": "0"}, "allowed: how long a broker may take"),
         ({"failOnDataLoss": "maybe"}, "allowed: true or false"),

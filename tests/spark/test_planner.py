@@ -219,6 +219,14 @@ def test_an_offset_behind_the_end_of_its_queue_is_named(address: str) -> None:
             planner.plan()
 
 
+@BOTH
+@pytest.mark.parametrize("encoding", ["json", "rocketmq"])
+def test_a_query_may_speak_each_encoding(address: str, membership: bool, encoding: str) -> None:
+    fill(address, range(400))
+    with opened(address, membership, headerEncoding=encoding) as planner:
+        assert rows_of(read_all(planner)) == 400
+
+
 # Where a query begins
 
 

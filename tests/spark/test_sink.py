@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import uvloop
-from rocketlet.client import Consumer, Message, RocketletError
+from rocketlet.client import Consumer, Message, MessageIllegal, RocketletError
+from rocketlet.protocol.config import MAX_BODY_BYTES
 
 from ..conftest import PATIENCE_S
 from .conftest import StoppableBroker
@@ -150,6 +152,25 @@ def test_what_cannot_be_sent_is_named(
 ) -> None:
     with pytest.raises(Exception, match=reason):
         write(spark.range(3).selectExpr(*columns), address, **options)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"body": b""}, "the body is empty"),
+        ({"body": b"x" * (MAX_BODY_BYTES + 1)}, f"{MAX_BODY_BYTES} are allowed"),
+        ({"body": b"x", "tags": " "}, "the tag ' ' may neither be blank"),
+        ({"body": b"x", "properties": [("p", "")]}, "the property 'p' has the value ''"),
+    ],
+)
+def test_a_row_that_cannot_be_sent_is_told_from_others(address: str, row: dict[str, Any], reason: str) -> None:
+    fields = [("body", pa.binary()), ("tags", pa.string()), ("properties", pa.map_(pa.string(), pa.string()))]
+    schema = pa.schema([*fields, ("keys", pa.list_(pa.string())), ("messageId", pa.string())])
+    rows = [{"body": b"good"}, {**row, "keys": ["4711"], "messageId": "A1"}]
+    options = write_options({"nameServer": address, "topic": "out"})
+    named = re.escape("; correct or filter such rows (keys ['4711'], messageId A1)")
+    with pytest.raises(MessageIllegal, match=reason + ".*" + named):
+        send_all(options, iter([pa.RecordBatch.from_pylist(rows, schema)]))
 
 
 def test_rows_wait_for_a_broker_that_is_away(broker: StoppableBroker) -> None:
