@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self, Unpack, overload
 
-from ..protocol import group_bodies, names
+from ..protocol import names
 from ..protocol.allocation import AVG, Strategy
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.headers import SendBack, write
-from ..protocol.subscription import TAG, Subscription
+from ..protocol.subscription import Subscription
 from .access import Access
 from .arguments import (
     check_callable,
@@ -49,7 +49,7 @@ from .message import Message
 from .offsets import GroupOffsets, Position, begin_offset
 from .options import Options, Place
 from .process_queue import ProcessQueue
-from .pulling import Puller
+from .pulling import Puller, check_filters
 from .questions import Questions
 
 log = get_logger("rocketlet.consumer")
@@ -194,7 +194,7 @@ class Consumer(Receiver):
             )
         self._cluster.start()
         try:
-            await self._check_filters()
+            await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
             await self._membership.join()
         except BaseException:
             await self._cluster.close()
@@ -202,17 +202,6 @@ class Consumer(Receiver):
                 await self._workers.stop()
             raise
         self._commits.start()
-
-    async def _check_filters(self) -> None:
-        """Asks a broker of each topic that is filtered by more than tags whether it takes the filter."""
-        for topic, subscription in self.subscriptions.items():
-            if subscription.kind == TAG:
-                continue
-            route = await self._cluster.find_route(topic)
-            for broker in route.brokers if route else ():
-                body = group_bodies.encode_client_check(self.client_id, self.group, subscription)
-                connection = await self._cluster.broker(broker.name)
-                await connection.request(RequestCode.CHECK_CLIENT_CONFIG, {}, body)
 
     def _make_puller(self, limits: PullLimits) -> Puller:
         return Puller(

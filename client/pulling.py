@@ -12,10 +12,11 @@ from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from ..protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode, code_name
 from ..protocol.frame import Ext, Frame
+from ..protocol.group_bodies import encode_client_check
 from ..protocol.headers import HeaderError, PullMessage, PullMessageResult, read, write
 from ..protocol.message import MessageError, properties_in, split_records
 from ..protocol.names import RETRY_PREFIX, TOOLS_GROUP
-from ..protocol.subscription import Subscription
+from ..protocol.subscription import TAG, Subscription
 from .cluster import Cluster
 from .config import PULL_BUSY_DELAY_S, PULL_ERROR_DELAY_S, PULL_HOLD_S, PULL_TIMEOUT_S, PullLimits
 from .log import get_logger
@@ -23,6 +24,21 @@ from .message import Message
 from .process_queue import ProcessQueue, Pull
 
 log = get_logger("rocketlet.pull")
+
+
+async def check_filters(
+    cluster: Cluster, client_id: str, group: str, subscriptions: Mapping[str, Subscription]
+) -> None:
+    """Asks the brokers of each topic that is filtered by more than tags whether they take the filter. Raises
+    BrokerRefused."""
+    for topic, subscription in subscriptions.items():
+        if subscription.kind == TAG:
+            continue
+        route = await cluster.find_route(topic)
+        for broker in route.brokers if route else ():
+            body = encode_client_check(client_id, group or TOOLS_GROUP, subscription)
+            connection = await cluster.broker(broker.name)
+            await connection.request(RequestCode.CHECK_CLIENT_CONFIG, {}, body)
 
 
 def pull_header(

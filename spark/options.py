@@ -95,6 +95,7 @@ WRITE: Final = {
     f"away; default: {DELIVERY_TIMEOUT_MS}",
     "retries": f"0 or more further attempts of a send, each on another queue; default: {RETRIES}",
 }
+_KINDS: Final = {"streams": STREAM, "batch reads": BATCH, "writing": WRITE}
 SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "outputmode")
 KAFKAS: Final = {
     "kafka.bootstrap.servers": "nameServer",
@@ -342,6 +343,9 @@ class _Given:
         if unknown:
             meant = _meant(unknown[0].lower(), spelled)
             hint = f"; did you mean {meant}?" if meant else "."
+            kinds = [kind for kind, known in _KINDS.items() if unknown[0].lower() in map(str.lower, known)]
+            if kinds:
+                hint = f" here; it is one for {' and '.join(kinds)}."
             raise ConfigError(f"the option {unknown[0]} is unknown{hint} Options: {', '.join(allowed)}")
 
     def has(self, name: str) -> bool:

@@ -20,7 +20,8 @@ import uvloop
 from ..client.cluster import Cluster
 from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
 from ..client.log import get_logger
-from ..client.pulling import pull_header
+from ..client.message import new_client_id
+from ..client.pulling import check_filters, pull_header
 from ..protocol import names
 from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import Queue, decode_topic_list
@@ -193,7 +194,10 @@ class Planner(ABC):
         self._extents = Extents(self._cluster, self._options.group)
         self._cluster.start()
         try:
-            await self._open(await self._topics())
+            topics = await self._topics()
+            filters = {topic: self._options.subscription(topic) for topic in topics}
+            await check_filters(self._cluster, new_client_id(), self._options.group, filters)
+            await self._open(topics)
         except BaseException:
             await self._cluster.close()
             raise

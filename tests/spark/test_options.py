@@ -86,7 +86,7 @@ def offset_of_queue(number: int) -> str:
         ({"kafka.bootstrap.servers": "h:1"}, "did you mean nameServer"),
         ({"includeHeaders": "true"}, "did you mean includeProperties"),
         ({"zzz": "1"}, r"zzz is unknown\. Options: nameServer"),
-        ({"endingOffsets": "latest"}, "option endingOffsets is unknown"),
+        ({"endingOffsets": "latest"}, "option endingOffsets is unknown here; it is one for batch reads"),
         ({"membership": "false", "group": "", "startingOffsets": "committed"}, "set the option group"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_wrong_option_names_itself_and_what_is_allowed(options: dict[str, str 
     [
         ({"endingOffsets": "earliest"}, "allowed: latest, committed"),
         ({"group": "", "endingOffsets": "committed"}, "set the option group"),
-        ({"maxRowsPerTrigger": "5"}, "option maxRowsPerTrigger is unknown"),
+        ({"maxrowspertrigger": "5"}, "option maxrowspertrigger is unknown here; it is one for streams"),
     ],
 )
 def test_a_batch_has_options_of_its_own(options: dict[str, str], reason: str) -> None:
@@ -114,7 +114,7 @@ def test_a_batch_has_options_of_its_own(options: dict[str, str], reason: str) ->
         ({"batchBytes": "5000000"}, "at most 2000000"),
         ({"retries": "-1"}, "option retries is '-1'"),
         ({"group": "DEFAULT_PRODUCER"}, "option group"),
-        ({"tags": "A"}, "option tags is unknown"),
+        ({"tags": "A"}, "option tags is unknown here; it is one for streams and batch reads"),
     ],
 )
 def test_the_sink_has_options_of_its_own(options: dict[str, str], reason: str) -> None:

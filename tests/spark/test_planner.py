@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from rocketlet.client import ConfigError
+from rocketlet.client import BrokerRefused, ConfigError
 from rocketlet.client.cluster import Cluster
 from rocketlet.protocol import admin_bodies
 from rocketlet.protocol.bodies import Queue
@@ -225,6 +225,20 @@ def test_a_query_may_speak_each_encoding(address: str, membership: bool, encodin
     fill(address, range(400))
     with opened(address, membership, headerEncoding=encoding) as planner:
         assert rows_of(read_all(planner)) == 400
+
+
+@BOTH
+def test_a_filter_that_brokers_do_not_take_is_refused_before_anything_is_planned(
+    address: str, membership: bool
+) -> None:
+    fill(address, range(400))
+    with (
+        pytest.raises(BrokerRefused, match="the filter 'price >' cannot be read: something is missing behind '>'"),
+        opened(address, membership, sql="price >"),
+    ):
+        pass
+    with opened(address, membership, sql="price > 5 OR TAGS = 'A'") as planner:
+        assert read_all(planner).ranges
 
 
 # Where a query begins
