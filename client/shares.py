@@ -94,6 +94,9 @@ class Shares:
         places = group_bodies.decode_places(str(ext.get(EXT_PLACES, "{}")).encode())
         shares = group_bodies.decode_shares(str(ext.get(EXT_SHARES, "{}")).encode())
         now_s = clock_s()
+        if EXT_PLACES in ext or EXT_SHARES in ext:
+            # what it said before is over, also where it says nothing now: a member with another strategy has joined
+            self._told = {topic: told for topic, told in self._told.items() if told.connection is not connection}
         self._told |= {topic: _Told(connection, now_s, place=place) for topic, place in places.items()}
         self._told |= {topic: _Told(connection, now_s, share=share) for topic, share in shares.items()}
 

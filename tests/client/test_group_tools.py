@@ -97,7 +97,10 @@ def test_sticky_shares_are_equal_whole_and_move_the_fewest_queues(
     assert STICKY.share_out(queues, ids, after) == stays, "and then it stays"
 
 
-async def test_a_sticky_member_that_joins_takes_only_its_share(node: Node, wire: Wire) -> None:
+async def test_a_sticky_member_that_joins_takes_only_its_share(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.client.rebalance.REBALANCE_INTERVAL_S", 10 * PATIENCE_S)  # told, not by the clock
     await create_topic(wire, "t", 12)
     moves: list[Queue] = []
     options: dict[str, Any] = {"strategy": STICKY, "on_revoked": lambda queues: moves.extend(queues)}
