@@ -85,7 +85,7 @@ async def test_taskiq_tasks_run_and_run_again_if_their_worker_dies(node: Node, w
 
     await create_topic(wire, "taskiq", 2)
     results: Any = InmemoryResultBackend()
-    broker = adapter.RocketletBroker(node.address).with_result_backend(results)
+    broker = adapter.RocketletBroker(node.address, drain_s=0).with_result_backend(results)
     started = asyncio.Event()
 
     @broker.task  # type: ignore[untyped-decorator, unused-ignore]

@@ -19,7 +19,7 @@ from ..handlers import Inbox, fill
 
 async def test_a_wait_that_times_out_does_not_end_the_iteration(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
-    async with Consumer(node.address, "g", "t", start="first", batch_size=4) as consumer:
+    async with Consumer(node.address, "g", "t", start="first", batch_size=4, drain_s=0) as consumer:
         for waits in (aiter(consumer), consumer, consumer.batches()):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(waits), 0.01)
