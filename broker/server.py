@@ -101,6 +101,14 @@ class Server:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def __aenter__(self) -> Server:
+        try:
+            await self._start()
+        except BaseException:
+            await self._close_listeners()
+            raise
+        return self
+
+    async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         if self._host != "localhost" and not is_loopback(self._host):
             hint = "give --acl, so that only who may can read, write and administrate" if self._acl is None else None
@@ -120,7 +128,6 @@ class Server:
         if self._broker is not None:
             self._broker.start()
             await self._broker.registration.start()
-        return self
 
     def _serve_metrics(self, broker: Broker) -> None:
         config = broker.config
@@ -133,13 +140,7 @@ class Server:
 
     async def __aexit__(self, *exception: object) -> None:
         assert self._server is not None
-        self._server.close()
-        if self._metrics is not None:
-            await asyncio.to_thread(self._metrics.close)
-        for other in (self._external, self._vip):
-            if other is not None:
-                other.close()
-        await self._tasks.stop()
+        await self._close_listeners()
         if self._broker is not None:
             await self._broker.registration.stop()
         if self._broker is not None:
@@ -152,6 +153,14 @@ class Server:
                 await asyncio.wait_for(self._last_is_gone.wait(), DRAIN_TIMEOUT_S)
         for connection in list(self._connections):
             connection.abort()
+
+    async def _close_listeners(self) -> None:
+        for listener in (self._server, self._external, self._vip):
+            if listener is not None:
+                listener.close()
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
+        await self._tasks.stop()
 
     def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance:
         return Entrance(self._tls, self._connection_type(self, is_external=is_external, is_vip=is_vip))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from ..broker.config import BrokerConfig
+from ..client.arguments import parse_addresses
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
 from ..protocol.bodies import Queue
@@ -34,7 +35,7 @@ class Broker(BrokerUnderTest):
     port: 0 takes a free one. settings: of `rocketlet.broker.config.BrokerConfig`, such as `default_queues=4`.
 
     `address` is what clients are given, as name server and broker. `clock` moves the broker's time, `faults` makes things go
-    wrong. Raises ValueError for a setting that a broker does not have.
+    wrong. Raises ValueError for a setting that a broker does not have, and for an address that cannot be.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class Broker(BrokerUnderTest):
         wrong = sorted(settings.keys() - _SETTINGS)
         if wrong:
             raise ValueError(f"a broker has no setting {', '.join(wrong)}; it has {', '.join(sorted(_SETTINGS))}")
+        if not 0 <= port <= 65_535:
+            raise ValueError(f"port is {port}; 0 to 65535 is allowed")
         if name_server is not None:
-            settings["name_servers"] = (name_server,)
+            settings["name_servers"] = tuple(parse_addresses(name_server))
         config = BrokerConfig(data_dir=Path(), address="", vip_channel=False)
         self._thread: LoopThread | None = None
         self._clock = BrokerClock()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..broker.clock import MovableClock
-from .config import COARSE_S, FINE_S, MAX_ADVANCE_S
+from .config import COARSE_S, FINE_FOR_S, FINE_S, MAX_ADVANCE_S, MAX_COARSE_STEPS
 
 
 class BrokerClock(MovableClock):
@@ -46,19 +46,20 @@ class BrokerClock(MovableClock):
         self._ahead_s = 0.0
 
     def _advance(self, total_s: float) -> None:
-        end_s = self.monotonic_s() + total_s
-        while (left_s := end_s - self.monotonic_s()) > 0:
-            if self.is_anyone_frozen():
+        begin_s = self.monotonic_s()
+        coarse_s = max(COARSE_S, total_s / MAX_COARSE_STEPS)
+        while (left_s := begin_s + total_s - self.monotonic_s()) > 0:
+            if self.is_anyone_frozen() and total_s - left_s < FINE_FOR_S:
                 self.keep_alive()
                 super().advance(min(left_s, FINE_S))
             else:
-                self._leap(left_s)
+                self._leap(min(left_s, coarse_s))
         super().advance(0.0)
 
-    def _leap(self, left_s: float) -> None:
+    def _leap(self, most_s: float) -> None:
         """To the next delayed message, without a turn for each second of idle sweeps."""
         due_s = self.next_due_s()
-        step_s = min(left_s, COARSE_S, COARSE_S if due_s is None else max(due_s, 0.001))
+        step_s = most_s if due_s is None else min(most_s, max(due_s, 0.001))
         self._ahead_s += step_s
         self.keep_alive()
         super().advance(0.0)

@@ -10,9 +10,11 @@ KEPT_REQUESTS: Final = 10_000  # the newest that clients made
 
 # The clock
 
-MAX_ADVANCE_S: Final = 366 * 86_400.0  # at a time, which takes half a minute
+MAX_ADVANCE_S: Final = 366 * 86_400.0  # at a time
 FINE_S: Final = 5.0  # less than any lease, so that a member that is kept alive never looks late
+FINE_FOR_S: Final = 3600.0  # after this every lease and member that a fault has frozen is gone
 COARSE_S: Final = 60.0  # sweeps run once in it when nobody's lease can end
+MAX_COARSE_STEPS: Final = 10_000  # of one jump; a longer step than COARSE_S keeps to it, from a week on
 
 # Faults
 
@@ -23,4 +25,4 @@ MAX_DELAY_S: Final = 31_536_000.0  # of a late answer: a year
 MAX_BODY_BYTES: Final = 1024 * 1024  # of one call
 MAX_WAIT_S: Final = 600.0  # of one `wait-for`
 STOP_S: Final = 1  # how long calls that still wait may take when it closes
-ANSWER_S: Final = 120.0  # how long a RemoteBroker waits for an answer: a jump of a year takes half a minute
+ANSWER_S: Final = 120.0  # how long a test waits for its broker's answer, in another thread or process

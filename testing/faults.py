@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
+from ..broker.config import MAX_QUEUES_PER_TOPIC
 from ..protocol.bodies import Route
 from ..protocol.codes import RequestCode, ResponseCode, code_name, request_name
 from .config import MAX_DELAY_S
@@ -25,6 +26,23 @@ Action = Literal["answer", "late", "silence", "drop", "close", "close_after", "l
 ACTIONS: Final = get_args(Action)
 WHICH: Final = ("client", "group", "topic", "queue_id", "nth", "times", "probability", "seed")
 _ANY: Final = -1
+_OF_BROKERS: Final = frozenset(
+    {
+        RequestCode.CHECK_TRANSACTION_STATE,
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+        RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+    }
+)
+"""What only a broker asks."""
+_OF_BOTH: Final = frozenset(
+    {
+        RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+    }
+)
+"""What administrators ask a broker, and it asks the client in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +71,7 @@ class Fault:
             raise ValueError(f"action is {self.action!r}; allowed: {', '.join(ACTIONS)}")
         for name, least in (("nth", 1), ("times", 1), ("queue_id", 0), ("queues", 1), ("seed", None)):
             _check_whole(name, getattr(self, name), least)
-        for name in ("client", "group", "topic"):
+        for name in ("client", "group", "topic", "remark"):
             text = getattr(self, name)
             if text is not None and not isinstance(text, str):
                 raise ValueError(f"{name} is {text!r}; it must be text")
@@ -63,10 +81,28 @@ class Fault:
             raise ValueError(f"delay_s is {self.delay_s!r}; more than 0 and at most {MAX_DELAY_S} is allowed")
         if self.action == "slow":
             _check_whole("bytes_per_s", self.bytes_per_s, 1)
+        self._check_sender()
         if self.action == "freeze" and not self.client:
             raise ValueError(f"client is {self.client!r}; freezing needs the id of a client")
         if self.action == "route" and not self.topic:
             raise ValueError(f"topic is {self.topic!r}; a changed route needs the name of a topic")
+        if self.change_route is not None and not callable(self.change_route):
+            raise ValueError(f"change is {self.change_route!r}; it must be a function of a Route that returns another")
+        if self.queues is not None and self.queues > MAX_QUEUES_PER_TOPIC:
+            raise ValueError(f"queues is {self.queues}; at most {MAX_QUEUES_PER_TOPIC} is allowed")
+
+    def _check_sender(self) -> None:
+        """A fault on what the other side sends would never act."""
+        if self.action == "lose":
+            if self.code not in _OF_BROKERS | _OF_BOTH:
+                allowed = ", ".join(sorted(code.name for code in _OF_BROKERS | _OF_BOTH))
+                raise ValueError(
+                    f"lose: {request_name(self.code)} is what a client sends; use Fault.drop, or lose one of {allowed}"
+                )
+        elif self.code in _OF_BROKERS:
+            raise ValueError(
+                f"{self.action}: {request_name(self.code)} is what a broker sends on its own; use Fault.lose"
+            )
 
     @staticmethod
     def answer(code: str | int, *, response: int | str, remark: str = "ordered by a test", **which: object) -> Fault:
@@ -148,22 +184,24 @@ def _fault(action: Action, code: str | int, which: dict[str, object], **settings
 
 def request_code(code: str | int) -> int:
     """By name or number. Raises ValueError, which names the nearest."""
-    if isinstance(code, int):
+    if isinstance(code, int) and not isinstance(code, bool):
+        if code < 0:
+            raise ValueError(f"code is {code}; 0 or more is allowed")
         return int(code)
     try:
-        return int(RequestCode[code])
-    except KeyError:
+        return int(RequestCode[code])  # type: ignore[misc] # no text: then it is no name
+    except (KeyError, TypeError):
         near = difflib.get_close_matches(str(code).upper(), RequestCode.__members__, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "see rocketlet.protocol.codes.RequestCode"
         raise ValueError(f"code: no request is called {code!r}; {hint}") from None
 
 
 def response_code(code: str | int) -> int:
-    if isinstance(code, int):
+    if isinstance(code, int) and not isinstance(code, bool):
         return int(code)
     try:
-        return int(ResponseCode[code])
-    except KeyError:
+        return int(ResponseCode[code])  # type: ignore[misc] # no text: then it is no name
+    except (KeyError, TypeError):
         allowed = ", ".join(ResponseCode.__members__)
         raise ValueError(f"response: no response is called {code!r}; allowed: {allowed}") from None
 
@@ -173,7 +211,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
-    if value is None and name != "nth":
+    if value is None and name in ("times", "queue_id", "queues"):
         return
     if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
         raise ValueError(

@@ -6,10 +6,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
+
+from .config import ANSWER_S
 
 T = TypeVar("T")
-START_S: Final = 30.0
 
 
 class LoopThread:
@@ -21,7 +22,15 @@ class LoopThread:
         self._thread.start()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S)
+        """Raises TimeoutError if it takes longer than ANSWER_S."""
+        answer = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return answer.result(ANSWER_S)
+        except TimeoutError:
+            if answer.done():  # the work itself has raised it
+                raise
+            answer.cancel()
+            raise TimeoutError(f"the broker has not answered for {ANSWER_S} s") from None
 
     def do(self, action: Callable[[], T]) -> T:
         if threading.current_thread() is self._thread:
@@ -36,7 +45,7 @@ class LoopThread:
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(START_S)
+        self._thread.join(ANSWER_S)
         self._loop.close()
 
 

@@ -38,5 +38,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     report = yield
     broker = item.stash.get(_BROKER, None)
     if report.failed and call.when == "call" and broker is not None:
-        report.sections.append(("rocketlet", broker.report()))
+        report.sections.append(("rocketlet", _said(broker)))
     return report
+
+
+def _said(broker: Broker) -> str:
+    """A broker that cannot say what happened ends no run of pytest."""
+    try:
+        return broker.report()
+    except Exception as error:
+        return f"the broker does not say what happened: {error!r}"

@@ -83,10 +83,17 @@ class Rig:
         if self._given is None:
             parent = _MEMORY if _MEMORY.is_dir() else None  # noqa: ASYNC240 -- once, before there is a client
             self._temporary = tempfile.TemporaryDirectory(prefix="rocketlet-", dir=parent, ignore_cleanup_errors=True)
-        await self._begin(self._new_folder())
+        try:
+            await self._begin(self._new_folder())
+        except BaseException:
+            self._clean_up()
+            raise
 
     async def close(self) -> None:
         await self._end()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
         if self._temporary is not None:
             self._temporary.cleanup()
 
@@ -161,7 +168,12 @@ class Rig:
         tap = Tap(server.serve, self._client_of, self.faults, self.clock, seen)
         server.serve = tap.serve
         self._broker, self._server, self._tap, self._folder = broker, server, tap, folder
-        await server.__aenter__()
+        try:
+            await server.__aenter__()
+        except BaseException:
+            self._broker = self._server = None
+            await broker.stop()
+            raise
 
     async def _end(self) -> None:
         server, self._server = self._server, None

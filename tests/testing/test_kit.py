@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rocketlet.broker.clock import MovableClock
 from rocketlet.client import (
     BrokerRefused,
     ConnectionFailed,
@@ -27,7 +30,8 @@ from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.subscription import parse_subscription
-from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault
+from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault, clock, loop_thread
+from rocketlet.testing.loop_thread import LoopThread
 
 from ..conftest import PATIENCE_S, Connect
 
@@ -364,7 +368,18 @@ async def test_two_brokers_are_one_cluster() -> None:
         (lambda: Fault.freeze(client=""), "client is ''; freezing needs the id of a client"),
         (lambda: Fault.route("t"), "queues is missing"),
         (lambda: Fault.route("t", queues=0), "queues is 0; 1 or more is allowed"),
+        (lambda: Fault.route("t", queues=4097), "queues is 4097; at most 4096 is allowed"),
+        (lambda: Fault.route("t", 5), "change is 5; it must be a function"),  # type: ignore[arg-type] # that is the test
         (lambda: Fault.slow("SEND_MESSAGE", bytes_per_s=0), "bytes_per_s is 0"),
+        (lambda: Fault.slow("SEND_MESSAGE", bytes_per_s=None), "bytes_per_s is None"),  # type: ignore[arg-type]
+        (lambda: Fault.drop("SEND_MESSAGE", seed=None), "seed is None; a whole number is allowed"),
+        (lambda: Fault.drop(["SEND_MESSAGE"]), r"code: no request is called \['SEND_MESSAGE'\]"),  # type: ignore[arg-type]
+        (lambda: Fault.drop(True), "code: no request is called True"),
+        (lambda: Fault.drop(-1), "code is -1; 0 or more is allowed"),
+        (lambda: Fault.answer("SEND_MESSAGE", response=False), "response: no response is called False"),
+        (lambda: Fault.answer("SEND_MESSAGE", response=2, remark=5), "remark is 5; it must be text"),  # type: ignore[arg-type]
+        (lambda: Fault.lose("SEND_MESSAGE"), "lose: SEND_MESSAGE .10. is what a client sends; use Fault.drop"),
+        (lambda: Fault.drop("NOTIFY_CONSUMER_IDS_CHANGED"), "a broker sends on its own; use Fault.lose"),
         (lambda: Broker(nonsense=1), "a broker has no setting nonsense"),
     ],
 )
@@ -388,3 +403,62 @@ async def test_retries_later_and_rejections_are_seen_at_once(rocketlet: BrokerUn
     codes = [item.code for item in rocketlet.requests_of("CONSUMER_SEND_MSG_BACK")]
     assert codes == [RequestCode.CONSUMER_SEND_MSG_BACK] * 2
     assert all(before.at_s <= after.at_s for before, after in pairwise(rocketlet.requests))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"port": 99_999}, "port is 99999; 0 to 65535 is allowed"),
+        ({"port": -1}, "port is -1"),
+        ({"name_server": "nowhere"}, "'nowhere' is not host:port"),
+    ],
+)
+def test_a_broker_is_not_made_for_an_address_that_cannot_be(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Broker(**settings)
+
+
+def test_a_broker_that_cannot_start_leaves_nothing_open() -> None:
+    """What was left open would warn, and a warning is an error here."""
+    with Broker() as other:
+        port = int(other.address.rpartition(":")[2])
+        taken: tuple[dict[str, Any], ...] = ({"port": port}, {"metrics_port": port})
+        for settings in taken:
+            with pytest.raises(OSError, match="in use"), Broker(**settings):
+                pytest.fail("it has started")
+            gc.collect()
+
+
+async def test_a_jump_of_a_year_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside somebody who is frozen. A step looks at all that waits."""
+    monkeypatch.setattr(clock, "MAX_COARSE_STEPS", 100)
+    monkeypatch.setattr(clock, "FINE_FOR_S", 50.0)
+    steps = 0
+    advance = MovableClock.advance
+
+    def counted(self: MovableClock, seconds: float) -> None:
+        nonlocal steps
+        steps += 1
+        advance(self, seconds)
+
+    async with Broker() as broker:
+        broker.faults.add(Fault.freeze(client="c"))
+        monkeypatch.setattr(MovableClock, "advance", counted)
+        before_ms = broker.clock.now_ms
+        broker.clock.advance(days=366)
+        assert broker.clock.now_ms - before_ms >= 366 * 86_400_000
+    assert 110 <= steps < 150
+
+
+def test_who_waits_too_long_for_the_broker_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(held: threading.Event) -> None:
+        held.wait(PATIENCE_S)
+
+    thread = LoopThread()
+    held = threading.Event()
+    with monkeypatch.context() as patch, pytest.raises(TimeoutError, match=r"the broker has not answered for 0\.001 s"):
+        patch.setattr(loop_thread, "ANSWER_S", 0.001)
+        thread.do(lambda: later(held))
+    held.set()
+    thread.do(lambda: None)
+    thread.stop()

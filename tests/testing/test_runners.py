@@ -106,3 +106,22 @@ def test_pytest_xdist(pytester: pytest.Pytester) -> None:
     both = MARKED.format(mark="@pytest.mark.asyncio")
     pytester.makepyfile(test_a=SERVICE + both, test_b=SERVICE + both)
     pytester.runpytest("-W", "error", "-n", "2", "--dist", "load", *SCOPE).assert_outcomes(passed=4)
+
+
+def test_a_broker_that_does_not_answer_ends_no_run(pytester: pytest.Pytester) -> None:
+    """The report of a failed test asks it what happened."""
+    pytester.makepyfile("""
+        from rocketlet.testing import Broker
+
+        def test_it_fails(rocketlet, monkeypatch):
+            def silent():
+                raise TimeoutError("the broker has not answered for 120 s")
+            monkeypatch.setattr(rocketlet, "report", silent)
+            assert False
+
+        def test_the_next(rocketlet):
+            pass
+    """)
+    ran = pytester.runpytest("-p", "no:asyncio", "-p", "no:anyio")
+    ran.assert_outcomes(failed=1, passed=1)
+    ran.stdout.fnmatch_lines(["the broker does not say what happened: *has not answered for 120 s*"])
