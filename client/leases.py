@@ -103,6 +103,7 @@ class Leases:
         self._suspended: set[Queue] = set()
         self._locks = Locks(cluster, group, client_id)
         self._releasing: dict[Queue, Lease] = {}
+        self._unlocking: set[Queue] = set()  # of these, whose unlock is under way
         self._handing_over: dict[Queue, asyncio.Task[None]] = {}
         self._together = HandOvers(cluster, group, client_id)
         self._ending: dict[Queue, asyncio.Task[None]] = {}  # not ours, but handlers of them still run
@@ -178,7 +179,7 @@ class Leases:
         try:
             offset = await self._user.give_queue(queue)
             drained_s = committed_s = clock_s()
-            is_over = offset is not None and await self._together.hand_over(queue, offset, lease)
+            is_over = offset is not None and await self._unlocked_with(queue, offset, lease)
             if not is_over and offset is not None:
                 await self._commit_at_last(queue, offset, lease)
                 committed_s = clock_s()
@@ -201,6 +202,14 @@ class Leases:
             self._handing_over.pop(queue, None)
             self._end(queue, lease)
             self._wake.set()
+
+    async def _unlocked_with(self, queue: Queue, offset: int, lease: Lease) -> bool:
+        """Commits and unlocks in one request. A renewal behind it would be told that nobody has the queue."""
+        self._unlocking.add(queue)
+        try:
+            return await self._together.hand_over(queue, offset, lease)
+        finally:
+            self._unlocking.discard(queue)
 
     async def give_all(self) -> None:
         """Hands over every queue, and gives back what is in doubt; returns when that is done or has failed."""
@@ -323,7 +332,7 @@ class Leases:
         try:
             connection = await self._cluster.broker(broker_name)
             began_s = clock_s()
-            # What was unlocked meanwhile is not renewed: Apache's broker would lock it anew.
+            # What was unlocked meanwhile, or is being unlocked, is not renewed: Apache's broker would lock it anew.
             held = {queue: lease for queue in queues if (lease := self._held(queue)) is not None}
             if not held:
                 return
@@ -340,7 +349,8 @@ class Leases:
                 self._renewed(queue, lease, fresh.get(queue))
 
     def _held(self, queue: Queue) -> Lease | None:
-        return self.owned.get(queue) or self._releasing.get(queue)
+        lease = self._releasing.get(queue) if queue not in self._unlocking else None
+        return self.owned.get(queue) or lease
 
     def _renewed(self, queue: Queue, lease: Lease, fresh: Lease | None) -> None:
         if fresh is None or fresh.epoch != lease.epoch:

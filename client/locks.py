@@ -134,9 +134,11 @@ class Locks:
         except RocketletError as error:
             log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
             return
-        unlock = connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, HAND_OVER_PATIENCE_S)
-        self._unlocks[unlock] = queue
-        unlock.add_done_callback(self._unlocked)
+        unlock = next((unlock for unlock, its_queue in self._unlocks.items() if its_queue == queue), None)
+        if unlock is None:  # one that is slow is not said again before its connection gives it up
+            unlock = connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, HAND_OVER_PATIENCE_S)
+            self._unlocks[unlock] = queue
+            unlock.add_done_callback(self._unlocked)
         await asyncio.wait({unlock}, timeout=LOCK_TIMEOUT_S)
 
     def _unlocked(self, unlock: asyncio.Future[Frame]) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client import lease as lease_module
 from rocketlet.client.config import PullLimits
+from rocketlet.client.hand_overs import HandOvers
 from rocketlet.client.lease import Lease
 from rocketlet.client.shares import Share, Shares
 from rocketlet.protocol.bodies import Queue
@@ -89,6 +91,34 @@ async def test_a_member_that_leaves_renews_its_leases_while_its_handlers_run(nod
         await eventually(lambda: QUEUE in stays.assignment())
         assert other.begun == []
     assert node.broker.offsets.get("g", "t", 0) == 1
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_renewal_names_nothing_whose_unlock_is_under_way(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker has unlocked it, and the answer is on its way: a renewal would be told that the lease had ended."""
+    await create_topic(wire, "t", 2)
+    send_batch = HandOvers._send
+    is_done, is_heard = asyncio.Event(), asyncio.Event()
+
+    async def heard_later(self: HandOvers, broker_name: str, batch: Any) -> set[Queue]:
+        done = await send_batch(self, broker_name, batch)
+        is_done.set()
+        await is_heard.wait()
+        return done
+
+    monkeypatch.setattr(HandOvers, "_send", heard_later)
+    caplog.set_level("INFO", "rocketlet.membership")
+    gate = Gate()
+    async with Consumer(node.address, "g", "t", gate.handle, start="first") as stays:
+        await eventually(lambda: len(stays.assignment()) > 1)
+        async with Consumer(node.address, "g", "t", gate.handle, start="first"):
+            await is_done.wait()
+            await seen_renewals(node, 3)
+            is_heard.set()
+            await eventually(lambda: not stays._membership._leases.releasing)  # type: ignore[union-attr]
+    assert "queue_lost_in_hand_over" not in caplog.text
 
 
 async def test_nothing_begins_when_the_lease_is_over_by_the_members_clock(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,6 +11,8 @@ from rocketlet.client import Consumer, Message
 from rocketlet.client.access import Access
 from rocketlet.client.handling import MessageHandler
 from rocketlet.client.offsets import GroupOffsets
+from rocketlet.client.shares import Share, Shares
+from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
 
 from ..apache_locks import AS_APACHES, ApacheLocks, at_once
@@ -38,6 +41,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketlet.client.locks.LOCK_TIMEOUT_S", 0.2)
     monkeypatch.setattr("rocketlet.client.connection.DEADLINE_SWEEP_S", 0.01)
     monkeypatch.setattr("rocketlet.client.rebalance.LOCK_RETRY_S", 0.01)
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is late does not count any more."""
+    monkeypatch.setattr("rocketlet.client.locks.HAND_OVER_PATIENCE_S", 0.2)
 
 
 class Held:
@@ -118,6 +127,33 @@ async def test_an_unlock_does_not_overtake_a_lock_that_was_given_up(locks: Apach
 
 
 @pytest.mark.usefixtures("impatient")
+async def test_a_slow_unlock_is_said_once(
+    locks: ApacheLocks, apache: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(await connect(apache.address), "t", 2)
+    passes: Counter[str] = Counter()
+    share_of = Shares.of
+
+    async def counted(self: Shares, topic: str, queues: list[Queue]) -> Share | None:
+        passes[self.client_id] += topic == "t"
+        return await share_of(self, topic, queues)
+
+    monkeypatch.setattr(Shares, "of", counted)
+    async with member(apache) as first:
+        await eventually(lambda: {("t", 0), ("t", 1)} <= owned(first))
+        slow = Held(UNLOCK)
+        locks.run = slow.run
+        async with member(apache):
+            await eventually(lambda: bool(slow.waiting) and len(owned(first)) < 3)
+            before, said = passes[first.client_id], len(slow.waiting)
+            await eventually(lambda: passes[first.client_id] > before + 5)
+            assert len(slow.waiting) == said == 1
+            locks.run = at_once
+            slow.let_go()
+    assert locks.owners() == {}
+
+
+@pytest.mark.usefixtures("impatient", "forgetful")
 async def test_an_unlock_that_is_not_answered_is_said_again(locks: ApacheLocks, apache: Node, connect: Connect) -> None:
     await create_topic(await connect(apache.address), "t", 2)
     async with member(apache) as first:
@@ -134,7 +170,7 @@ def owned(consumer: Consumer) -> set[tuple[str, int]]:
     return {(queue.topic, queue.queue_id) for queue in consumer.assignment()}
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("impatient", "forgetful")
 @pytest.mark.parametrize("is_cut", [False, True], ids=["late", "cut"])
 async def test_an_unlock_that_was_given_up_does_not_undo_a_later_lock(
     locks: ApacheLocks, apache: Node, connect: Connect, is_cut: bool
