@@ -146,7 +146,7 @@ class Mirror:
     async def run(self, *, follow: bool = False, on_round: Callable[[], None] = lambda: None) -> None:
         """Copies what is there, then the progress of groups; with `follow` goes on until it is cancelled. `on_round` is
         called after each round."""
-        deadline_s = _now_s() + self._patience_s
+        deadline_s, told = _now_s() + self._patience_s, ""
         while True:
             try:
                 for topic in await self._topics():
@@ -156,9 +156,13 @@ class Mirror:
             except _AWAY as error:
                 if isinstance(error, BrokerRefused) and error.code not in _BUSY:
                     raise
+                if isinstance(error, TopicNotFound) and not follow and not self.copies:
+                    raise  # nothing is away: the name is wrong
                 if not follow and _now_s() > deadline_s:
                     raise
-                log.warning("mirror_waits", reason=str(error), hint="it goes on where the newest copies are")
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("mirror_waits", reason=told, hint="it goes on where the newest copies are")
                 for copy in self.copies.values():
                     copy.next = None
                 await asyncio.sleep(MIRROR_BACKOFF_S)
@@ -166,6 +170,7 @@ class Mirror:
             on_round()
             if not follow:
                 return
+            told = ""
             await asyncio.sleep(MIRROR_POLL_S)
             deadline_s = _now_s() + self._patience_s
 

@@ -136,7 +136,7 @@ def _key(entry: Mapping[Any, Any], name: str, where: str) -> str:
         value = str(value)
     if not isinstance(value, str) or len(value) < MIN_KEY_CHARS:
         raise AclError(
-            f"{where} needs a {name} of at least {MIN_KEY_CHARS} characters, in quotes if it is no plain word"
+            f"{where} needs {name}, of at least {MIN_KEY_CHARS} characters, in quotes if it is no plain word"
         )
     return value
 

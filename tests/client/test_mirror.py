@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from rocketlet.broker.config import PULL_BYTES
-from rocketlet.client import AdminClient, ConfigError, Consumer, Producer, RetryLater
+from rocketlet.client import AdminClient, ConfigError, Consumer, Producer, RetryLater, TopicNotFound
 from rocketlet.client.mirror import ORIGIN, Begin, Mirror, Waiting
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.names import retry_topic
@@ -210,6 +211,12 @@ async def test_queues_of_several_brokers_are_spread(rocketlet: Broker) -> None:
         assert sorted(message.body for message in copies) == sorted(m.body for m in rocketlet.messages("orders"))
         again = await mirrored(rocketlet, cluster)
         assert sum(copy.copied for copy in again.copies.values()) == 0
+
+
+async def test_a_topic_that_nobody_knows_is_told_and_not_waited_for(rocketlet: Broker, there: Broker) -> None:
+    async with Mirror(rocketlet.address, there.address, topics=["nobody"], patience_s=math.inf) as mirror:
+        with pytest.raises(TopicNotFound, match="no name server knows the topic nobody"):
+            await mirror.run()
 
 
 async def test_what_cannot_be_mirrored_is_refused(rocketlet: Broker, there: Broker) -> None:
