@@ -39,7 +39,7 @@ from ..protocol.frame import (
 )
 from .access import ENCODINGS, Access
 from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, RECONNECT_S, REQUEST_TIMEOUT_S
-from .errors import BrokerRefused, ConnectionFailed, RequestTimeout
+from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout
 from .log import get_logger
 from .running_time import running_timeout
 
@@ -94,27 +94,32 @@ class Connection(asyncio.Protocol):
     # Requests
 
     def call(self, code: int, ext: Ext, body: bytes, answered: Answered, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Sends a request; `answered` gets the response, whatever its code, or ConnectionFailed or RequestTimeout."""
+        """Sends a request; `answered` gets the response, whatever its code, or ConnectionFailed or RequestTimeout.
+
+        Raises ConfigError for a number that no request can hold."""
         if not self.is_open or len(self._pending) >= MAX_IN_FLIGHT:
             reason = "is closed" if not self.is_open else f"has {MAX_IN_FLIGHT} requests in flight"
             self.loop.call_soon(answered, ConnectionFailed(f"the connection to {self.address} {reason}"))
             return
         self._opaque = opaque = (self._opaque + 1) & 0x7FFFFFFF
+        out = self._out
+        try:
+            if self._serialize_type == MSGPACK:
+                if self._signs:
+                    ext = self._access.signed(ext, body)
+                if len(body) <= _JOINED_BYTES:
+                    out.append(encode_msgpack(code, 0, opaque, _PYTHON, ext, body))
+                else:
+                    out += encode_msgpack_head(code, 0, opaque, _PYTHON, ext, len(body)), body
+            else:
+                out.append(self._encoded(code, opaque, ext, body))
+        except OverflowError:
+            raise ConfigError(f"{request_name(code)}: a number is larger than 64 bits") from None
         self._pending[opaque] = (answered, self.loop.time() - self._stood_s + timeout_s, code)
         if self._sweep is None:
             self._sweep_later()
         if not self._is_flush_due:
             self._flush_soon()
-        out = self._out
-        if self._serialize_type == MSGPACK:
-            if self._signs:
-                ext = self._access.signed(ext, body)
-            if len(body) <= _JOINED_BYTES:
-                out.append(encode_msgpack(code, 0, opaque, _PYTHON, ext, body))
-            else:
-                out += encode_msgpack_head(code, 0, opaque, _PYTHON, ext, len(body)), body
-        else:
-            out.append(self._encoded(code, opaque, ext, body))
 
     def _encoded(self, code: int, opaque: int, ext: Ext, body: bytes, flag: int = 0) -> bytes:
         if self._access.encoding == "auto" and self._serialize_type == JSON:

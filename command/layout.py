@@ -102,7 +102,7 @@ def _shifted(address: str | None, steps: int) -> str | None:
     if address is None or steps == 0:
         return address
     host, separator, port = address.rpartition(":")
-    return f"{host}:{_port(int(port), steps)}" if separator and port.isdigit() else address
+    return f"{host}:{_port(int(port), steps)}" if separator and port.isdecimal() else address
 
 
 def arguments(options: argparse.Namespace, place: Place, name_server: str) -> list[str]:

@@ -93,7 +93,7 @@ async def _by_offset_id(admin: AdminClient, text: str) -> Message | None:
 
 def _place(text: str, topic: str) -> tuple[Queue, int]:
     parts = text.rsplit(":", 2)
-    if len(parts) != 3 or not parts[1].isdigit() or not parts[2].isdigit():
+    if len(parts) != 3 or not parts[1].isdecimal() or not parts[2].isdecimal():
         raise ConfigError(f"--at {text!r}: use BROKER:QUEUE:OFFSET, such as broker-a:0:1234")
     return Queue(topic, parts[0], int(parts[1])), int(parts[2])
 

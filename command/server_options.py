@@ -211,7 +211,7 @@ def _hours(text: str) -> float:
 
 def _advertised(text: str) -> str:
     host, separator, port = text.partition(":")
-    if not host or (separator and (not port.isdigit() or not 0 < int(port) < 65_536)):
+    if not host or (separator and (not port.isdecimal() or not 0 < int(port) < 65_536)):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT")
     return text
 
@@ -220,6 +220,6 @@ def _size(text: str) -> int:
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     unit = units.get(text[-1:].upper(), 1)
     digits = text[:-1] if unit > 1 else text
-    if not digits.isdigit() or int(digits) < 1:
+    if not digits.isdecimal() or int(digits) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; give bytes, or a number with K, M, G or T")
     return int(digits) * unit

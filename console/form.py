@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from urllib.parse import parse_qsl
 
@@ -32,6 +33,12 @@ class Form:
         if not given.isascii() or not given.isdigit() or not least <= int(given) <= most:
             raise ConfigError(f"{name}: {given[:40]!r} is not a whole number from {least} to {most}")
         return int(given)
+
+    def choice(self, name: str, choices: Sequence[str], default: str = "") -> str:
+        given = self.text(name, default)
+        if given not in choices:
+            raise ConfigError(f"{name}: {given[:40]!r} is not one of {', '.join(choices)}")
+        return given
 
     def time_ms(self, name: str, default: int) -> int:
         """A local time as browsers write it, such as 2026-01-31T12:00."""

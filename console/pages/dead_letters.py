@@ -58,7 +58,7 @@ def origin_of(message: Message) -> str:
 async def replay(request: Request, form: Form) -> Change:
     """Sends one, some or all again. They stay where they are."""
     console, group = console_of(request), request.path_params["group"]
-    to_group = form.text("to", "group") == "group"
+    to_group = form.choice("to", ("group", "topic"), "group") == "group"
     found = await _wanted(console, group, form)
     back = f"/groups/{part(group)}/dead"
     if not found:
@@ -100,6 +100,6 @@ async def _wanted(console: Console, group: str, form: Form) -> list[Message]:
 
 def _parsed(text: str, group: str) -> tuple[Queue, int]:
     parts = text.rsplit(":", 2)
-    if len(parts) != 3 or not parts[1].isdigit() or not parts[2].isdigit():
+    if len(parts) != 3 or not parts[1].isdecimal() or not parts[2].isdecimal():
         raise ConfigError(f"place: {text[:80]!r} is not BROKER:QUEUE:OFFSET")
     return Queue(names.dlq_topic(group), parts[0], int(parts[1])), int(parts[2])

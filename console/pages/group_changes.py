@@ -42,7 +42,7 @@ async def put(request: Request, form: Form) -> Change:
         before,
         retry_max_times=form.number("retries", before.retry_max_times, most=MAX_RETRIES),
         retry_queues=form.number("retry_queues", before.retry_queues, least=1, most=MAX_RETRY_QUEUES),
-        consume_enable=form.text("consume", "on") == "on",
+        consume_enable=form.choice("consume", ("on", "off"), "on") == "on",
         strict=form.text("strict") == "on",
     )
 
@@ -133,7 +133,7 @@ def _named(to: To) -> str:
 
 
 def _place(form: Form, topic: str) -> To:
-    to = form.text("to", "last")
+    to = form.choice("to", ("first", "last", "time", "offsets"))
     if to == "first":
         return "first"
     if to == "time":
@@ -150,7 +150,7 @@ def _offsets(text: str, topic: str) -> Mapping[Queue, int]:
     for line in filter(None, map(str.strip, text.replace(",", "\n").splitlines())):
         place, _, offset = line.partition("=")
         broker, _, queue_id = place.strip().rpartition(":")
-        if not broker or not queue_id.isdigit() or not offset.strip().isdigit():
+        if not broker or not queue_id.isdecimal() or not offset.strip().isdecimal():
             raise ConfigError(f"offsets: {line[:80]!r} is not BROKER:QUEUE=OFFSET, such as broker-a:0=1234")
         found[Queue(topic, broker, int(queue_id))] = int(offset)
     if not found:

@@ -57,9 +57,17 @@ async def test_messages_are_found_followed_and_shown_harmlessly(run: Run, node: 
     assert r"\u001b[31mred" in newest.out
     assert "hex:ff00" in newest.out
     assert r"\x1b[2J" in newest.out
-    for option in (("--key", "k2"), ("--id", "C00002020B292CB7F2156E6FDD240000"), ("--id", "nonsense")):
+    for option in (
+        ("--key", "k2"),
+        ("--id", "C00002020B292CB7F2156E6FDD240000"),
+        ("--id", "nonsense"),
+        ("--at", f"broker-a:0:{1 << 62}"),
+    ):
         nothing = await run("messages", "find", "orders", *option)
         assert (nothing.status, nothing.out) == (1, "no message was found\n")
+    for place in (f"broker-a:0:{1 << 64}", "broker-a:²:0", "broker-a:0:-1"):
+        wrong = await run("messages", "find", "orders", "--at", place)
+        assert (wrong.status, wrong.err.count("\n")) == (1, 1), wrong
     tailed = await run("messages", "tail", "orders", "--last", "2", "--tags", "T", "--no-follow")
     assert len(tailed.out.splitlines()) == 2
     assert "\x1b" not in tailed.out

@@ -103,6 +103,15 @@ async def test_messages_are_found_by_id_key_time_and_place(site: Site, node: Nod
         assert reason in await site.text(f"/messages?{question}", status)
 
 
+@pytest.mark.parametrize("number", [1 << 63, 1 << 64])
+async def test_a_number_beyond_all_messages_is_no_error_of_ours(site: Site, node: Node, number: int) -> None:
+    async with Producer(node.address) as producer:
+        await producer.send("orders", b"x", queue_key="k")
+    for path in (f"/messages/orders/broker-a/0/{number}", f"/messages/orders/broker-a/{number}/0"):
+        answer = await site.http.get(site.url + path)
+        assert answer.status_code in (400, 404), answer.text
+
+
 async def test_a_body_is_shown_in_its_forms_and_nothing_of_it_is_obeyed(site: Site, node: Node) -> None:
     packed = msgpack.packb({"id": 7, "raw": b"\x00\xff", "at": [1, 2]})
     async with Producer(node.address) as producer:
@@ -194,6 +203,9 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
     token = token_of(await site.get("/groups/g/dead"))
     nothing = await site.post("/groups/g/replay", {"token": token, "which": "some", "confirmed": "yes"})
     assert "Nothing is chosen" in plain(nothing.text)
+    for wrong, reason in (({"to": "the moon"}, "not one of group, topic"), ({"place": "b:²:0"}, "BROKER:QUEUE:OFFSET")):
+        answer = await site.post("/groups/g/replay", {"token": token, "confirmed": "yes", **wrong})
+        assert (answer.status_code, reason in plain(answer.text)) == (400, True)
 
 
 async def test_offsets_are_reset_after_a_preview(site: Site, node: Node) -> None:
@@ -221,7 +233,10 @@ async def test_offsets_are_reset_after_a_preview(site: Site, node: Node) -> None
         ({"to": "time"}, "say when"),
         ({"to": "offsets", "offsets": "x"}, "is not BROKER:QUEUE=OFFSET"),
         ({"to": "offsets", "offsets": "broker-a:0=99"}, "99 is outside of 0 to 6"),
+        ({"to": "offsets", "offsets": "broker-a:²=2"}, "is not BROKER:QUEUE=OFFSET"),
         ({"to": "offsets"}, "give a line"),
+        ({"to": "the moon"}, "to: 'the moon' is not one of first, last, time, offsets"),
+        ({}, "to: '' is not one of"),
     ):
         answer = await site.post(path, {"token": token, "topic": "orders", **fields})
         assert reason in plain(answer.text)
