@@ -20,11 +20,13 @@ def clock_s() -> float:
 
 
 class Lease:
-    """One ownership of one queue. `epoch` grows with every owner; it is 0 where the broker has none (Apache's)."""
+    """One ownership of one queue. `epoch` grows with every owner; it is 0 where the broker has none (Apache's). `address`: of
+    the connection by which it was granted or last renewed. When that closes, the broker may free the queue."""
 
-    __slots__ = ("ends_s", "epoch")
+    __slots__ = ("address", "ends_s", "epoch")
 
-    def __init__(self, epoch: int, ends_s: float = math.inf) -> None:
+    def __init__(self, epoch: int, ends_s: float = math.inf, address: str = "") -> None:
+        self.address = address
         self.epoch = epoch
         self.ends_s = ends_s
 

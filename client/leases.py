@@ -285,10 +285,10 @@ class Leases:
 
     def suspend(self, address: str) -> None:
         """A broker's socket closed. Whether its queues are still ours is known when it has answered again."""
-        for queue in self.owned:
+        for queue, lease in self.owned.items():
             # It may be the network or the broker. If the broker has seen the close, it has freed the queue (decision
-            # 6).
-            if self._cluster.master(queue.broker_name) == address:
+            # 6). Its route may name another address by now.
+            if lease.address == address:
                 self._suspend(queue)
 
     def _suspend(self, queue: Queue) -> None:
@@ -357,7 +357,7 @@ class Leases:
             self._lose(queue, "its lease ended" if fresh is None else "its broker has another epoch")
             return
         had_ended = lease.is_over  # also when nobody has noticed: what was held back then goes on now
-        lease.ends_s = fresh.ends_s
+        lease.ends_s, lease.address = fresh.ends_s, fresh.address
         if queue in self.owned and (had_ended or queue in self._suspended):
             self._suspended.discard(queue)
             self._user.resume_queue(queue)

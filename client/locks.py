@@ -93,7 +93,7 @@ class Locks:
             raise RequestTimeout(f"LOCK_BATCH_MQ was not answered in {LOCK_TIMEOUT_S} s by {connection.address}")
         answer = asking.result()
         leases = {
-            queue: Lease(epoch, sent_s + (LEASE_S if epoch else APACHE_LEASE_S) - LEASE_MARGIN_S)
+            queue: Lease(epoch, sent_s + (LEASE_S if epoch else APACHE_LEASE_S) - LEASE_MARGIN_S, connection.address)
             for queue, epoch in group_bodies.decode_locked(answer.body).items()
             if queue in asked
         }

@@ -33,7 +33,7 @@ log = structlog.get_logger("rocketlet.groups")
 
 @dataclass(slots=True)
 class Lock:
-    """`connection` is None after a restart, until the client has come back."""
+    """`connection` is None after a restart, and when the broker has closed it, until the client has come back."""
 
     client_id: str
     connection: Connection | None
@@ -169,7 +169,8 @@ class Locks:
         return faults
 
     def drop(self, connection: Connection) -> None:
-        """The connection is gone: its leases end, its waiting too."""
+        """The connection is gone, and its waiting with it. If the client has ended it, its leases end, too. Otherwise the
+        client may not know, so they last as long as it may believe in them; it can come back as after a restart."""
         for key in self._keys.pop(connection, ()):
             lock = self._locks.get(key)
             if lock is None:
@@ -178,7 +179,10 @@ class Locks:
             # Apache's locks outlive their connection, as on its broker, where only the member is dropped
             # (ClientHousekeepingService).
             if lock.handover and lock.connection is connection:
-                self._free(key, "lock lost")
+                if connection.is_left:
+                    self._free(key, "lock lost")
+                else:
+                    lock.connection = None
 
     def leave(self, connection: Connection, group: str) -> None:
         """A member unregisters: frees what it has not unlocked."""

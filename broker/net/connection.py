@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -24,6 +25,12 @@ def is_loopback(address: str) -> bool:
 
 
 _SMALL_BYTES = 65_536
+_UNREACHED = (
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+)  # what the client need not know of
 
 
 class Host(Protocol):
@@ -43,7 +50,7 @@ class Host(Protocol):
 
 class Connection(asyncio.Protocol):
     """`active_s` is when it was last read from or written to, in the loop's time; `known` is what the check of accounts
-    keeps of it."""
+    keeps of it. `is_left`: if it is gone, the client has ended it, and knows."""
 
     __slots__ = (
         "_host",
@@ -59,6 +66,7 @@ class Connection(asyncio.Protocol):
         "is_encrypted",
         "is_external",
         "is_held",
+        "is_left",
         "is_paused",
         "is_vip",
         "kept",
@@ -73,6 +81,7 @@ class Connection(asyncio.Protocol):
         self.is_encrypted = False
         self.is_paused = False
         self.is_held = False
+        self.is_left = True
         self.kept: list[Frame] = []
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -249,6 +258,8 @@ class Connection(asyncio.Protocol):
             self._lost.append(action)
 
     def connection_lost(self, error: Exception | None) -> None:
+        if isinstance(error, OSError) and error.errno in _UNREACHED:
+            self.is_left = False
         self.kept = []
         self._later = []
         for action in self._lost:
@@ -256,9 +267,11 @@ class Connection(asyncio.Protocol):
         self._host.closed(self)
 
     def close(self) -> None:
+        self.is_left = False
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
+        self.is_left = False
         if self._transport is not None:
             self._transport.abort()

@@ -47,6 +47,28 @@ async def test_a_killed_owner_frees_its_queues_at_once(node: Node, connect: Conn
     assert QUEUE in group_bodies.decode_locked((await lock(two, "c2")).body)
 
 
+async def test_an_owner_whom_the_broker_hangs_up_keeps_its_queues_until_it_can_know(
+    node: Node, connect: Connect
+) -> None:
+    """As a member that reads nothing, when memory is needed: it may be cut off, and believes in its leases."""
+    one, two = await connect(node.address), await connect(node.address)
+    await beat(one, "c1")
+    (connection,) = (found for found in node.server.connections if node.broker.groups.get("g").members.get(found))  # type: ignore[union-attr]
+    await beat(two, "c2")
+    first = group_bodies.decode_locked((await lock(one, "c1")).body)
+    connection.abort()
+    await eventually(lambda: connection not in node.server.connections)
+    assert group_bodies.decode_locked((await lock(two, "c2")).body) == {}
+    back = await connect(node.address)
+    await beat(back, "c1")
+    renewal = LockRequest("c1", "g", (QUEUE,), True, first)
+    answer = await back.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(renewal))
+    assert group_bodies.decode_locked(answer.body) == first
+    await back.close()
+    await eventually(lambda: not node.broker.locks.owners("g"))
+    assert QUEUE in group_bodies.decode_locked((await lock(two, "c2")).body)
+
+
 async def test_a_foreign_client_id_locks_and_unlocks_nothing(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
     stranger = await connect(node.address)

@@ -163,6 +163,29 @@ async def test_a_member_whose_broker_was_silent_goes_on_where_it_was(
     assert [message.queue_offset for message in gate.begun] == [0, 1, 2]
 
 
+async def test_nothing_begins_when_its_connection_is_gone_also_if_the_broker_has_moved(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    gate = Gate()
+    async with Consumer(node.address, "g", "t", gate.handle, start="first") as consumer:
+        await eventually(lambda: QUEUE in consumer.assignment())
+        may_begin: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        on_lost = consumer._cluster.on_lost
+
+        def noted(address: str) -> None:
+            on_lost(address)
+            if not may_begin.done():
+                may_begin.set_result(consumer.queues[QUEUE].may_begin)
+
+        consumer._cluster.on_lost = noted
+        consumer._cluster._masters["broker-a"] = "127.0.0.1:1"  # as a new route says
+        connection = consumer._cluster._connections.find(node.address)
+        assert connection is not None
+        assert connection._transport is not None
+        connection._transport.abort()
+        assert not await may_begin
+        consumer._cluster._masters["broker-a"] = node.address
+
+
 @pytest.mark.usefixtures("quick")
 async def test_a_queue_is_taken_again_only_when_its_earlier_handlers_have_ended(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
