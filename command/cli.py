@@ -90,9 +90,23 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"rocketlet {__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND", parser_class=SettingsParser)
     modules = [_MODULES[command]] if command in _MODULES else dict.fromkeys(_MODULES.values())
+    if modules == ["serve"]:
+        _import_structlog()
     for name in modules:
         importlib.import_module(f".{name}", __package__).add_to(commands)
     return whole
+
+
+def _import_structlog() -> None:
+    """Without rich, which it imports wherever that is installed, for errors with their locals. Our logs do not show those
+    (`logs.py`), and rich is a sixth of the time in which a server is ready."""
+    if "structlog" in sys.modules or "rich" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment] # an import of it raises ImportError, as where it is missing
+    try:
+        importlib.import_module("structlog")
+    finally:
+        del sys.modules["rich"]
 
 
 if __name__ == "__main__":

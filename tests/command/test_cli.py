@@ -43,6 +43,14 @@ def test_a_server_imports_neither_the_console_nor_what_administrators_use(comman
     )
 
 
+@pytest.mark.parametrize("command", ["start", "broker", "nameserver"])
+def test_a_server_does_not_import_what_structlog_can_do_without(command: str) -> None:
+    """rich would add a sixth to the time in which it is ready, and an eighth to its memory."""
+    assert imported(command, "rich", "pygments", "attr") == []
+    program = f"from rocketlet.command.cli import parser; parser({command!r}); import rich; print(rich.__name__)"
+    assert python(program).strip() == "rich"
+
+
 def test_what_such_a_command_logs_looks_like_all_logs() -> None:
     """structlog comes with the first record that the level lets through."""
     program = """
