@@ -41,9 +41,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 try:
+    from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
 except ModuleNotFoundError as missing:
     raise ImportError("rocketlet.spark needs PySpark: pip install 'rocketlet[spark]'") from missing
@@ -55,7 +56,9 @@ from .lag import lag
 if TYPE_CHECKING:
     from .ledger import Ledger
 
-_ledgers: WeakKeyDictionary[SparkSession, Ledger] = WeakKeyDictionary()
+_listening: WeakSet[SparkSession] = WeakSet()
+_ledgers: dict[int, Ledger] = {}
+"""Of each JVM, by its process: several sessions may use it, at once or one after the other."""
 
 __all__ = ["RocketletDataSource", "lag", "register"]
 
@@ -78,6 +81,17 @@ def register(spark: SparkSession) -> None:
     from .worker_start import fast_start
 
     with fast_start(spark.sparkContext), _without_warning(spark) if _is_found() else nullcontext():
+        _make_known(spark)
+
+
+def _make_known(spark: SparkSession) -> None:
+    """Spark looks whether the name is taken in the thread's active session, which may be another one than this."""
+    try:
+        spark.dataSource.register(RocketletDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        spark.createDataFrame([], "none STRING")  # makes this session the active one
         spark.dataSource.register(RocketletDataSource)
 
 
@@ -101,7 +115,7 @@ def _without_warning(spark: SparkSession) -> Iterator[None]:
 
 def _listen(spark: SparkSession) -> None:
     """Notes which batches are finished, for the planners of this driver. Spark Connect has its driver elsewhere."""
-    if spark in _ledgers or not hasattr(spark, "_jsparkSession"):
+    if spark in _listening or not hasattr(spark, "_jsparkSession"):
         return
     from .ledger import Ledger
 
@@ -110,12 +124,14 @@ def _listen(spark: SparkSession) -> None:
 
         jvm: Any = spark.sparkContext._jvm
         process = jvm.java.lang.ProcessHandle.current().pid()
-    ledger = Ledger.made(process)
-    atexit.register(ledger.remove)
+    ledger = _ledgers.get(process)
+    if ledger is None:
+        ledger = _ledgers[process] = Ledger.made(process)
+        atexit.register(ledger.remove)
     listener: Any = RocketletListener(spark.sparkContext, ledger)
     with known_within():
         spark.streams.addListener(listener)
-    _ledgers[spark] = ledger
+    _listening.add(spark)
 
 
 def _worker_fault(spark: SparkSession) -> str | None:

@@ -238,6 +238,20 @@ def test_errors_begin_with_our_sentence(spark: SparkSession, address: str, tmp_p
     assert "the body is empty" in beginning(rows.options(nameServer=address, topic="t").save)
 
 
+def test_each_session_of_a_driver_has_the_format(spark: SparkSession, address: str) -> None:
+    fill(address, range(100))
+    other = spark.newSession()
+    try:
+        for session in (other, spark):
+            register(session)
+            read = session.read.format("rocketlet").option("nameServer", address)
+            assert read.option("topic", "t").load().count() == 100
+            rows = session.range(10).selectExpr("cast(id AS string) AS body").write.format("rocketlet").mode("append")
+            rows.options(nameServer=address, topic="t2").save()
+    finally:
+        spark.createDataFrame([], "none STRING")  # the active session again
+
+
 def test_a_view_is_what_sql_reads(spark: SparkSession, address: str) -> None:
     fill(address, range(100))
     options = f"OPTIONS (nameServer '{address}', topic 't')"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_a_pyspark_that_has_changed_within_is_named() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match=UNKNOWN + "org"):
             rocketlet.spark._listen(session)  # type: ignore[arg-type]
+
+
+def test_the_sessions_of_a_jvm_have_one_ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A planner finds it by the JVM, and knows nothing of sessions."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(rocketlet.spark, "_ledgers", {})
+    streaming = SimpleNamespace(PythonStreamingQueryListenerWrapper=lambda events: events)
+    org = SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(sql=SimpleNamespace(streaming=streaming))))
+    sessions = [FakeSession(org=org) for _ in range(2)]
+    for session in sessions:
+        rocketlet.spark._listen(session)  # type: ignore[arg-type]
+    assert len(list(tmp_path.glob(f"rocketlet-spark-{os.getpid()}-*"))) == 1
 
 
 def test_a_pyspark_without_its_own_listeners_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
