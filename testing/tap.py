@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 from ..broker.clock import Clock
 from ..broker.net.answers import Buffers, answer
 from ..broker.net.connection import Connection, Host
-from ..protocol import bodies
+from ..protocol import bodies, properties
 from ..protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, code_name, request_name
 from ..protocol.frame import Ext, Frame, FrameReader, encode
 from ..protocol.headers import HeaderError, read_send_v2
@@ -44,8 +44,18 @@ class Request:
 
     def __str__(self) -> str:
         answered = "no answer" if self.response is None else code_name(self.response)
-        fields = " ".join(f"{name}={value}" for name, value in self.ext.items())
+        fields = " ".join(f"{name}={value}" for name, value in self._named().items())
         return f"{self.client or self.peer} {self.name} -> {answered}: {fields[:300]} ({len(self.body)} bytes)"
+
+    def _named(self) -> Mapping[str, object]:
+        """The fields with their names; those of the newer sends are single letters."""
+        if self.code not in _SENDS_V2:
+            return self.ext
+        try:
+            header = read_send_v2(self.ext)._asdict()
+        except HeaderError:
+            return self.ext
+        return header | {"properties": properties.decode(header["properties"])}
 
 
 class Tap:

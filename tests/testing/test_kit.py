@@ -314,7 +314,7 @@ async def test_what_clients_asked_and_committed_can_be_seen(rocketlet: BrokerUnd
         assert rocketlet.committed("g", "t") == {0: 1}
         sends = rocketlet.requests_of("SEND_MESSAGE_V2")
         assert [(item.topic, item.response) for item in sends] == [("t", 0)]
-        assert "SEND_MESSAGE_V2 -> SUCCESS (0)" in str(sends[0])
+        assert "SEND_MESSAGE_V2 -> SUCCESS (0): producer_group=rocketlet topic=t" in str(sends[0])
         assert "joined" in [event["event"] for event in rocketlet.timeline("g")]
         await producer.send("t", b"y")
     with pytest.raises(TimeoutError, match="1 messages of t are not consumed by g, after"):
