@@ -13,6 +13,7 @@ import math
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -38,7 +39,7 @@ from ..protocol.frame import (
     encode_msgpack_head,
 )
 from .access import ENCODINGS, Access
-from .config import CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, RECONNECT_S, REQUEST_TIMEOUT_S
+from .config import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, RECONNECT_S, REQUEST_TIMEOUT_S
 from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout
 from .log import get_logger
 from .running_time import running_timeout
@@ -294,6 +295,12 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Closes at once, whatever has not left yet."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
 
 def _reason(error: Exception, context: ssl.SSLContext | None) -> str:
     """Why no connection was made, in words that say what to look at."""
@@ -401,5 +408,11 @@ class Connections:
             task.cancel()
         for connection in list(self._open.values()):
             connection.close()
+        if self._open:
+            with suppress(TimeoutError):
+                async with running_timeout(CLOSE_TIMEOUT_S):
+                    await self._all_closed.wait()
+        for connection in list(self._open.values()):
+            connection.abort()
         if self._open:
             await self._all_closed.wait()

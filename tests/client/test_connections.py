@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from rocketlet.client import ConnectionFailed
 from rocketlet.client.access import Access
 from rocketlet.client.connection import Connections
+from rocketlet.protocol.codes import RequestCode
 
-from ..conftest import eventually
+from ..broker.certificates import Certificates
+from ..conftest import PATIENCE_S, eventually
 
 
 class HangsUp:
@@ -65,3 +69,30 @@ async def test_it_is_called_again_after_a_while(hangs_up: tuple[HangsUp, str], m
             await (await connections.get(address)).request(0, {})
     assert peer.taken == 3
     await connections.close()
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
+async def test_a_peer_that_reads_nothing_more_holds_up_no_close(
+    encrypted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written to it never leaves, and over TLS it says no goodbye."""
+    monkeypatch.setattr("rocketlet.client.connection.CLOSE_TIMEOUT_S", 0.01)
+    certificates = Certificates.make(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.files.certificate, certificates.files.key)
+    taken: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        taken.put_nowait(writer)
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0, ssl=context if encrypted else None)
+    connections = Connections(Access(tls=encrypted, verify_tls=False), lambda *_: None, lambda _: None)
+    connection = await connections.get(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    peer = await taken.get()
+    failed: list[object] = []
+    connection.call(RequestCode.SEND_MESSAGE_V2, {}, bytes(32 << 20), failed.append)
+    await asyncio.wait_for(connections.close(), PATIENCE_S)
+    assert isinstance(failed[0], ConnectionFailed)
+    peer.transport.abort()
+    server.close()
