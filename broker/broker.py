@@ -98,7 +98,7 @@ class Broker:
         self.transactions = Transactions(
             folder / "transactions.json", self.settings, self.appender, self.clients, clock
         )
-        self.statistics = Statistics(self.store, clock)
+        self.statistics = Statistics(self.store, clock, self.topics.all_queues_of)
 
         self.offsets = Offsets(folder / "offsets.json", self.topics.identity)
         self.offsets.forget_former(self.topics.deleted)
@@ -130,6 +130,7 @@ class Broker:
             on_free=self.clients.group_changed,
             on_change=self._save_locks_later,
             is_held_back=self._is_draining,
+            queues_of=self.topics.queues_of,
         )
 
     def _make_draining(self) -> Draining:
@@ -185,8 +186,10 @@ class Broker:
         every(limits.SWEEP_INTERVAL_S, "members", partial(alone, "members", self._expiring_members))
         every(limits.LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.looking))
         every(limits.LEASE_SWEEP_S, "rebalances", self.history.rebalances.look)
-        every(limits.SAMPLE_INTERVAL_S, "samples", self.statistics.sample)
-        every(self.config.transaction_sweep_s, "transactions", self.transactions.check)
+        every(limits.SAMPLE_INTERVAL_S, "samples", partial(alone, "samples", self.statistics.sampling))
+        every(
+            self.config.transaction_sweep_s, "transactions", partial(alone, "transactions", self.transactions.checking)
+        )
         self.delays.start()
 
     async def stop(self) -> None:

@@ -32,6 +32,9 @@ UNWRITTEN_BYTES: Final = (
     256 * 1024
 )  # of answers; they are written before more are made, so that the reader's pace is felt
 CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
+MAX_ASKED_AT_ONCE: Final = 1000  # members, by one request
+MAX_STATUSES_BYTES: Final = 4 * 1024 * 1024  # of all their answers; members beyond are left out
+MAX_ASKED: Final = 10_000  # questions to clients that are not answered yet
 DRAIN_TIMEOUT_S: Final = 5.0  # how long a broker that stops waits for connections to close
 GARBAGE_SWEEP_S: Final = 1.0
 GARBAGE_GROWTH: Final = 2.0  # of the process' memory, after which all objects are looked at for circles
@@ -79,8 +82,9 @@ MAX_FILTER_TOKENS: Final = 1000  # which sqlglot parses within 20 ms
 MAX_FILTER_DEPTH: Final = 100
 MAX_QUERY_ENTRIES: Final = 1024  # of a queue's index in one answer
 MAX_QUERY_MESSAGES: Final = 64
+MAX_QUERY_BYTES: Final = 8 * 1024 * 1024  # of messages found by a key; one is always given
 UNIQUE_KEY_MESSAGES: Final = 32  # found by a unique key, whatever is asked for: Apache's defaultQueryMaxNum
-SEARCH_CHUNK_BYTES: Final = 1024 * 1024  # of the log, looked through in one turn of the event loop
+SEARCH_CHUNK_BYTES: Final = 128 * 1024  # of the log, looked through in one turn of the event loop
 DELAY_LEVELS_MS: Final = tuple(
     1000 * seconds
     for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -88,10 +92,13 @@ DELAY_LEVELS_MS: Final = tuple(
 DELAY_DELIVERIES_AT_ONCE: Final = 500
 DELAY_RETRY_S: Final = 1.0  # before a level whose messages could not be stored is tried again
 TRANSACTION_CHECK_MAX: Final = 15
+MAX_HALF_MESSAGES: Final = 100_000  # without an outcome; beyond, transactional sends are refused
 TRANSACTION_SWEEP_S: Final = 60.0
 TRANSACTION_TIMEOUT_S: Final = 6.0
 MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0
 SAMPLE_INTERVAL_S: Final = 10.0  # of the counters behind the rates
+MAX_SAMPLED: Final = 300_000  # counters in all samples of an hour; beyond, the oldest samples are forgotten
+MAX_COUNTED_READS: Final = 100_000  # topics, by the groups that read them; of more, those that nobody reads now
 
 # Groups
 
@@ -99,10 +106,29 @@ MAX_OFFSETS: Final = 1_000_000  # of all groups in all queues; about 100 bytes e
 MAX_GROUPS: Final = 10_000
 MAX_MEMBERSHIPS: Final = 256  # of one connection: all end at once when it closes
 MAX_MEMBERS: Final = 10_000
+MAX_CLIENT_IDS: Final = 16  # that one connection goes by
+MAX_PRODUCER_GROUPS: Final = 256  # of one connection
+MEMBER_BYTES: Final = 1024  # counted for a membership, a producer's or a consumer's, against --memory
+SUBSCRIPTION_BYTES: Final = 512  # counted for each subscription, beside its expression
+TAG_BYTES: Final = 160  # counted for each tag of an expression
+PLACE_BYTES: Final = 256  # counted for each queue that a member owns, sees, reads or waits for
+MAX_SEEN_QUEUES: Final = 65_536  # of a topic on all brokers, of which members are told what others see
+MAX_SHARED_QUEUES: Final = (
+    8192  # of a topic on all brokers, that a broker shares out; of more, members do so themselves
+)
+MAX_HASHED: Final = (
+    20_000  # queues, and ten points for each member, that one request has the broker share out by hashes
+)
+MAX_DRAINED_QUEUES: Final = 500_000  # of all groups with foreign members together; beyond, a group is told at once
+MAX_GATED: Final = 16  # pulls of a queue whose former reader is not done
+MAX_LOCKS: Final = 200_000  # of all groups together, about 600 bytes each
+MAX_LOCKS_OF_CONNECTION: Final = 16_384  # that a connection has or waits for
+MAX_LOCK_WAITERS: Final = 200_000  # who is told as soon as a queue is free; others ask again by themselves
 MAX_GIVEN_IDS: Final = 1_000_000  # in the lists that foreign members were given last, each list counted once
 CHECKED_AT_ONCE: Final = 128  # members of a group whose agreement is checked with each change
 MAX_COMPARED: Final = 100  # different sets of topics in a group, each compared with each
 MAX_NAMED_MEMBERS: Final = 10  # in a report of what members disagree in
+MAX_NAMED_CHARS: Final = 200  # of each
 MAX_RETRY_QUEUES: Final = 64  # of a group's retry topic
 MAX_RETRY_TIMES: Final = 1_000_000
 HEARTBEAT_LIMIT_S: Final = 120.0
@@ -120,6 +146,8 @@ MAX_REPORTED: Final = 100  # orphaned queues that one look reports; the others a
 ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named
 HISTORY_EVENTS: Final = 10_000
 HISTORY_GROUPS: Final = 1000
+HISTORY_ALL_EVENTS: Final = 200_000  # of all groups, about 500 bytes each; beyond, the oldest are forgotten
+HISTORY_TEXT_CHARS: Final = 1000  # of what an event says
 
 # TLS and accounts
 
@@ -142,6 +170,7 @@ MAX_BROKER_ADDRESSES: Final = 16  # of one broker: master and slaves
 MAX_ROUTES: Final = 200_000  # topics of all brokers together; a topic counts once for each broker that has it
 MAX_KV_NAMESPACES: Final = 100
 MAX_KV_KEYS: Final = 10_000
+MAX_KV_BYTES: Final = 8 * 1024 * 1024  # of all keys and values
 
 
 class LimitExceeded(Exception):

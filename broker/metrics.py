@@ -21,9 +21,10 @@ from prometheus_client.core import (
 
 from ..protocol import names
 from ..protocol.codes import RequestCode
-from ..protocol.work import Work
+from ..protocol.work import SLICE, Work
 from .broker import Broker
 from .histogram import Histogram
+from .messages.statistics import GOT, PUT
 from .net.memory import Memory
 
 _MINUTE_S = 60.0
@@ -47,7 +48,7 @@ class Collector:
     async def snapshot(self) -> list[Metric]:
         return [
             *self._process(),
-            *self._topics(),
+            *await self._topics(),
             *self._store(),
             *self._requests(),
             *self._access(),
@@ -89,33 +90,36 @@ class Collector:
             self._memory.budget_bytes,
         )
 
-    def _topics(self) -> Iterator[Metric]:
+    async def _topics(self) -> list[Metric]:
         broker, place = self._broker, self._place
         put = self._counter("rocketlet_messages_put", "Messages stored, since the data folder began", None, "topic")
         offset = self._gauge("rocketmq_producer_offset", "Messages stored, since the data folder began", None, "topic")
         tps = self._gauge("rocketmq_producer_tps", "Messages stored per second, in the last minute", None, "topic")
-        rates = broker.statistics.all_rates(_MINUTE_S)
-        totals: dict[str, int] = {}
-        for queue in broker.store.queues.values():
-            totals[queue.topic] = totals.get(queue.topic, 0) + queue.next
-        for topic, total in totals.items():
-            put.add_metric([*place, topic], total)
-            offset.add_metric([*place, topic], total)
-            tps.add_metric([*place, topic], rates["TOPIC_PUT_NUMS", topic])
+        totals = await _done(broker.statistics.totals())
+        rates = await _done(broker.statistics.all_rates(_MINUTE_S))
         got = self._counter("rocketlet_messages_got", "Messages read, since the start", None, "topic", "group")
         got_tps = self._gauge(
             "rocketmq_consumer_tps", "Messages read per second, in the last minute", None, "topic", "group"
         )
-        for key, count in broker.statistics.got.items():
-            topic, _, group = key.rpartition("@")
-            got.add_metric([*place, topic, group], count)
-            got_tps.add_metric([*place, topic, group], rates["GROUP_GET_NUMS", key])
-        yield from (put, offset, tps, got, got_tps)
-        for name, kind, text in (
-            ("rocketmq_broker_tps", "TOPIC_PUT_NUMS", "Messages stored per second, in the last minute"),
-            ("rocketmq_broker_qps", "GROUP_GET_NUMS", "Messages read per second, in the last minute"),
-        ):
-            yield self._gauge(name, text, sum(rate for key, rate in rates.items() if key[0] == kind))
+        of_broker = {PUT: 0.0, GOT: 0.0}
+        for number, ((kind, key), total) in enumerate(totals.of.items(), 1):
+            rate = rates.get((kind, key), 0.0)
+            of_broker[kind] += rate
+            if kind == PUT:
+                put.add_metric([*place, key], total)
+                offset.add_metric([*place, key], total)
+                tps.add_metric([*place, key], rate)
+            else:
+                topic, _, group = key.rpartition("@")
+                got.add_metric([*place, topic, group], total)
+                got_tps.add_metric([*place, topic, group], rate)
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+        return [
+            *(put, offset, tps, got, got_tps),
+            self._gauge("rocketmq_broker_tps", "Messages stored per second, in the last minute", of_broker[PUT]),
+            self._gauge("rocketmq_broker_qps", "Messages read per second, in the last minute", of_broker[GOT]),
+        ]
 
     def _store(self) -> Iterator[Metric]:
         store = self._broker.store

@@ -216,6 +216,11 @@ class Server:
             del self._of_address[connection.address]
         if self._broker is not None:
             self._turns.call(self._broker.dropped, connection)
+        self._free_routes()
+
+    def _free_routes(self) -> None:
+        if self._routes is not None and self._routes.has_gone:
+            self._turns.do_alone("routes", self._routes.freeing)
 
     def _reload(self) -> None:
         self._tls.look()
@@ -227,6 +232,7 @@ class Server:
         idle = [connection for connection in self._connections if connection.active_s < limit]
         silent = self._routes.expire() if self._routes is not None else []
         self._turns.do(_aborting({*idle, *silent}))
+        self._free_routes()
 
 
 def _aborting(connections: set[Connection]) -> Work[None]:

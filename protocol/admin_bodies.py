@@ -64,26 +64,31 @@ def encode_consumer_connections(
     return b'{"connectionSet":[%b],%b' % (found, orjson.dumps(rest)[1:])
 
 
-def encode_producer_connections(connections: Iterable[ConnectedClient]) -> bytes:
-    return orjson.dumps({"connectionSet": list(map(_connection, connections))})
+def encode_producer_connections(connections: Iterable[ConnectedClient]) -> Work[bytes]:
+    found = yield from listed(orjson.dumps(_connection(connection)) for connection in connections)
+    return b'{"connectionSet":[%b]}' % found
 
 
-def encode_all_producers(groups: Mapping[str, Iterable[ConnectedClient]]) -> bytes:
+def encode_all_producers(groups: Mapping[str, Iterable[ConnectedClient]]) -> Work[bytes]:
     """GET_ALL_PRODUCER_INFO's answer."""
-    data = {
-        group: [
-            {
-                "clientId": info.client_id,
-                "language": language_name(info.language),
-                "lastUpdateTimestamp": info.seen_ms,
-                "remoteIP": "/" + info.address,
-                "version": info.version,
-            }
-            for info in infos
-        ]
-        for group, infos in groups.items()
-    }
-    return orjson.dumps({"data": data})
+    of_groups: list[bytes] = []
+    for group, infos in groups.items():
+        found = yield from listed(map(_producer, infos))
+        of_groups.append(b"%b:[%b]" % (orjson.dumps(group), found))
+        yield
+    return b'{"data":{%b}}' % (yield from listed(of_groups))
+
+
+def _producer(info: ConnectedClient) -> bytes:
+    return orjson.dumps(
+        {
+            "clientId": info.client_id,
+            "language": language_name(info.language),
+            "lastUpdateTimestamp": info.seen_ms,
+            "remoteIP": "/" + info.address,
+            "version": info.version,
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)

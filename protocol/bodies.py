@@ -15,7 +15,7 @@ from msgspec import Meta
 from msgspec import field as wire
 
 from .codes import PERM_READ_WRITE
-from .config import MAX_GROUPS, MAX_SUBSCRIPTIONS
+from .config import MAX_GROUPS, MAX_SEEN_BROKERS, MAX_SUBSCRIPTIONS
 from .schema import (
     Enum,
     Expression,
@@ -157,7 +157,13 @@ class ConsumerShape(Shape):
     allocate_strategy: Text | None = None
     leaving: bool | None = None
     assigned: QueueList[tuple[Text, Text, Int]] | None = None
-    queue_counts: dict[str, Annotated[dict[str, QueueCount], Meta(max_length=MAX_SUBSCRIPTIONS)]] | None = None
+    queue_counts: (
+        Annotated[
+            dict[Text, Annotated[dict[Text, QueueCount], Meta(max_length=MAX_SUBSCRIPTIONS)]],
+            Meta(max_length=MAX_SEEN_BROKERS),
+        ]
+        | None
+    ) = None
 
 
 class ProducerShape(Shape):

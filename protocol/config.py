@@ -10,6 +10,9 @@ MAX_FRAME_BYTES: Final = 16_777_216  # with the length field itself, as Apache's
 MAX_BINARY_CODE: Final = 32_767  # of a request with a binary header
 MAX_LAYOUTS: Final = 2048  # of binary headers that are known again
 MAX_LAYOUT_FIELDS: Final = 32
+MAX_LAYOUT_BYTES: Final = 1024  # of all keys of a layout
+MAX_KEY_CHARS: Final = 64  # of a field's name that is kept encoded
+MAX_REQUEST_HEADER_BYTES: Final = 262_144  # the properties of a message, as JSON escapes them, and more
 
 # Messages
 
@@ -18,6 +21,7 @@ MAX_GROUP_CHARS: Final = 120  # because a group's retry topic, with %RETRY% befo
 MAX_BODY_BYTES: Final = 4_194_304
 MAX_PROPERTY_BYTES: Final = 32_767  # of all properties of a message
 MAX_BATCH_ENTRIES: Final = 65_536
+MAX_KEPT_TAG_CHARS: Final = 64  # of a tag whose hash is remembered
 MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # of a body
 
 # Bodies of requests and answers
@@ -34,6 +38,7 @@ MAX_REGISTRATION_BYTES: Final = (
 MAX_GROUPS: Final = 128  # in a heartbeat, of consumers and of producers; new ones cost 0.2 ms each
 MAX_SUBSCRIPTIONS: Final = 1024  # of a group in a heartbeat
 MAX_REQUEST_QUEUES: Final = 8192  # to lock, to unlock, or owned, in one request
+MAX_SEEN_BROKERS: Final = 1000  # at which a member sees queues
 MAX_TOPIC_QUEUES: Final = 65_536  # of a topic at one broker, whosever
 MAX_ID_CHARS: Final = 512  # client ids, strategies, addresses
 MAX_EXPRESSION_CHARS: Final = 10_000  # of a subscription

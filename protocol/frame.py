@@ -20,7 +20,14 @@ import msgpack
 import orjson
 
 from .codes import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Language, SerializeType
-from .config import MAX_BINARY_CODE, MAX_FRAME_BYTES, MAX_LAYOUT_FIELDS, MAX_LAYOUTS
+from .config import (
+    MAX_BINARY_CODE,
+    MAX_FRAME_BYTES,
+    MAX_KEY_CHARS,
+    MAX_LAYOUT_BYTES,
+    MAX_LAYOUT_FIELDS,
+    MAX_LAYOUTS,
+)
 
 JSON: Final = int(SerializeType.JSON)
 ROCKETMQ: Final = int(SerializeType.ROCKETMQ)
@@ -93,10 +100,12 @@ def text_of(value: ExtValue) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-@lru_cache(MAX_LAYOUTS)
-def _binary_key(key: str) -> bytes:
+def _long_binary_key(key: str) -> bytes:
     name = key.encode()
     return _SHORT.pack(len(name)) + name
+
+
+_binary_key = lru_cache(MAX_LAYOUTS)(_long_binary_key)
 
 
 def _encode_binary(frame: Frame) -> bytes:
@@ -104,7 +113,8 @@ def _encode_binary(frame: Frame) -> bytes:
     fields: list[bytes] = []
     for key, value in frame.ext.items():
         text = text_of(value).encode()
-        fields += _binary_key(key), _INT.pack(len(text)), text
+        name = _binary_key(key) if len(key) <= MAX_KEY_CHARS else _long_binary_key(key)  # a peer's, in its answer
+        fields += name, _INT.pack(len(text)), text
     ext = b"".join(fields)
     head = _BINARY_HEAD.pack(frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark))
     return b"".join((head, remark, _INT.pack(len(ext)), ext))
@@ -241,6 +251,8 @@ def _decode_binary_ext(block: bytes) -> dict[str, ExtValue]:
             return dict(zip(keys, map(bytes.decode, parts[1::2]), strict=True))
     ext, ends = _walked_ext(block)
     if layout is None and 0 < len(ends) <= MAX_LAYOUT_FIELDS and len(ext) == len(ends):
+        if sum(map(len, ext)) > MAX_LAYOUT_BYTES:
+            return ext
         if len(_layouts) >= MAX_LAYOUTS:
             _layouts.clear()
         _layouts[len(block)] = _layout_of(block, list(ext), ends)
@@ -301,11 +313,13 @@ _DECODERS: Final = {JSON: _decode_json, ROCKETMQ: _decode_binary, MSGPACK: _deco
 
 
 class FrameReader:
-    """Cuts what a socket delivers into frames. Keeps one unfinished frame (16 MiB) at most."""
+    """Cuts what a socket delivers into frames. Keeps one unfinished frame (16 MiB) at most. max_header_bytes: of requests;
+    an answer may have what a frame takes."""
 
-    __slots__ = ("_needed", "waiting")
+    __slots__ = ("_max_header_bytes", "_needed", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, max_header_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_header_bytes = max_header_bytes
         self.waiting = bytearray()  # the beginning of a frame whose end has not come
         self._needed = 0
 
@@ -330,9 +344,10 @@ class FrameReader:
             body_at = position + 8 + (mark & 0xFFFFFF)
             decoder = _DECODERS.get(mark >> 24)
             after = position + needed
-            if decoder is None or body_at > after:
+            if decoder is None or body_at > after or body_at - position - 8 > self._max_header_bytes:
                 raise FrameError(
-                    f"serialize type {mark >> 24}, header of {mark & 0xFFFFFF} bytes in a frame of {needed}"
+                    f"serialize type {mark >> 24}, header of {mark & 0xFFFFFF} bytes in a frame of {needed}; headers of "
+                    f"{self._max_header_bytes} are allowed"
                 )
             frames.append(decoder(data[position + 8 : body_at], data[body_at:after]))
             position = after

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from . import properties as props
+from .config import MAX_KEPT_TAG_CHARS
 
 ALL: Final = "*"
 TAG: Final = "TAG"
@@ -19,7 +20,6 @@ class Sql(str):
     __slots__ = ()
 
 
-@lru_cache(maxsize=4096)
 def java_hash(text: str) -> int:
     """Java's `String.hashCode`: over UTF-16 units, wrapped to a signed 32-bit number."""
     value = 0
@@ -29,10 +29,15 @@ def java_hash(text: str) -> int:
     return value - 0x1_0000_0000 if value & 0x8000_0000 else value
 
 
+_known_hash = lru_cache(maxsize=4096)(java_hash)
+
+
 def tag_code(properties: str) -> int:
     """What a broker filters a message by: the hash of its tag, 0 without one."""
     tag = props.find(properties, props.TAGS)
-    return java_hash(tag) if tag else 0
+    if not tag:
+        return 0
+    return _known_hash(tag) if len(tag) <= MAX_KEPT_TAG_CHARS else java_hash(tag)
 
 
 @dataclass(frozen=True, slots=True)

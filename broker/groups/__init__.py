@@ -1,6 +1,8 @@
 """The state of consumer groups. Nothing here knows its broker.
 
+member         one client in one group: what it says of itself
 members        who is a member, and what each subscribes to
+disagreements  where members disagree, in words
 settings       the settings of groups
 offsets        committed offsets
 progress       how far groups have come

@@ -25,7 +25,15 @@ from ...protocol.bodies import Queue, Route
 from ...protocol.headers import PullMessage
 from ...protocol.work import Work
 from ..clock import Clock, Timer
-from ..config import DRAIN_LIMIT_S, DRAIN_MAX_S, DRAINED_WAIT_S
+from ..config import (
+    DRAIN_LIMIT_S,
+    DRAIN_MAX_S,
+    DRAINED_WAIT_S,
+    MAX_DRAINED_QUEUES,
+    MAX_GATED,
+    MAX_REPORTED,
+    LimitExceeded,
+)
 from ..messages.held_pulls import HeldPulls
 from ..net.connection import Connection
 from ..tasks import Tasks
@@ -99,6 +107,7 @@ class Draining:
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
         self._owners: dict[str, dict[_Place, str]] = {}  # whose the queues are by the last change
+        self._queues = 0  # in `_owners`, and those whose owners are being found
         self._settled: dict[str, frozenset[str]] = {}  # who the members were when the last drain was over
         self._given = Given()
 
@@ -166,13 +175,19 @@ class Draining:
         return True
 
     def gates(self, connection: Connection, header: PullMessage, go_on: Callable[[], None]) -> bool:
-        """Whether this pull of a queue's next reader waits until the earlier one is done; `go_on` is called then."""
+        """Whether this pull of a queue's next reader waits until the earlier one is done; `go_on` is called then.
+        Raises LimitExceeded."""
         drain = self._drains.get(header.consumer_group)
         place = (header.topic, header.queue_id)
         group = self._groups.get(header.consumer_group)
         if drain is None or group is None or connection not in group.foreign or not drain.has(place):
             return False
-        drain.gated.setdefault(place, []).append(go_on)
+        waiting = drain.gated.setdefault(place, [])
+        if len(waiting) >= MAX_GATED:
+            raise LimitExceeded(
+                f"{MAX_GATED} pulls wait for the former reader of {place[0]}:{place[1]}; try again later"
+            )
+        waiting.append(go_on)
         return True
 
     # A drain
@@ -195,7 +210,7 @@ class Draining:
         if not group.members:
             self._changes.pop(group.name, None)
             self._settled.pop(group.name, None)
-            self._owners.pop(group.name, None)
+            self._own(group.name, {})
 
     def _forget(self, name: str) -> None:
         drain = self._drains.pop(name, None)
@@ -208,10 +223,27 @@ class Draining:
         if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
             return
         queues: dict[str, list[Queue]] = {}
+        count = 0
         for topic in sorted(group.topics):
             route = await self._find_route(topic)
+            count += sum(data.read_queues for data in route.queues) if route is not None else 0
+            if self._queues + count > MAX_DRAINED_QUEUES:
+                queues = {}  # nobody is drained: its members are told at once, as by Apache's broker
+                break
             queues[topic] = subscribe_queues(topic, route) if route is not None else []
-        self._turns.do(self._starting(group, drain, change, queues))
+        self._queues += sum(map(len, queues.values()))
+        self._turns.do(self._finding(group, drain, change, queues))
+
+    def _finding(self, group: ConsumerGroup, drain: Drain, change: int, queues: dict[str, list[Queue]]) -> Work[None]:
+        try:
+            yield from self._starting(group, drain, change, queues)
+        finally:
+            self._queues -= sum(map(len, queues.values()))
+
+    def _own(self, name: str, owners: dict[_Place, str]) -> None:
+        self._queues += len(owners) - len(self._owners.pop(name, ()))
+        if owners:
+            self._owners[name] = owners
 
     def _starting(self, group: ConsumerGroup, drain: Drain, change: int, queues: dict[str, list[Queue]]) -> Work[None]:
         """Finds what moves, in pieces; if another change comes meanwhile, that one counts."""
@@ -228,7 +260,7 @@ class Draining:
             losing += yield from self._losing(group, topic, of_topic, of_owners)
         if self._changes.get(group.name) != change:
             return
-        self._owners[group.name] = owners
+        self._own(group.name, owners)
         if was_open and not drain.is_open:  # it took so long that all were told, and were given other lists
             return
         drain.is_open = False
@@ -249,7 +281,7 @@ class Draining:
             drain.moving.setdefault(place, set()).add(connection)
             if place not in drain.drained.get(connection, ()):
                 drain.waiting.setdefault(connection, set()).add(place)
-        owners = self._owners[group.name]
+        owners = self._owners.get(group.name, {})
         for place, connections in former.items():
             for connection in connections:
                 member = group.members.get(connection)
@@ -316,7 +348,8 @@ class Draining:
         if left:
             # Their messages are handled twice, as on Apache's broker. To wait longer would stop the whole group for
             # one handler.
-            log.warning("queues_moved_undrained", group=name, queues=left, hint="their handlers were still running")
+            hint = "their handlers were still running"
+            log.warning("queues_moved_undrained", group=name, queues=left[:MAX_REPORTED], count=len(left), hint=hint)
         drain.waiting.clear()
         drain.is_open = False
         _let_on(drain, list(drain.gated))

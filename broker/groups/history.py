@@ -7,25 +7,34 @@ from collections import deque
 from typing import Any
 
 from ..clock import Clock
-from ..config import HISTORY_EVENTS, HISTORY_GROUPS
+from ..config import HISTORY_ALL_EVENTS, HISTORY_EVENTS, HISTORY_GROUPS, HISTORY_TEXT_CHARS
 from .rebalances import Rebalances
 
 
 class History:
-    """Per group, at most 10,000 events: `{"ms", "event", "client", ...}`, oldest first; of the 1,000 youngest groups."""
+    """Per group, at most 10,000 events: `{"ms", "event", "client", ...}`, oldest first; of the 1,000 youngest groups, and
+    200,000 in all."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._events: dict[str, deque[dict[str, Any]]] = {}
+        self._order: deque[deque[dict[str, Any]]] = deque()  # whose event is the oldest of all
         self.rebalances = Rebalances(clock)
 
     def add(self, group: str, event: str, client: str, **detail: Any) -> None:
         events = self._events.get(group)
         if events is None:
-            events = self._events[group] = deque(maxlen=HISTORY_EVENTS)
+            events = self._events[group] = deque()
             if len(self._events) > HISTORY_GROUPS:
-                del self._events[next(iter(self._events))]
-        events.append({"ms": self._clock.time_ms(), "event": event, "client": client, **detail})
+                self._events.pop(next(iter(self._events))).clear()
+        events.append({"ms": self._clock.time_ms(), "event": event, "client": client, **_short(detail)})
+        self._order.append(events)
+        if len(events) > HISTORY_EVENTS:
+            events.popleft()
+        if len(self._order) > HISTORY_ALL_EVENTS:
+            oldest = self._order.popleft()
+            if oldest:
+                oldest.popleft()
         self.rebalances.note(group, event, detail.get("topic", ""), detail.get("queue", 0))
 
     def of(self, group: str, since_ms: int = 0) -> list[dict[str, Any]]:
@@ -35,3 +44,7 @@ class History:
             return list(found)
         newest = list(itertools.takewhile(lambda event: event["ms"] >= since_ms, reversed(found)))
         return newest[::-1]
+
+
+def _short(detail: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[:HISTORY_TEXT_CHARS] if isinstance(value, str) else value for name, value in detail.items()}

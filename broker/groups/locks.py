@@ -22,7 +22,16 @@ from ...protocol.bodies import Queue
 from ...protocol.group_bodies import LockRequest
 from ...protocol.work import LOOKS, Work
 from ..clock import Clock
-from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LOCK_LEASE_S, STANDSTILL_S
+from ..config import (
+    HANDOVER_LEASE_S,
+    LEASE_SWEEP_S,
+    LOCK_LEASE_S,
+    MAX_LOCK_WAITERS,
+    MAX_LOCKS,
+    MAX_LOCKS_OF_CONNECTION,
+    PLACE_BYTES,
+    STANDSTILL_S,
+)
 from ..net.connection import Connection
 from ..store.jobs import Job
 from ..store.ledger import Change, Key, Ledger
@@ -50,7 +59,8 @@ class Lock:
 
 class Locks:
     """`on_free(connection, group)` is called for each member that waited for a queue that is free now, `on_change` when
-    there is something to save; `is_held_back(group, topic, queue_id)` says whether nobody may take a queue yet."""
+    there is something to save; `is_held_back(group, topic, queue_id)` says whether nobody may take a queue yet,
+    `queues_of(topic)` how many queues there are: others are not locked. `refused` counts what was too much."""
 
     def __init__(
         self,
@@ -61,6 +71,7 @@ class Locks:
         on_free: Callable[[Connection, str], None],
         on_change: Callable[[], None],
         is_held_back: Callable[[str, str, int], bool],
+        queues_of: Callable[[str], int],
     ) -> None:
         self._path = path
         self._clock = clock
@@ -70,6 +81,9 @@ class Locks:
         self._on_free = on_free
         self._on_change = on_change
         self._is_held_back = is_held_back
+        self._queues_of = queues_of
+        self._waiting = 0  # places in all lines
+        self.refused = 0
         self._history = history
         self._ledger = ledger = Ledger(path)
         self._epoch = max(
@@ -120,13 +134,14 @@ class Locks:
             its_own = lock.connection is None or lock.connection is connection or not lock.handover
             if lock.client_id == request.client_id and its_own and asked_epoch == lock.epoch:
                 lock.renewed_s = now_s
-                lock.connection = connection
-                self._note_key(connection, key)
+                if lock.connection is not connection:
+                    self._forget_key(lock.connection, key)
+                    lock.connection = connection
+                    self._note_key(connection, key)
                 return lock.epoch
             if request.handover and queue not in request.epochs:
                 # Told when the queue is free: a hand-over would otherwise last until its next try.
-                lock.waiters[connection] = None
-                self._note_key(connection, key)
+                self._wait(connection, key, lock)
             return None
         if queue in request.epochs:
             return None  # a renewal takes nothing anew: its sender must first let go of what it has
@@ -134,13 +149,17 @@ class Locks:
             return None  # another member may believe in a lease that this run does not know
         if request.handover and self._is_held_back(*key):
             return None  # a foreign member still handles messages of it; the group is notified when it does not
+        if not 0 <= queue.queue_id < self._queues_of(queue.topic) or not self._has_room(connection, key, lock):
+            return None
         if lock is not None:
             self._note("lock expired", key, lock)
+            self._forget_key(lock.connection, key)
         self._epoch += 1
         fresh = Lock(request.client_id, connection, self._epoch, request.handover, now_s)
         if lock is not None:
             # Whoever waited for the former owner waits for this one now.
             fresh.waiters = {waiter: None for waiter in lock.waiters if waiter is not connection}
+            self._waiting -= len(lock.waiters) - len(fresh.waiters)
         self._locks[key] = fresh
         self._of_group.setdefault(key[0], {})[key] = None
         self._note_key(connection, key)
@@ -171,11 +190,15 @@ class Locks:
     def drop(self, connection: Connection) -> None:
         """The connection is gone, and its waiting with it. If the client has ended it, its leases end, too. Otherwise the
         client may not know, so they last as long as it may believe in them; it can come back as after a restart."""
-        for key in self._keys.pop(connection, ()):
+        keys = self._keys.pop(connection, {})
+        connection.charge(-PLACE_BYTES * len(keys))
+        for key in keys:
             lock = self._locks.get(key)
             if lock is None:
                 continue
-            lock.waiters.pop(connection, None)
+            if connection in lock.waiters:
+                del lock.waiters[connection]
+                self._waiting -= 1
             # Apache's locks outlive their connection, as on its broker, where only the member is dropped
             # (ClientHousekeepingService).
             if lock.handover and lock.connection is connection:
@@ -275,8 +298,42 @@ class Locks:
         """Client id by topic and queue id."""
         return {key[1:]: self._locks[key].client_id for key in self._of_group.get(group, ())}
 
+    def _has_room(self, connection: Connection, key: Key, former: Lock | None) -> bool:
+        """Whether another lock may be kept."""
+        keys = self._keys.get(connection, {})
+        is_full = former is None and len(self._locks) >= MAX_LOCKS
+        if not is_full and (key in keys or len(keys) < MAX_LOCKS_OF_CONNECTION):
+            return True
+        self.refused += 1
+        if connection.is_news("locks_refused"):
+            limit = MAX_LOCKS if is_full else MAX_LOCKS_OF_CONNECTION
+            of = "this broker" if is_full else "one connection"
+            hint = f"{of} has {limit} locks at most; they end when they are not renewed"
+            log.warning("locks_refused", group=key[0], peer=connection.peer, limit=limit, hint=hint)
+        return False
+
+    def _wait(self, connection: Connection, key: Key, lock: Lock) -> None:
+        """Puts a member in line. Of too many, the others ask again by themselves."""
+        keys = self._keys.get(connection, {})
+        is_full = self._waiting >= MAX_LOCK_WAITERS or (key not in keys and len(keys) >= MAX_LOCKS_OF_CONNECTION)
+        if connection not in lock.waiters and not is_full:
+            lock.waiters[connection] = None
+            self._waiting += 1
+            self._note_key(connection, key)
+
     def _note_key(self, connection: Connection, key: Key) -> None:
-        self._keys.setdefault(connection, {})[key] = None
+        keys = self._keys.setdefault(connection, {})
+        if key not in keys:
+            keys[key] = None
+            connection.charge(PLACE_BYTES)
+
+    def _forget_key(self, connection: Connection | None, key: Key) -> None:
+        keys = self._keys.get(connection) if connection is not None else None
+        if connection is not None and keys is not None and key in keys:
+            del keys[key]
+            connection.charge(-PLACE_BYTES)
+            if not keys:
+                del self._keys[connection]
 
     def _free(self, key: Key, event: str) -> None:
         lock = self._locks.pop(key)
@@ -285,7 +342,10 @@ class Locks:
         if not of_group:
             del self._of_group[key[0]]
         self._note(event, key, lock)
+        self._forget_key(lock.connection, key)
+        self._waiting -= len(lock.waiters)
         for waiter in lock.waiters:
+            self._forget_key(waiter, key)
             self._on_free(waiter, key[0])
 
     def _note(self, event: str, key: Key, lock: Lock) -> None:

@@ -8,17 +8,17 @@ A member is a connection: a client that reconnects is a new one until the old co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import structlog
 
 from ...protocol.allocation import STICKY
 from ...protocol.bodies import ConsumerData
 from ...protocol.group_bodies import BrokerShare
-from ...protocol.names import RETRY_PREFIX, sorted_ids
+from ...protocol.names import sorted_ids
 from ...protocol.subscription import Subscription
-from ...protocol.work import LOOKS, SLICE, Work, finish
+from ...protocol.work import LOOKS, Work, finish
 from ..clock import Clock
 from ..config import (
     CHECKED_AT_ONCE,
@@ -27,57 +27,21 @@ from ..config import (
     MAX_MEMBERS,
     MAX_MEMBERSHIPS,
     MAX_NAMED_MEMBERS,
+    MAX_SEEN_QUEUES,
+    MAX_SHARED_QUEUES,
     LimitExceeded,
 )
 from ..net.connection import Connection
 from ..turns import Turns
+from .disagreements import finding_faults, stale_counts
 from .given import MemberList
 from .history import History
+from .member import Member, Shape, own_topics, shape_of, size_of
 from .sticky import StickyShares
 
 log = structlog.get_logger("rocketlet.groups")
 
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """One client's membership in one group. Times are of the monotonic clock, in seconds."""
-
-    client_id: str
-    connection: Connection
-    data: ConsumerData
-    language: int
-    version: int
-    seen_s: float
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
-    has_news: bool = False
-    sees_others: bool = False  # other numbers of queues than before
-
-    @property
-    def is_foreign(self) -> bool:
-        """Apache's push consumers in a group that shares queues: they do not say how they allocate."""
-        # Apache's pull consumers divide queues among themselves, and broadcasting ones share nothing: both are left
-        # alone.
-        data = self.data
-        return not data.strategy and data.message_model == "CLUSTERING" and data.consume_type == "CONSUME_PASSIVELY"
-
-    def update(self, data: ConsumerData, now_s: float) -> bool:
-        """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""
-        before = self.subscriptions.keys()
-        fresh = {item.topic: item for item in data.subscriptions}
-        for topic, old in self.subscriptions.items():
-            new = fresh.get(topic)
-            # The newer one stays, as in ConsumerGroupInfo.updateSubscription: versions are the times at which clients
-            # subscribed.
-            if new is not None and new.version <= old.version:
-                fresh[topic] = old
-        last = self.data
-        changed = before != fresh.keys() or data.leaving != last.leaving or data.strategy != last.strategy
-        self.has_news = data.assigned != last.assigned
-        self.sees_others = data.queue_counts != last.queue_counts
-        self.subscriptions = fresh
-        self.data = data
-        self.seen_s = now_s
-        return changed
+_NOWHERE: Mapping[str, int] = {}
 
 
 class ConsumerGroup:
@@ -90,6 +54,8 @@ class ConsumerGroup:
         self.topics: Counter[str] = Counter()  # how many members subscribe to each
         # what was reported, so that each disagreement is logged once
         self.reported: frozenset[str] = frozenset()
+        self._of_shape: dict[Shape, dict[Connection, None]] = {}  # members by what they subscribe to
+        self._newest: dict[str, Subscription | None] = {}
         self._places: dict[str | None, dict[str, int]] = {}
         self._companions: dict[frozenset[str], MemberList] = {}
         self._seen_queues: dict[str, dict[str, int]] = {}
@@ -106,8 +72,33 @@ class ConsumerGroup:
         member = self.members.get(connection) if connection else None
         if member is not None and topic in member.subscriptions:
             return member.subscriptions[topic]
-        found = [item.subscriptions[topic] for item in self.members.values() if topic in item.subscriptions]
-        return max(found, key=lambda item: item.version, default=None)
+        if topic not in self.topics:
+            return None
+        if topic not in self._newest:  # found once per change: a stranger asks with each pull
+            found = (item.subscriptions[topic] for item in self.members.values() if topic in item.subscriptions)
+            self._newest[topic] = max(found, key=lambda item: item.version, default=None)
+        return self._newest[topic]
+
+    def take_shape(self, member: Member, shape: Shape | None) -> None:
+        """A member subscribes to this now; None if it has left."""
+        if member.shape != shape or shape is None:
+            connections = self._of_shape.get(member.shape, {})
+            connections.pop(member.connection, None)
+            if not connections:
+                self._of_shape.pop(member.shape, None)
+        if shape is not None:
+            member.shape = shape
+            self._of_shape.setdefault(shape, {})[member.connection] = None
+        self._newest.clear()
+
+    def other_than(self, connection: Connection, shape: Shape) -> Member | None:
+        """A member that subscribes to something else; found without a look at all that subscribe to the same."""
+        for other, connections in self._of_shape.items():
+            if other != shape:
+                found = next((item for item in connections if item is not connection), None)
+                if found is not None:
+                    return self.members[found]
+        return None
 
     def client_ids(self, topic: str | None = None) -> list[str]:
         """The ids of the members that stay, each once; with a topic only those that subscribe to it."""
@@ -122,11 +113,11 @@ class ConsumerGroup:
 
         Found once per change for all that subscribe to the same, because every member asks after each."""
         asking = self.members.get(connection)
-        mine = _own_topics(asking) if asking is not None else frozenset()
+        mine = own_topics(asking) if asking is not None else frozenset()
         found = self._companions.get(mine)
         if found is None:
             staying = (member for member in self.members.values() if not member.data.leaving)
-            near = (member for member in staying if not mine or not mine.isdisjoint(_own_topics(member)))
+            near = (member for member in staying if not mine or not mine.isdisjoint(own_topics(member)))
             found = MemberList(list(dict.fromkeys(member.client_id for member in near)))
             if len(self._companions) < MAX_COMPARED:
                 self._companions[mine] = found
@@ -135,7 +126,7 @@ class ConsumerGroup:
     def reader_of_retries(self) -> str | None:
         """Who reads the retry topic where members know only of some others; None where all know all."""
         if self._retries is None:
-            topics = {_own_topics(member) for member in self.members.values()}
+            topics = {own_topics(member) for member in self.members.values()}
             # so many kinds of members that to compare each with each would take long: one reads for all
             all_know_all = len(topics) <= MAX_COMPARED and all(one & other for one in topics for other in topics)
             self._retries = "" if all_know_all else sorted_ids(self.client_ids())[0]
@@ -149,6 +140,8 @@ class ConsumerGroup:
 
     def order(self, topic: str | None) -> Mapping[str, int]:
         """The clients that subscribe to a topic, in Java's order, each with its place in it."""
+        if topic is not None and topic not in self.topics:
+            return _NOWHERE  # whatever strangers ask for is not kept
         places = self._places.get(topic)
         if places is None:
             places = {item: index for index, item in enumerate(sorted_ids(self.client_ids(topic)))}
@@ -157,14 +150,17 @@ class ConsumerGroup:
 
     def seen_queues(self, topic: str) -> dict[str, int]:
         """How many queues of a topic the members see, by broker: also of one that is away, which a newcomer cannot find."""
+        if topic not in self.topics:
+            return {}
         seen = self._seen_queues.get(topic)
         if seen is None:
-            seen = self._seen_queues[topic] = {}
+            seen = {}
             for member in self.members.values():
                 for broker_name, counts in member.data.queue_counts.items():
                     if topic in counts:
                         # The largest number: a member with an old route must not hide queues from the others.
                         seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
+            self._seen_queues[topic] = seen = _as_many_as_may_be(seen)
         return seen
 
     def sees(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
@@ -182,7 +178,9 @@ class ConsumerGroup:
 
     def share(self, client_id: str, topic: str) -> BrokerShare | None:
         """A member's queues of a topic, where all members use STICKY; None where not, and for who is no member."""
-        if self.strategies() != {STICKY.name}:
+        if topic not in self.topics or self.strategies() != {STICKY.name}:
+            return None
+        if sum(self.seen_queues(topic).values()) > MAX_SHARED_QUEUES:
             return None
         shares = self._sticky.setdefault(topic, StickyShares(topic))
         return shares.of(client_id, self.seen_queues(topic), lambda: list(self.order(topic)))
@@ -190,11 +188,13 @@ class ConsumerGroup:
     def claimed(self, member: Member) -> None:
         """A member says which queues it owns."""
         for queue in member.data.assigned:
-            if member.data.strategy == STICKY.name:
-                self._sticky.setdefault(queue.topic, StickyShares(queue.topic)).owners[queue] = member.client_id
+            if member.data.strategy == STICKY.name and queue.topic in member.subscriptions:
+                self._sticky.setdefault(queue.topic, StickyShares(queue.topic)).claim(queue, member.client_id)
 
     def changed(self) -> None:
         """Members, their topics or strategies have changed."""
+        for topic in [topic for topic in self._sticky if topic not in self.topics]:
+            del self._sticky[topic]
         self._places.clear()
         self._companions.clear()
         self._strategies = None
@@ -218,79 +218,21 @@ class ConsumerGroup:
         return finish(self.finding_faults(broker_name, queues_of))
 
     def finding_faults(self, broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:
-        members = list(self.members.values())
-        topics, expressions = Counter[str](), dict[str, dict[str, list[str]]]()
-        settings: dict[str, dict[str, list[str]]] = {"message models": {}, "allocation strategies": {}}
-        ids = Counter[str]()
-        stale: list[str] = []
-        for number, member in enumerate(members, 1):
-            for topic, subscription in member.subscriptions.items():
-                topics[topic] += 1
-                expressions.setdefault(topic, {}).setdefault(subscription.expression, []).append(member.client_id)
-            settings["message models"].setdefault(member.data.message_model, []).append(member.client_id)
-            if member.data.strategy:
-                settings["allocation strategies"].setdefault(member.data.strategy, []).append(member.client_id)
-            ids[member.client_id] += 1
-            if len(stale) < MAX_NAMED_MEMBERS:
-                stale += (
-                    f"{member.client_id} sees {count} queues of {topic} at {broker_name}, there are {queues_of(topic)}"
-                    for _, topic, count in _stale_counts([member], broker_name, queues_of)
-                )
-            if number % SLICE == 0:
-                yield
-        doubled = [item for item in ids.most_common(MAX_NAMED_MEMBERS) if item[1] > 1]
-        return frozenset(
-            (
-                *_differing_topics(members, topics, expressions),
-                *_differing("message models", settings["message models"]),
-                *_differing("allocation strategies", settings["allocation strategies"]),
-                *(f"{count} live connections with the client id {name}" for name, count in doubled),
-                *stale,
-            )
-        )
+        return finding_faults(list(self.members.values()), broker_name, queues_of)
 
 
-def _own_topics(member: Member) -> frozenset[str]:
-    """The topics that a member subscribes to, without the retry topic that all members have."""
-    return frozenset(topic for topic in member.subscriptions if not topic.startswith(RETRY_PREFIX))
-
-
-def _differing_topics(
-    members: list[Member], topics: Counter[str], expressions: dict[str, dict[str, list[str]]]
-) -> Iterator[str]:
-    differing = [topic for topic, count in topics.items() if count < len(members) or len(expressions[topic]) > 1]
-    for topic in sorted(differing)[:MAX_NAMED_MEMBERS]:
-        count = topics[topic]
-        if count < len(members):
-            without = [member.client_id for member in members if topic not in member.subscriptions]
-            subscribed = [name for names in expressions[topic].values() for name in names]
-            yield f"{_named(without)} not subscribed to {topic}, while {_named(subscribed)} are"
-        if len(expressions[topic]) > 1:
-            kinds = [f"{name}: {text}" for text, names in expressions[topic].items() for name in names]
-            yield f"different tag expressions for {topic}: {_named(kinds, '; ')}"
-
-
-def _differing(what: str, values: dict[str, list[str]]) -> Iterator[str]:
-    if len(values) > 1:
-        yield f"different {what}: " + _named(
-            [f"{name}: {value}" for value, ids in values.items() for name in ids], "; "
-        )
-
-
-def _stale_counts(
-    members: Iterable[Member], broker_name: str, queues_of: Callable[[str], int]
-) -> Iterator[tuple[Member, str, int]]:
-    """Who sees which number of queues of which topic here, where there is another number."""
-    for member in members:
-        for topic, count in member.data.queue_counts.get(broker_name, {}).items():
-            if topic in member.subscriptions and count != queues_of(topic):
-                yield member, topic, count
-
-
-def _named(names: list[str], between: str = ", ") -> str:
-    """The first of very many."""
-    more = len(names) - MAX_NAMED_MEMBERS
-    return between.join(names[:MAX_NAMED_MEMBERS]) + (f" and {more} more" if more > 0 else "")
+def _as_many_as_may_be(counts: dict[str, int]) -> dict[str, int]:
+    """Of brokers and how many queues each has, in order, as many as are shared out: what members say they see need not
+    be there."""
+    if sum(counts.values()) <= MAX_SEEN_QUEUES:
+        return counts
+    kept: dict[str, int] = {}
+    left = MAX_SEEN_QUEUES
+    for name in sorted(counts):
+        if counts[name] <= left:
+            kept[name] = counts[name]
+            left -= counts[name]
+    return kept
 
 
 class ConsumerGroups:
@@ -329,7 +271,7 @@ class ConsumerGroups:
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
         if member is not None:
-            before = member.subscriptions.keys()
+            before = member.subscriptions
             changed = member.update(data, now_s)
             self._note(group, member, before)
             if changed:
@@ -338,7 +280,7 @@ class ConsumerGroups:
             # another.
             if member.has_news:
                 group.claimed(member)
-                queues = " ".join(map(str, data.assigned))
+                queues = " ".join(map(str, data.assigned[:MAX_NAMED_MEMBERS]))
                 self._history.add(group.name, "assigned", client_id, queues=queues, count=len(data.assigned))
             if member.sees_others:
                 group.sees_others()
@@ -354,7 +296,7 @@ class ConsumerGroups:
         group.claimed(member)
         self._groups[group.name] = group
         self._names.setdefault(connection, set()).add(group.name)
-        self._note(group, member, ())
+        self._note(group, member, {})
         self._changed(group, "joined", member)
 
     def leave(self, connection: Connection, name: str, event: str = "left") -> None:
@@ -367,6 +309,8 @@ class ConsumerGroups:
         if not names:
             del self._names[connection]
         group.foreign.pop(connection, None)
+        group.take_shape(member, None)
+        self._charge(member, 0)
         self._forget_topics(group, member.subscriptions)
         if not group.members:
             del self._groups[name]
@@ -382,27 +326,35 @@ class ConsumerGroups:
         member = group.members.get(connection) if group else None
         if member is None:
             return []
-        return [topic for _, topic, _ in _stale_counts([member], self._broker_name, self._queues_of)]
+        return [topic for _, topic, _ in stale_counts([member], self._broker_name, self._queues_of)]
 
     def stale(self) -> Iterator[tuple[str, Connection, str]]:
         """Group, connection and topic of the members that see another number of queues here than there are."""
         for group in self:
-            for member, topic, _ in _stale_counts(group.members.values(), self._broker_name, self._queues_of):
+            for member, topic, _ in stale_counts(group.members.values(), self._broker_name, self._queues_of):
                 yield group.name, member.connection, topic
 
-    def _note(self, group: ConsumerGroup, member: Member, before: Collection[str]) -> None:
-        """A member has said what it is; these topics it subscribed to before."""
+    def _note(self, group: ConsumerGroup, member: Member, before: Mapping[str, Subscription]) -> None:
+        """A member has said what it is; this it subscribed to before."""
+        self._charge(member, size_of(member.data))
+        if before != member.subscriptions or not before:
+            group.take_shape(member, shape_of(member.subscriptions.values()))
         if member.is_foreign:
             group.foreign[member.connection] = member
         else:
             group.foreign.pop(member.connection, None)
-        if before == member.subscriptions.keys():
+        if before.keys() == member.subscriptions.keys():
             return
         for topic in member.subscriptions:
             if topic not in before:
                 group.topics[topic] += 1
                 self._of_topic.setdefault(topic, {})[group.name] = None
         self._forget_topics(group, [topic for topic in before if topic not in member.subscriptions])
+
+    def _charge(self, member: Member, size: int) -> None:
+        """A membership takes so many bytes, which count as the connection's."""
+        member.connection.charge(size - member.charged_bytes)
+        member.charged_bytes = size
 
     def _forget_topics(self, group: ConsumerGroup, topics: Iterable[str]) -> None:
         """A member subscribes to these no more."""

@@ -153,7 +153,10 @@ class Offsets:
             self._forget(topic, group)
 
     def _forget(self, topic: str, group: str) -> None:
-        self._count -= len(self._offsets.pop((topic, group)))
+        queues = self._offsets.pop((topic, group))
+        self._count -= len(queues)
+        for queue_id in queues:
+            self._of_owners.pop((group, topic, queue_id), None)
         self._encoded.pop((topic, group), None)
         for table, name, other in ((self._topics_of, group, topic), (self._groups_of, topic, group)):
             del table[name][other]

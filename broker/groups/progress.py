@@ -55,6 +55,5 @@ class GroupProgress:
     def topics_of(self, group: str) -> list[str]:
         """The topics in which a group has an offset, and those its members subscribe to."""
         online = self._groups.get(group)
-        subscribed = [topic for member in (online.members.values() if online else ()) for topic in member.subscriptions]
-        names = dict.fromkeys([*self._offsets.topics_of(group), *subscribed])
+        names = dict.fromkeys([*self._offsets.topics_of(group), *(online.topics if online else ())])
         return [name for name in names if self._topics.get(name) is not None]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from ...protocol.allocation import STICKY
 from ...protocol.bodies import Queue
 from ...protocol.group_bodies import BrokerShare
+from ..config import MAX_SHARED_QUEUES
 
 
 class StickyShares:
@@ -23,6 +24,11 @@ class StickyShares:
         self._shares: dict[str, list[Queue]] | None = None
         self._count = 0  # of queues
         self.owners: dict[Queue, str] = {}
+
+    def claim(self, queue: Queue, client_id: str) -> None:
+        """A member says that it owns a queue. There are no more owners than there may be queues."""
+        if queue in self.owners or len(self.owners) < MAX_SHARED_QUEUES:
+            self.owners[queue] = client_id
 
     def forget(self) -> None:
         """Members or queues are others than before."""

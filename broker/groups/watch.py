@@ -13,7 +13,7 @@ import structlog
 
 from ...protocol.work import LOOKS, Work
 from ..clock import Clock
-from ..config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S
+from ..config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S, PLACE_BYTES
 from ..net.connection import Connection
 from .history import History
 from .locks import Locks
@@ -49,7 +49,9 @@ class Watch:
         keys = self._keys.setdefault(connection, set())
         if len(keys) >= MAX_READ_QUEUES:
             return
-        keys.add(key)
+        if key not in keys:
+            keys.add(key)
+            connection.charge(PLACE_BYTES)
         now_s = self._clock.monotonic_s()
         self._readers[key] = (connection, last, now_s)
         self._locks.note_pull(group, topic, queue_id)
@@ -69,7 +71,9 @@ class Watch:
 
     def drop(self, connection: Connection) -> None:
         """The connection is closed and reads nothing any more."""
-        for key in self._keys.pop(connection, ()):
+        keys = self._keys.pop(connection, set())
+        connection.charge(-PLACE_BYTES * len(keys))
+        for key in keys:
             last, before, since_s = self._readers.get(key, (None, None, 0.0))
             last, before = (None if item is connection else item for item in (last, before))
             if last is None and before is None:

@@ -27,7 +27,8 @@ K = TypeVar("K")
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """`answer` reads once more and writes what it finds; `seen` is the offset up to which nothing matched."""
+    """`answer` reads once more and writes what it finds; `seen` is the offset up to which nothing matched; `size` is what
+    its texts take, in bytes."""
 
     connection: Connection
     queue: ConsumeQueue
@@ -35,6 +36,7 @@ class HeldPull:
     seen: int
     answer: Callable[[], None]
     timer: Timer | None = None
+    size: int = 0
 
     def is_wanted(self) -> bool:
         """Whether a message that may match has arrived since the last look."""
@@ -77,6 +79,7 @@ class HeldPulls:
         self._held.setdefault(pull.queue, {})[pull] = None
         self._of.setdefault(pull.connection, {})[pull] = None
         pull.connection.held_pulls += 1
+        pull.connection.charge(pull.size)
         self._count += 1
         pull.timer = self._clock.call_later(wait_s, self._turns.call, self.let_go, pull)
         return True
@@ -113,6 +116,7 @@ class HeldPulls:
         _take_out(self._held, pull.queue, pull)
         _take_out(self._of, pull.connection, pull)
         pull.connection.held_pulls -= 1
+        pull.connection.charge(-pull.size)
         self._count -= 1
         if pull.timer is not None:
             pull.timer.cancel()

@@ -35,7 +35,7 @@ class _Incomparable(Exception):
     """Two values that no rule compares."""
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def parse_filter(expression: str) -> Filter:
     """A function of a record's properties text. Raises FilterError."""
     if len(expression) > MAX_FILTER_CHARS:

@@ -1,18 +1,25 @@
 """Counters behind the rates that administration shows: messages put per topic, got per topic and group.
 
 Puts are computed from the ends of queues, so a send costs nothing here; a pull costs one addition. A sample is taken every
-10 s and kept for one hour.
+10 s and kept for one hour, if there is room: it has what was counted since the one before. A broker has 500,000 queues at
+most, so what looks at all of them does so in pieces.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import NamedTuple
 
+from ...protocol.work import LOOKS, Work, finish
 from ..clock import Clock
-from ..config import SAMPLE_INTERVAL_S
+from ..config import MAX_COUNTED_READS, MAX_SAMPLED, SAMPLE_INTERVAL_S
 from ..store.store import Store
+
+PUT = "TOPIC_PUT_NUMS"
+GOT = "GROUP_GET_NUMS"
 
 _SAMPLES = int(3600 / SAMPLE_INTERVAL_S) + 1
 _DAY_S = 86_400
@@ -28,70 +35,135 @@ class Rate(NamedTuple):
     per_second: float
 
 
+class Totals(NamedTuple):
+    """How many of each, and of each name."""
+
+    of: dict[Key, int]
+    sums: Mapping[str, int]
+
+
+class _Sample(NamedTuple):
+    """`grown`: by how much since the sample before."""
+
+    time_s: float
+    grown: dict[Key, int]
+    sums: Mapping[str, int]
+
+
 class Statistics:
-    def __init__(self, store: Store, clock: Clock) -> None:
+    """`queues_of(topic)`: how many queues it has, to read or to write."""
+
+    def __init__(self, store: Store, clock: Clock, queues_of: Callable[[str], int]) -> None:
         self._store = store
         self._clock = clock
-        self._samples: deque[tuple[float, Counter[Key]]] = deque(maxlen=_SAMPLES)
+        self._queues_of = queues_of
+        self._samples: deque[_Sample] = deque()
+        self._sampled = 0  # counters in all samples
         self.got: Counter[str] = Counter()  # by `topic@group`; pulls add to it
         self.boot_ms = clock.time_ms()
-        self._first = self._totals()
-        self._midnight = self._yesterday = self._first
+        self._last = self._midnight = self._yesterday = finish(self.totals())
         self._day = self._today()
-        self.sample()
+        self._samples.append(_Sample(clock.monotonic_s(), {}, self._last.sums))
 
-    def sample(self) -> None:
-        totals = self._totals()
-        self._samples.append((self._clock.monotonic_s(), totals))
+    def totals(self) -> Work[Totals]:
+        """What is counted now."""
+        totals: dict[Key, int] = {}
+        for number, (name, count) in enumerate(list(self.got.items()), 1):
+            totals[GOT, name] = count
+            if number % LOOKS == 0:
+                yield
+        got = sum(totals.values())
+        put = 0
+        for number, queue in enumerate(list(self._store.queues.values()), 1):
+            key = (PUT, queue.topic)
+            totals[key] = totals.get(key, 0) + queue.next
+            put += queue.next
+            if number % LOOKS == 0:
+                yield
+        return Totals(totals, {GOT: got, PUT: put})
+
+    def sampling(self) -> Work[None]:
+        totals = yield from self.totals()
+        last, grown = self._last.of, dict[Key, int]()
+        for number, (key, total) in enumerate(totals.of.items(), 1):
+            before = last.get(key, 0)
+            if total != before:  # one that was made anew begins at 0
+                grown[key] = total - before if total > before else total
+            if number % LOOKS == 0:
+                yield
+        self._samples.append(_Sample(self._clock.monotonic_s(), grown, totals.sums))
+        self._sampled += len(grown)
+        while len(self._samples) > _SAMPLES or (self._sampled > MAX_SAMPLED and len(self._samples) > 1):
+            self._sampled -= len(self._samples.popleft().grown)
+        self._last = totals
         today = self._today()
         if today != self._day:
             self._day, self._yesterday, self._midnight = today, self._midnight, totals
+        yield from self._trimming(grown)
+
+    def _trimming(self, grown: Mapping[Key, int]) -> Work[None]:
+        """Of too many topics and groups, forgets those that nobody reads now, then the oldest."""
+        for is_idle in (True, False):
+            for number, key in enumerate(list(self.got), 1):
+                if len(self.got) <= MAX_COUNTED_READS:
+                    return
+                if not is_idle or (GOT, key) not in grown:
+                    del self.got[key]
+                if number % LOOKS == 0:
+                    yield
 
     def _today(self) -> int:
         return time.localtime(self._clock.time_s()).tm_yday
 
-    def _totals(self) -> Counter[Key]:
-        totals: Counter[Key] = Counter({("GROUP_GET_NUMS", key): count for key, count in self.got.items()})
-        for queue in self._store.queues.values():
-            totals["TOPIC_PUT_NUMS", queue.topic] += queue.next
-        return totals
+    def _now(self, key: Key) -> int:
+        """Of one statistic."""
+        name, of = key
+        if name == GOT:
+            return self.got.get(of, 0)
+        queues = (self._store.queues.get((of, number)) for number in range(self._queues_of(of)))
+        return sum(queue.next for queue in queues if queue is not None)
 
-    def all_rates(self, window_s: float) -> dict[Key, float]:
+    def _since(self, since_s: float) -> tuple[float, list[_Sample]]:
+        """When the oldest sample since then was taken, or the newest of all, and those after it, newest first."""
+        found = list(takewhile(lambda sample: sample.time_s >= since_s, reversed(self._samples)))
+        if not found:
+            return self._samples[-1].time_s, []
+        return found[-1].time_s, found[:-1]
+
+    def all_rates(self, window_s: float) -> Work[dict[Key, float]]:
         """Per second, of every statistic and key, over the last `window_s` seconds."""
-        now_s = self._clock.monotonic_s()
-        then_s, then = self._sample_of(now_s - window_s)
-        return {key: (total - then[key]) / max(now_s - then_s, 1.0) for key, total in self._totals().items()}
+        now_s, totals = self._clock.monotonic_s(), (yield from self.totals())
+        then_s, samples = self._since(now_s - window_s)
+        rates: dict[Key, float] = {}
+        for number, (key, total) in enumerate(totals.of.items(), 1):
+            count = total - self._last.of.get(key, 0) + sum(sample.grown.get(key, 0) for sample in samples)
+            rates[key] = count / max(now_s - then_s, 1.0)
+            if number % LOOKS == 0:
+                yield
+        return rates
 
-    def _sample_of(self, since_s: float) -> tuple[float, Counter[Key]]:
-        """The oldest sample since then, or the newest."""
-        return next((sample for sample in self._samples if sample[0] >= since_s), self._samples[-1])
-
-    def rate(self, name: str, key: str, window_s: float) -> Rate:
+    def rate(self, name: str, of: str, window_s: float) -> Rate:
         """What was counted in the last `window_s` seconds, an hour at most."""
-        now_s = self._clock.monotonic_s()
-        then_s, then = self._sample_of(now_s - window_s)
-        count = self._totals()[name, key] - then[name, key]
+        now_s, key = self._clock.monotonic_s(), (name, of)
+        then_s, samples = self._since(now_s - window_s)
+        count = self._now(key) - self._last.of.get(key, 0) + sum(sample.grown.get(key, 0) for sample in samples)
         return Rate(count, count / max(now_s - then_s, 1.0))
 
-    def today(self, name: str, key: str) -> Rate:
+    def today(self, name: str, of: str) -> Rate:
         """Since midnight, or since the start if that was later."""
-        count = self._totals()[name, key] - self._midnight[name, key]
+        count = self._now((name, of)) - self._midnight.of.get((name, of), 0)
         return Rate(count, count / max(self._clock.time_s() % _DAY_S, 1.0))
 
-    def sums(self, name: str) -> tuple[int, int, int]:
+    def sums(self, name: str, now: Totals) -> tuple[int, int, int]:
         """The count of all keys yesterday morning, this morning, and now."""
-        return _sum(self._yesterday, name), _sum(self._midnight, name), _sum(self._totals(), name)
+        return self._yesterday.sums[name], self._midnight.sums[name], now.sums[name]
 
-    def rates(self, name: str) -> str:
+    def rates(self, name: str, now: Totals) -> str:
         """Messages per second of all keys over 10 s, 1 min and 10 min, in Apache's form."""
-        now_s, now = self._clock.monotonic_s(), self._totals()
+        now_s = self._clock.monotonic_s()
         rates: list[str] = []
         for window_s in (10, 60, 600):
-            samples = [sample for sample in self._samples if now_s - sample[0] <= window_s + SAMPLE_INTERVAL_S]
-            then_s, then = samples[0] if samples else self._samples[-1]
-            rates.append(f"{(_sum(now, name) - _sum(then, name)) / max(now_s - then_s, 1.0):.3f}")
+            near = (sample for sample in self._samples if now_s - sample.time_s <= window_s + SAMPLE_INTERVAL_S)
+            then = next(near, self._samples[-1])
+            rates.append(f"{(now.sums[name] - then.sums[name]) / max(now_s - then.time_s, 1.0):.3f}")
         return " ".join(rates)
-
-
-def _sum(totals: Counter[Key], name: str) -> int:
-    return sum(count for key, count in totals.items() if key[0] == name)

@@ -114,6 +114,10 @@ class Topics:
         topic = self._topics.get(name)
         return topic.read_queues if topic else 0
 
+    def all_queues_of(self, name: str) -> int:
+        """How many there are to read or to write."""
+        return _queues(self._topics.get(name))
+
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(list(self._topics.values()))
 

@@ -21,6 +21,7 @@ from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, Requ
 from ...protocol.headers import CheckTransaction, EndTransaction, write
 from ...protocol.message import Record, encode_record
 from ...protocol.subscription import tag_code
+from ...protocol.work import LOOKS, Work
 from ..clock import Clock
 from ..config import LiveConfig
 from ..net.clients import Clients
@@ -104,7 +105,12 @@ class Transactions:
         first = min(self._halves, default=self.half_queue.next)
         if not self._halves:
             self._op_begin = self._op_queue.next
-        checks = {str(offset): half.checks for offset, half in self._halves.items() if half.checks}
+        checks: dict[str, int] = {}
+        for number, (offset, half) in enumerate(list(self._halves.items()), 1):
+            if half.checks:
+                checks[str(offset)] = half.checks
+            if number % LOOKS == 0:
+                yield None
         content = orjson.dumps({"half": first, "op": self._op_begin, "checks": checks})
         return Save(self._path, content, self._again)
 
@@ -170,17 +176,21 @@ class Transactions:
 
     # Checks
 
-    def check(self) -> None:
-        """Asks for the outcome of every half message that is old enough. Raises StoreFull."""
+    def checking(self) -> Work[None]:
+        """Asks for the outcome of every half message that is old enough, a message a piece."""
         now_ms = self._clock.time_ms()
         keep_ms = self._settings.now.retain_hours * 3_600_000
         for offset, half in sorted(self._halves.items()):
+            if self._halves.get(offset) is not half:  # ended meanwhile
+                continue
             try:
                 self._check_one(offset, half, now_ms, keep_ms)
-            except StoreFull:
-                raise
+            except StoreFull as error:
+                log.error("transaction_check_failed", reason=str(error))
+                return
             except Exception:  # the others are asked about all the same
                 log.exception("transaction_check_impossible", offset=offset, position=half.position)
+            yield
 
     def _check_one(self, offset: int, half: Half, now_ms: float, keep_ms: float) -> None:
         record = self._store.record_at(half.position)

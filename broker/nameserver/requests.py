@@ -9,6 +9,7 @@ import structlog
 
 from ...protocol import admin_bodies, bodies, registration_body
 from ...protocol.codes import ResponseCode
+from ...protocol.config import MAX_ID_CHARS
 from ...protocol.frame import Frame
 from ...protocol.headers import (
     BrokerName,
@@ -33,6 +34,10 @@ ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
 def register_broker(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
     header = read(RegisterBroker, frame.ext)
+    for text in (header.cluster_name, header.broker_name, header.broker_addr, header.external_addr or ""):
+        if len(text) > MAX_ID_CHARS:
+            remark = f"a name or address has {len(text)} characters; {MAX_ID_CHARS} are allowed"
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     if header.body_crc32 and header.body_crc32 != zlib.crc32(frame.body) & 0x7FFFFFFF:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
     yield
@@ -128,7 +133,7 @@ def get_kv(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
 
 def delete_kv(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
     header = read(KvKey, frame.ext)
-    routes.kv.get(header.namespace, {}).pop(header.key, None)
+    routes.delete_kv(header.namespace, header.key)
     return answer(frame)
 
 

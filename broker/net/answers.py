@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...protocol.codes import EXT_ACCEPT_ENCODING, RESPONSE_FLAG, VERSION, Language
+from ...protocol.codes import EXT_ACCEPT_ENCODING, RESPONSE_FLAG, VERSION, Language, ResponseCode
+from ...protocol.config import MAX_TABLE_BYTES
 from ...protocol.frame import MSGPACK, Ext, Frame, encode, encode_head
 from ...protocol.work import Work
 
@@ -28,6 +29,9 @@ class Refused(Exception):
 
 
 def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:
+    """Raises Refused for a body that does not fit into a frame."""
+    if len(body) > MAX_TABLE_BYTES:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the answer has {len(body)} bytes, more than a frame takes")
     return [encode(Frame(code, request.opaque, ext, body, RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request)))]
 
 

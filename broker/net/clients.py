@@ -10,7 +10,7 @@ from ...protocol.codes import ONEWAY_FLAG, RequestCode
 from ...protocol.frame import Ext, Frame, encode
 from ...protocol.headers import ConsumerGroup, write
 from ..clock import Clock, Timer
-from ..config import CLIENT_ANSWER_S
+from ..config import CLIENT_ANSWER_S, MAX_ASKED, MAX_CLIENT_IDS, MAX_PRODUCER_GROUPS, MEMBER_BYTES, LimitExceeded
 from .connection import Connection
 
 MAX_OPAQUE = 0x7FFF_FFFF  # 32 bits with a sign, as Java clients read it
@@ -35,14 +35,30 @@ class Clients:
     def heartbeat(
         self, connection: Connection, client_id: str, groups: tuple[str, ...], language: int, version: int
     ) -> None:
+        """Raises LimitExceeded beyond 16 client ids or 256 producer groups of one connection."""
+        ids, known = self._ids.get(connection, set()), self._groups.get(connection, set())
+        fresh = known.union(groups)
+        if client_id not in ids and len(ids) >= MAX_CLIENT_IDS:
+            raise LimitExceeded(f"a connection goes by {MAX_CLIENT_IDS} client ids at most")
+        if len(fresh) > max(MAX_PRODUCER_GROUPS, len(known)):
+            raise LimitExceeded(f"a connection is in {MAX_PRODUCER_GROUPS} producer groups at most")
+        connection.charge(MEMBER_BYTES * (len(fresh) - len(known) + (client_id not in ids)))
         self._by_id[client_id] = connection
-        self._ids.setdefault(connection, set()).add(client_id)
-        self._groups.setdefault(connection, set()).update(groups)
+        self._ids[connection] = ids | {client_id}
+        self._groups[connection] = fresh
         info = ConnectedClient(client_id, connection.peer, language, version, self._clock.time_ms())
         for group in groups:
             self._producers.setdefault(group, {})[connection] = info
 
     def forget_producer(self, group: str, connection: Connection) -> None:
+        """One that a client has left."""
+        known = self._groups.get(connection, set())
+        if group in known:
+            known.discard(group)
+            connection.charge(-MEMBER_BYTES)
+        self._drop_producer(group, connection)
+
+    def _drop_producer(self, group: str, connection: Connection) -> None:
         members = self._producers.get(group, {})
         members.pop(connection, None)
         if not members:
@@ -51,7 +67,7 @@ class Clients:
     def drop(self, connection: Connection) -> None:
         """The connection is gone; who waits for its answer gets None."""
         for group in self._groups.pop(connection, ()):
-            self.forget_producer(group, connection)
+            self._drop_producer(group, connection)
         for client_id in self._ids.pop(connection, ()):
             # A client that has reconnected is known by its new connection already.
             if self._by_id.get(client_id) is connection:
@@ -94,7 +110,9 @@ class Clients:
         connection.write([encode(Frame(code, self._next_opaque(), ext, body, ONEWAY_FLAG))])
 
     def ask(self, connection: Connection, code: int, ext: Ext, body: bytes, answered: Answered) -> None:
-        """A request; `answered` gets the answer, or None after 10 s or when the client hangs up."""
+        """A request; `answered` gets the answer, or None after 10 s or when the client hangs up. Raises LimitExceeded."""
+        if len(self._waiting) >= MAX_ASKED:
+            raise LimitExceeded(f"{MAX_ASKED} clients are being asked; try again later")
         opaque = self._next_opaque()
         key = (connection, opaque)
         timer = self._clock.call_later(CLIENT_ANSWER_S, self._settle, key, None)

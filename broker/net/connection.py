@@ -10,9 +10,10 @@ from typing import Protocol, cast
 import structlog
 
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
+from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.frame import Frame, FrameError, FrameReader
 from ...protocol.message import encode_host
-from ..config import HELD_PULL_BYTES, KEPT_FRAME_BYTES, WRITE_HIGH_BYTES
+from ..config import HELD_PULL_BYTES, KEPT_FRAME_BYTES, LARGE_HOLDING_BYTES, WRITE_HIGH_BYTES
 from .answers import Buffers, answer
 from .memory import Memory
 from .reports import Reports
@@ -53,6 +54,7 @@ class Connection(asyncio.Protocol):
     keeps of it. `is_left`: if it is gone, the client has ended it, and knows."""
 
     __slots__ = (
+        "_answering_bytes",
         "_host",
         "_later",
         "_lost",
@@ -60,6 +62,7 @@ class Connection(asyncio.Protocol):
         "_transport",
         "active_s",
         "born_host",
+        "charged_bytes",
         "counted_bytes",
         "heard_s",
         "held_pulls",
@@ -83,14 +86,15 @@ class Connection(asyncio.Protocol):
         self.is_held = False
         self.is_left = True
         self.kept: list[Frame] = []
-        self._reader = FrameReader()
+        self._reader = FrameReader(MAX_REQUEST_HEADER_BYTES)
         self._transport: asyncio.Transport | None = None
         self._lost: list[Callable[[Connection], None]] = []
         self.born_host = b""
         self.peer = ""
         self.known: object = None
         self.active_s = self.heard_s = 0.0
-        self.counted_bytes = self.held_pulls = 0
+        self.counted_bytes = self.charged_bytes = self.held_pulls = 0
+        self._answering_bytes = 0
         self._later: list[Callable[[], None]] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -144,7 +148,7 @@ class Connection(asyncio.Protocol):
             self.keep(frames)
         elif frames:
             self._serve(frames)
-        if self._reader.waiting or self.counted_bytes or self.kept:
+        if self._reader.waiting or self.counted_bytes > self.charged_bytes or self.kept:
             self._host.memory.count(self)
         else:
             self._host.memory.mark(self)  # a pull may be held now
@@ -153,11 +157,21 @@ class Connection(asyncio.Protocol):
         """Whether the log does not have this event of the client's address already: who repeats it does not fill the log."""
         return self._host.reports.is_due(self.peer, event)
 
+    def charge(self, size: int) -> None:
+        """Others keep so much more, or less, for this client until it hangs up: what it is a member of, and reads."""
+        self.charged_bytes += size
+        if not size or self._transport is None or self._transport.is_closing():
+            return
+        if size > LARGE_HOLDING_BYTES:
+            self._host.memory.count(self)
+        else:
+            self._host.memory.mark(self)
+
     def held_bytes(self) -> int:
-        """What waits here in both directions."""
+        """What waits here in both directions, and what others keep for it."""
         kept = sum(len(frame.body) + KEPT_FRAME_BYTES for frame in self.kept)
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return len(self._reader.waiting) + kept + unread + self.held_pulls * HELD_PULL_BYTES
+        return len(self._reader.waiting) + kept + unread + self.held_pulls * HELD_PULL_BYTES + self.charged_bytes
 
     def is_changing(self) -> bool:
         """Whether it will hold less by itself: when its client reads, or its requests have their turn."""
@@ -191,6 +205,8 @@ class Connection(asyncio.Protocol):
         self._host.memory.mark(self)
         if len(buffers) == 1:
             transport.write(buffers[0])
+            if len(buffers[0]) > _SMALL_BYTES:
+                self._host.memory.count(self)
         elif sum(map(len, buffers)) <= _SMALL_BYTES:
             transport.write(b"".join(buffers))
         else:
@@ -215,15 +231,20 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         asyncio.get_running_loop().call_soon(self._go_on)
 
-    def hold(self, frames: list[Frame]) -> None:
-        """Requests that wait, with all that come, until `go_on`: an answer before them takes some turns."""
+    def hold(self, frames: list[Frame], size: int = 0) -> None:
+        """Requests that wait, with all that come, until `go_on`: an answer before them takes some turns. size: of the
+        request that is being answered, which is kept until then."""
         self.is_held = True
+        self._answering_bytes = size
+        self.charge(size)
         self.kept = [*frames, *self.kept]
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def go_on(self) -> None:
         self.is_held = False
+        self.charge(-self._answering_bytes)
+        self._answering_bytes = 0
         self._go_on()
 
     def pause_writing(self) -> None:

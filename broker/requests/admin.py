@@ -16,8 +16,10 @@ from ...protocol.codes import MAX_PERM, VERSION, ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.headers import ProducerGroup, ViewStats, read
 from ...protocol.schema import BodyError
+from ...protocol.work import Work
 from ..broker import Broker
 from ..config import MAX_QUEUES_PER_TOPIC, MAX_RETAIN_HOURS, MAX_TRANSACTION_TIMEOUT_S, BrokerConfig, within
+from ..messages.statistics import GOT, PUT
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
 from ..net.memory import resident_bytes
@@ -87,17 +89,19 @@ def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -
     return answer(frame)
 
 
-def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """GET_BROKER_RUNTIME_INFO: what clusterList and brokerStatus print."""
     stats, store = broker.statistics, broker.store
+    totals = yield from stats.totals()
+    got_rates = stats.rates(GOT, totals)
     table: dict[str, Any] = {
         "brokerVersionDesc": "V4_9_8",
         "brokerVersion": VERSION,
         "bootTimestamp": stats.boot_ms,
-        "putTps": stats.rates("TOPIC_PUT_NUMS"),
-        "getTransferedTps": stats.rates("GROUP_GET_NUMS"),
-        "getTotalTps": stats.rates("GROUP_GET_NUMS"),
-        "getFoundTps": stats.rates("GROUP_GET_NUMS"),
+        "putTps": stats.rates(PUT, totals),
+        "getTransferedTps": got_rates,
+        "getTotalTps": got_rates,
+        "getFoundTps": got_rates,
         "getMissTps": "0.0 0.0 0.0",
         "runtime": f"[ {time.strftime('%H:%M:%S', time.gmtime(broker.clock.time_s() - stats.boot_ms / 1000))} ]",
         "earliestMessageTimeStamp": store.earliest_ms(),
@@ -115,8 +119,8 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     for pool in ("send", "pull", "query", "endTransaction"):
         table[f"{pool}ThreadPoolQueueSize"] = 0
         table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
-    for name, key in (("Put", "TOPIC_PUT_NUMS"), ("Get", "GROUP_GET_NUMS")):
-        yesterday, morning, now = stats.sums(key)
+    for name, key in (("Put", PUT), ("Get", GOT)):
+        yesterday, morning, now = stats.sums(key, totals)
         table[f"msg{name}TotalYesterdayMorning"] = yesterday
         table[f"msg{name}TotalTodayMorning"] = morning
         table[f"msg{name}TotalTodayNow"] = now
@@ -126,7 +130,7 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 def view_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """VIEW_BROKER_STATS_DATA: how many messages were put into a topic, or got by a group."""
     header = read(ViewStats, frame.ext)
-    if header.stats_name not in ("TOPIC_PUT_NUMS", "GROUP_GET_NUMS"):
+    if header.stats_name not in (PUT, GOT):
         remark = f"The stats <{header.stats_name}> not exist; TOPIC_PUT_NUMS and GROUP_GET_NUMS do"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     stats = broker.statistics
@@ -145,13 +149,13 @@ def clean(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame)
 
 
-def all_producers(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    return answer(frame, body=admin_bodies.encode_all_producers(broker.clients.all_producers()))
+def all_producers(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    return answer(frame, body=(yield from admin_bodies.encode_all_producers(broker.clients.all_producers())))
 
 
-def producer_connections(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def producer_connections(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     name = read(ProducerGroup, frame.ext).producer_group
     infos = broker.clients.producers(name)
     if not infos:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{name}] not exist")
-    return answer(frame, body=admin_bodies.encode_producer_connections(infos))
+    return answer(frame, body=(yield from admin_bodies.encode_producer_connections(infos)))

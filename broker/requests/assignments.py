@@ -5,8 +5,10 @@ from __future__ import annotations
 from ...protocol import allocation, group_bodies
 from ...protocol.bodies import Queue, Route
 from ...protocol.codes import ResponseCode
+from ...protocol.config import MAX_REQUEST_QUEUES
 from ...protocol.frame import Frame
 from ..broker import Broker
+from ..config import MAX_HASHED, LimitExceeded
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
 
@@ -22,7 +24,7 @@ def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Bu
     if request.strategy not in _STRATEGIES:
         remark = f"the strategy {request.strategy} is unknown; use {', '.join(_STRATEGIES)}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    broker.tasks.answer(_answer(broker, connection, frame, request))
+    broker.tasks.answer(_answer(broker, connection, frame._replace(body=b""), request))
     return None
 
 
@@ -34,14 +36,26 @@ async def _answer(
         remark = f"topic[{request.topic}] not exist"
         connection.write(answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark))
         return
-    share = _share(broker, request, route)
+    try:
+        share = _share(broker, request, route)
+    except LimitExceeded as error:
+        connection.write(answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error)))
+        return
     connection.write(answer(frame, body=group_bodies.encode_assignment(share)))
 
 
 def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:
+    """Raises LimitExceeded where one request would keep all others waiting."""
+    count = sum(data.read_queues for data in route.queues)
+    if count > MAX_REQUEST_QUEUES:
+        raise LimitExceeded(f"{request.topic} has {count} queues; a broker shares out {MAX_REQUEST_QUEUES} at most")
     queues = allocation.subscribe_queues(request.topic, route)
     if request.message_model == "BROADCASTING":
         return queues
     group = broker.groups.get(request.group)
     ids = list(group.order(request.topic)) if group else []
-    return _STRATEGIES[request.strategy].allocate(request.client_id, queues, ids)
+    strategy = _STRATEGIES[request.strategy]
+    points = strategy.virtual_nodes * len(ids) if isinstance(strategy, allocation.ConsistentHash) else 0
+    if points + count > MAX_HASHED:
+        raise LimitExceeded(f"{request.strategy} with {count} queues and {len(ids)} members takes too long; use AVG")
+    return strategy.allocate(request.client_id, queues, ids)

@@ -26,13 +26,13 @@ from ..broker import Broker
 from ..config import MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
 from ..histogram import Histogram
 from ..nameserver.routes import Routes
-from ..net.answers import Buffers, Refused, Reply, answer
+from ..net.answers import Buffers, Refused, Reply, answer, reply_type
 from ..net.connection import Connection, is_loopback
 from ..store.files import StoreError, StoreFull
 from ..store.flusher import Flusher
 from ..turns import Turns
 from .sends import FULL_REMARK, REGION_EXT, Sends
-from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, REGISTRATIONS, SENDS
+from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, REGISTRATIONS, SENDS, WITH_BODY
 
 log = structlog.get_logger("rocketlet.dispatch")
 
@@ -118,7 +118,7 @@ class Dispatch:
                 if isinstance(reply, Generator):
                     connection.write(out)
                     out = []
-                    connection.hold(frames[index + 1 :])
+                    connection.hold(frames[index + 1 :], len(frame.body))
                     self._answering += 1
                     self._turns.do(self._work(connection, frame, reply))
                     break
@@ -156,7 +156,7 @@ class Dispatch:
         """Commits what is staged and writes the answers, with `--flush sync` when it is on the device. All requests of a
         read count as having taken as long as the read."""
         code, count = sends.staged[0].frame.code, len(sends.staged)
-        frames = [item.frame for item in sends.staged] if self._flusher is not None else []
+        frames = [_small(item.frame) for item in sends.staged] if self._flusher is not None else []
         out += sends.settle()
         self._times[code].observe(time.perf_counter() - began_s, count)
         if self._flusher is None:
@@ -200,6 +200,8 @@ class Dispatch:
                 _refuse_strangers(connection, frame)
             if self._acl is not None:
                 self._acl.authorize(connection, frame, rule, self._records)
+            if frame.body and frame.code not in WITH_BODY:
+                frame = frame._replace(body=b"")
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             reply = handler(connection, frame)
@@ -220,7 +222,7 @@ class Dispatch:
         if not isinstance(reply, list) or flusher.written == written:
             return reply
         write = partial(connection.write, [] if frame.flag & ONEWAY_FLAG else reply)
-        refuse = partial(self._refuse, connection, [frame])
+        refuse = partial(self._refuse, connection, [_small(frame)])
         flusher.after_sync(write, write if frame.code in READS else refuse)
         return None
 
@@ -239,6 +241,11 @@ class Dispatch:
         if connection.is_news(f"request_failed {name}"):
             log.exception("request_failed", request=name, peer=connection.peer)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+
+
+def _small(frame: Frame) -> Frame:
+    """What an answer needs of a request that waits for the device."""
+    return frame._replace(ext={}, body=b"", serialize_type=reply_type(frame))
 
 
 def _refuse_strangers(connection: Connection, frame: Frame) -> None:

@@ -14,6 +14,7 @@ from ...protocol import admin_bodies, bodies, names
 from ...protocol.admin_bodies import ConnectedClient, Progress
 from ...protocol.bodies import Queue, group_json
 from ...protocol.codes import Language, RequestCode, ResponseCode
+from ...protocol.config import MAX_TABLE_BYTES
 from ...protocol.frame import Ext, Frame
 from ...protocol.headers import (
     AskMember,
@@ -32,16 +33,17 @@ from ...protocol.headers import (
 from ...protocol.message import decode_host
 from ...protocol.schema import BodyError
 from ...protocol.signature import CREDENTIALS
-from ...protocol.work import SLICE, Work, listed
+from ...protocol.work import LOOKS, SLICE, Work, listed
 from ..broker import Broker
+from ..config import MAX_ASKED_AT_ONCE, MAX_STATUSES_BYTES
+from ..groups.member import Member
 from ..groups.members import ConsumerGroup as Group
+from ..messages.statistics import GOT
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 
 log = structlog.get_logger("rocketlet.admin")
-
-CONSUMED = "GROUP_GET_NUMS"
 
 
 def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
@@ -83,7 +85,11 @@ def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[
     header = read(GroupTopic, frame.ext)
     group = header.consumer_group
     topics = [header.topic] if header.topic else broker.progress.topics_of(group)
-    tps = sum(broker.statistics.rate(CONSUMED, f"{topic}@{group}", 60).per_second for topic in topics)
+    tps = 0.0
+    for number, topic in enumerate(topics, 1):
+        tps += broker.statistics.rate(GOT, f"{topic}@{group}", 60).per_second
+        if number % SLICE == 0:
+            yield
     body = yield from admin_bodies.encode_consume_stats(_progress(broker, group, topics), tps)
     return answer(frame, body=body)
 
@@ -103,9 +109,7 @@ def all_consume_stats(broker: Broker, connection: Connection, frame: Frame) -> W
 def consumed_by(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """QUERY_TOPIC_CONSUME_BY_WHO: the groups that subscribe to a topic, or have an offset in it."""
     topic = read(TopicName, frame.ext).topic
-    online = [
-        group.name for group in broker.groups if any(topic in member.subscriptions for member in group.members.values())
-    ]
+    online = [group.name for group in broker.groups.subscribing(topic)]
     found = list(dict.fromkeys([*online, *broker.offsets.groups_of(topic)]))
     return answer(frame, body=orjson.dumps({"groupList": found}))
 
@@ -232,11 +236,17 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
         remark = f"No Any Consumer online in the consumer group: [{header.group}]"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     offsets: dict[str, dict[Queue, int]] = {}
-    waiting = set(asked)
+    waiting, size = set(asked), 0
+
+    if len(asked) > MAX_ASKED_AT_ONCE:
+        remark = f"the group {header.group} has {len(asked)} members; {MAX_ASKED_AT_ONCE} are asked at once, name one"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
 
     def answered(client_id: str, reply: Frame | None) -> None:
+        nonlocal size
         waiting.discard(client_id)
-        if reply is not None and reply.code == 0:
+        size += len(reply.body) if reply is not None else 0
+        if reply is not None and reply.code == 0 and size <= MAX_STATUSES_BYTES:
             try:
                 offsets[client_id] = admin_bodies.decode_client_status(reply.body)
             except BodyError as error:
@@ -275,7 +285,10 @@ def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | N
         body = record
 
     def answered(reply: Frame | None) -> None:
-        if reply is None:
+        if reply is not None and len(reply.body) > MAX_TABLE_BYTES:
+            remark = f"the answer of {header.client_id} has {len(reply.body)} bytes; {MAX_TABLE_BYTES} are passed on"
+            connection.write(answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark))
+        elif reply is None:
             remark = f"consumer <{header.consumer_group}> <{header.client_id}> did not answer in time"
             connection.write(answer(frame, ResponseCode.CONSUME_MSG_TIMEOUT, remark=remark))
         else:
@@ -309,15 +322,18 @@ def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 
 
 def _subscribed(group: Group | None) -> list[str]:
-    members = group.members.values() if group else ()
-    return sorted({topic for member in members for topic in member.subscriptions})
+    return sorted(group.topics) if group else []
 
 
-def _owners(broker: Broker, name: str, group: Group | None) -> dict[tuple[str, int], str]:
+def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[str, int], str]]:
     """Client id by topic and queue id: who has locked the queue or, of foreign members, which lock nothing, who reads it."""
     owners = broker.locks.owners(name)
+    looks = 0
     for topic in _subscribed(group):
         for queue_id in range(broker.topics.queues_of(topic)):
+            looks += 1
+            if looks % LOOKS == 0:
+                yield
             reader = broker.watch.reader(name, topic, queue_id)
             member = group.members.get(reader) if group and reader else None
             if member is not None and member.is_foreign:
@@ -329,26 +345,38 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Work[
     """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
     name, since_ms = read(GroupHistory, frame.ext)
     value = yield from history_of(broker, name, since_ms)
-    return answer(frame, body=orjson.dumps(value))
+    parts: list[bytes] = []
+    for key, item in value.items():
+        if isinstance(item, list):
+            parts.append(b"%b:[%b]" % (orjson.dumps(key), (yield from listed(map(orjson.dumps, item)))))
+        else:
+            parts.append(b"%b:%b" % (orjson.dumps(key), orjson.dumps(item)))
+    return answer(frame, body=b"{%b}" % (yield from listed(parts)))
+
+
+def _member(member: Member) -> dict[str, Any]:
+    return {
+        "clientId": member.client_id,
+        "peer": member.connection.peer,
+        "strategy": member.data.strategy,
+        "messageModel": member.data.message_model,
+        "leaving": member.data.leaving,
+        "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},
+    }
 
 
 def history_of(broker: Broker, name: str, since_ms: int = 0) -> Work[dict[str, Any]]:
     """What the broker says of a group; `since_ms`: the first event."""
     group = broker.groups.get(name)
-    members: list[dict[str, Any]] = [
-        {
-            "clientId": member.client_id,
-            "peer": connection.peer,
-            "strategy": member.data.strategy,
-            "messageModel": member.data.message_model,
-            "leaving": member.data.leaving,
-            "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},
-        }
-        for connection, member in (group.members.items() if group else ())
-    ]
+    members: list[dict[str, Any]] = []
+    for number, member in enumerate(list(group.members.values()) if group else (), 1):
+        members.append(_member(member))
+        if number % SLICE == 0:
+            yield
+    owned = yield from _owners(broker, name, group)
     owners = [
         {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
-        for (topic, queue_id), client_id in _owners(broker, name, group).items()
+        for (topic, queue_id), client_id in owned.items()
     ]
     progress: list[dict[str, Any]] = []
     for topic in broker.progress.topics_of(name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -15,6 +15,7 @@ from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
 from ...protocol.headers import UnregisterClient, read
 from ...protocol.subscription import SQL92, TAG
 from ..broker import Broker
+from ..groups.member import shape_of
 from ..groups.members import ConsumerGroup
 from ..net.answers import Buffers, answer
 from ..net.connection import Connection
@@ -52,20 +53,19 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 
 def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData) -> str | None:
     """Why a strict group refuses a member; None if it does not."""
-    wanted = {item.topic: item.expression for item in consumer.subscriptions}
+    wanted = shape_of({item.topic: item for item in consumer.subscriptions}.values())
     group = broker.groups.get(consumer.group)
-    for other, member in group.members.items() if group else ():
-        theirs = {item.topic: item.expression for item in member.subscriptions.values()}
-        if other is not connection and theirs != wanted:
-            return (
-                f"the group {consumer.group} is strict: this client subscribes to {_spelled(wanted)}, {member.client_id} to "
-                f"{_spelled(theirs)}; subscribe to the same, or use `rocketlet groups strict {consumer.group} off`"
-            )
-    return None
+    other = group.other_than(connection, wanted) if group else None
+    if other is None:
+        return None
+    return (
+        f"the group {consumer.group} is strict: this client subscribes to {_spelled(wanted)}, {other.client_id} to "
+        f"{_spelled(other.shape)}; subscribe to the same, or use `rocketlet groups strict {consumer.group} off`"
+    )
 
 
-def _spelled(subscriptions: dict[str, str]) -> str:
-    return ", ".join(f"{topic} [{expression}]" for topic, expression in sorted(subscriptions.items()))
+def _spelled(subscriptions: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{topic} [{expression}]" for topic, expression in sorted(subscriptions))
 
 
 def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
@@ -115,15 +115,18 @@ def _seen_queues(group: ConsumerGroup, topic: str | None) -> Ext:
 
 def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     request = group_bodies.decode_lock_request(frame.body)
-    fault = _foreign_client(broker, connection, request)
+    fault = _foreign_client(broker, connection, request) or names.group_fault(request.group)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, body=group_bodies.encode_locked({}), remark=fault)
+    refused = broker.locks.refused
     epochs = broker.locks.lock(request, connection)
     if request.offsets:
         return answer(frame, body=group_bodies.encode_locked(epochs, _commit(broker, connection, request, epochs)))
     # A queue taken anew: with its offset a member can begin without another request.
     if not request.handover or request.epochs:
-        return answer(frame, body=group_bodies.encode_locked(epochs))
+        # Apache's clients take what is not in the answer for locked by another, and ask again.
+        remark = "this broker keeps no more locks; try again later" if broker.locks.refused > refused else None
+        return answer(frame, body=group_bodies.encode_locked(epochs), remark=remark)
     found = {queue: broker.offsets.get(request.group, queue.topic, queue.queue_id) for queue in epochs}
     offsets = {queue: offset for queue, offset in found.items() if offset is not None}
     return answer(frame, body=group_bodies.encode_locked(epochs, offsets))

@@ -11,6 +11,7 @@ from ...protocol import properties as props
 from ...protocol.admin_bodies import encode_offset_moved
 from ...protocol.bodies import Queue
 from ...protocol.codes import PERM_READ, Language, ResponseCode
+from ...protocol.config import MAX_EXPRESSION_CHARS
 from ...protocol.extents import MADE_ANEW
 from ...protocol.frame import Frame
 from ...protocol.headers import PullMessage, PullMessageResult, read, write
@@ -25,9 +26,10 @@ from ..config import (
     OTHERS_QUEUE_WAIT_S,
     SUBSCRIPTION_LOOK_S,
     SUBSCRIPTION_LOOKS,
+    TAG_BYTES,
 )
 from ..messages.held_pulls import HeldPull
-from ..net.answers import Buffers, Refused, answer, answer_pieces
+from ..net.answers import Buffers, Refused, answer, answer_pieces, reply_type
 from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
@@ -68,13 +70,16 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
     wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
     # Only at the very end. An offset beyond it is wrong: the client is told at once, so that it corrects it.
     if wants_hold and queue.next == header.queue_offset:
-        small = frame._replace(body=b"")  # nothing that a client adds is held with it
+        # nothing that a client adds is held with it
+        small = frame._replace(ext={}, serialize_type=reply_type(frame))
         pull = HeldPull(
             connection,
             queue,
             subscription,
             header.queue_offset,
             lambda: connection.write(_read_held(broker, small, header, queue, subscription)),
+            size=sum(len(text) for text in header if isinstance(text, str))
+            + (TAG_BYTES * len(subscription.tags) if subscription is not None else 0),
         )
         if broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
             return None
@@ -145,6 +150,11 @@ def _check_group_and_topic(broker: Broker, header: PullMessage) -> None:
 def _subscription(broker: Broker, connection: Connection, header: PullMessage) -> Subscription | None:
     """What to filter by; None takes all."""
     if header.sys_flag & codes.PULL_SUBSCRIPTION:
+        if len(header.subscription or "") > MAX_EXPRESSION_CHARS:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                f"the expression has {len(header.subscription or '')} characters; {MAX_EXPRESSION_CHARS} are allowed",
+            )
         try:
             found = parse_subscription(header.topic, header.subscription, kind=header.expression_type)
         except SubscriptionError as error:

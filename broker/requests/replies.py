@@ -55,7 +55,8 @@ def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers 
         broker.when_kept(write_answer, lambda: connection.write(failed()))
 
     push = _push(header, text, _host(connection.born_host), _host(store.store_host), now_ms)
-    broker.clients.ask(waiting, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(push), frame.body, answered)
+    body, frame = frame.body, frame._replace(body=b"")  # the answer may be long in coming
+    broker.clients.ask(waiting, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(push), body, answered)
     return None
 
 

@@ -18,7 +18,7 @@ from ...protocol.message import MessageError, Record
 from ...protocol.sent import encode_sent
 from ...protocol.subscription import tag_code
 from ..broker import Broker
-from ..config import REGION
+from ..config import MAX_HALF_MESSAGES, REGION
 from ..messages.delays import Delays
 from ..messages.transactions import with_real_queue
 from ..net.answers import Buffers, Refused, answer, reply_type
@@ -147,6 +147,7 @@ class Sends:
         if level:
             queue, text, code = delayed(self._broker, level, name, queue_id, text)
         elif is_half:
+            self._refuse_half()
             queue, text = self._broker.transactions.half_queue, with_real_queue(text, name, queue_id)
         position, offset = self._appender.stage(
             queue,
@@ -160,6 +161,15 @@ class Sends:
             header.reconsume_times,
         )
         return _new_tuple(Staged, (frame, position, queue_id, offset, None, level, is_half))
+
+    def _refuse_half(self) -> None:
+        """Raises Refused when too many half messages wait, those of this read aside."""
+        transactions = self._broker.transactions
+        if transactions.waiting >= MAX_HALF_MESSAGES:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"system busy: {transactions.waiting} transactions have no outcome; this broker keeps {MAX_HALF_MESSAGES}",
+            )
 
     def _topic(self, header: SendMessage) -> TopicConfig:
         """A topic that is not there, made if it may be. Raises Refused."""

@@ -25,6 +25,7 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import TRACE_TOPIC, retry_topic
 from rocketlet.protocol.signature import Signer
 from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.work import finish
 from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
@@ -200,7 +201,7 @@ async def test_half_messages_are_shown_only_to_who_may_send_to_their_topic(nodes
     half = {**SEND, "f": 4, "g": int(time.time() * 1000), "i": "TRAN_MSG\1true\2PGROUP\1p\2"}
     assert (await wires[1].call(RequestCode.SEND_MESSAGE_V2, half, b"x")).code == 0
     for _ in range(6):
-        node.broker.transactions.check()
+        finish(node.broker.transactions.checking())
     for wire in wires:
         await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)  # what the broker asked came before this answer
     assert [len(wire.requests) for wire in wires] == [0, 6, 0]

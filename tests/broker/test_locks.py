@@ -22,6 +22,7 @@ from ..requests import QUEUE, beat, lock, send
 
 async def test_a_queue_has_one_owner_and_the_next_is_told_when_it_is_free(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t")
     await beat(one, "c1")
     await beat(two, "c2")
     await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
@@ -37,6 +38,7 @@ async def test_a_queue_has_one_owner_and_the_next_is_told_when_it_is_free(node: 
 
 async def test_a_killed_owner_frees_its_queues_at_once(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t")
     await beat(one, "c1")
     await beat(two, "c2")
     await lock(one, "c1")
@@ -71,6 +73,7 @@ async def test_an_owner_whom_the_broker_hangs_up_keeps_its_queues_until_it_can_k
 
 async def test_a_foreign_client_id_locks_and_unlocks_nothing(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t")
     stranger = await connect(node.address)
     await beat(one, "c1")
     await beat(two, "c2")
@@ -124,6 +127,7 @@ async def test_a_commit_outside_of_the_queue_is_refused(node: Node, wire: Wire, 
 
 async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t")
     await beat(one, "c1")
     await beat(two, "c2")
     epoch = group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE]
@@ -150,6 +154,7 @@ def make_locks(folder: Path, clock: MovableClock, told: list[Connection] | None 
         on_free=lambda connection, group: told.append(connection) if told is not None else None,
         on_change=lambda: None,
         is_held_back=lambda group, topic, queue_id: False,
+        queues_of=lambda topic: 8,
     )
 
 
@@ -218,6 +223,7 @@ def test_after_a_restart_an_owner_may_let_go(tmp_path: Path) -> None:
 
 async def test_apaches_locks_last_and_survive_a_closed_socket(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t")
     assert QUEUE in group_bodies.decode_locked((await lock(one, "c1", handover=False)).body)
     await one.close()
     assert group_bodies.decode_locked((await lock(two, "c2", handover=False)).body) == {}

@@ -29,7 +29,7 @@ from rocketlet.protocol.work import LOOKS, SLICE, Work, finish, joined
 
 from ..campaigns.frames import Peer
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
-from ..requests import pull
+from ..requests import half, pull
 
 PIECE = 4 * SLICE  # an honest client waits for that much at most
 
@@ -242,8 +242,8 @@ async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.Monk
     peers = members_of(node, count)
     await broker.turns.done()
     queues = tuple(Queue("t", "broker-a", number) for number in range(count))
-    broker.locks.lock(LockRequest("c1", "other", queues, False), peers[0].connection)
     broker.topics.put(TopicConfig("t", count, count), 0)
+    broker.locks.lock(LockRequest("c1", "other", queues, False), peers[0].connection)
     least = count // SLICE
     assert pieces(broker.locks.expiring()) > least
     assert sum(1 for silent in broker.groups.expired() if silent is None) >= least
@@ -273,6 +273,44 @@ async def test_a_sweep_does_not_begin_again_before_its_end(monkeypatch: pytest.M
     turns.do_alone("sweep", sweep)
     assert begun == ["sweep"] * 2
     await turns.done()
+
+
+async def test_the_routes_of_a_broker_that_leaves_are_freed_in_pieces(node: Node) -> None:
+    peer, routes = Peer(node.server, 3000), node.server._routes
+    assert routes is not None
+    topics = [TopicConfig(f"topic-{number}", 8, 8) for number in range(5000)]
+    ext = {"brokerName": "b", "brokerAddr": "10.0.0.1:1", "clusterName": "c", "haServerAddr": "", "brokerId": "0"}
+    peer.send(encode(Frame(Code.REGISTER_BROKER, 1, ext, encode_registration(DataVersion(1, 1), topics))))
+    await node.broker.turns.done()
+    (gone,) = [broker.topics for name, broker in routes._brokers.items() if name == "b"]
+    routes.unregister("b", "10.0.0.1:1")
+    assert pieces(routes.freeing()) > 5000 // LOOKS
+    assert (gone, routes.has_gone) == ({}, False)
+    peer.hang_up()
+
+
+async def test_what_looks_at_all_queues_does_so_in_pieces(large: Node) -> None:
+    broker = large.broker
+    for number in range(MAX_QUEUES_PER_TOPIC):
+        broker.store.queue("large", number)
+    broker.statistics.got.update({f"t{number}@g": 1 for number in range(5000)})
+    least = MAX_QUEUES_PER_TOPIC // LOOKS + 5000 // LOOKS
+    assert pieces(broker.statistics.totals()) > least
+    assert pieces(broker.statistics.sampling()) > least
+    assert pieces(broker.statistics.all_rates(60)) > least
+    peer = Peer(large.server, 3001)
+    handler, _ = BROKER_REQUESTS[Code.GET_BROKER_RUNTIME_INFO]
+    reply = handler(broker, peer.connection, Frame(Code.GET_BROKER_RUNTIME_INFO, 1))
+    assert isinstance(reply, Generator)
+    assert pieces(reply) > least
+    peer.hang_up()
+
+
+async def test_half_messages_are_asked_for_one_by_one(wire: Wire, node: Node) -> None:
+    await create_topic(wire, "t")
+    for _ in range(20):
+        await half(wire)
+    assert pieces(node.broker.transactions.checking()) == 21
 
 
 def test_a_broker_that_leaves_is_found_without_a_look_at_the_others() -> None:

@@ -36,6 +36,7 @@ from rocketlet.broker.store.journal import Journal
 from rocketlet.broker.store.recovery import Recovery
 from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
+from rocketlet.broker.turns import Turns
 from rocketlet.client import handling
 from rocketlet.protocol import bodies, frame, names, registration_body, schema
 from rocketlet.protocol.codes import RequestCode
@@ -314,6 +315,10 @@ REMOVALS: dict[str, Removal] = {
         [Change(handling.Workers, "_ended", lambda self, number, task: self._tasks.discard(task))], "H5",
     ),
     # What there is only so much of
+    "pieces": Removal(
+        "long work is done in pieces", "stalls", 28,
+        [Change(Turns, "_go_on", Lines("and time.perf_counter() <= self._end_s", ""))], "H7",
+    ),
     "woken-when-read": Removal(
         "a held pull is answered when its client reads", "frames", 4_000,
         [Change(HeldPulls, "let_go", Lines("pull.connection.when_read(lambda: _answer(pull))", "_answer(pull)"))], "memory",

@@ -13,7 +13,8 @@ from typing import Any
 from rocketlet.broker.config import HANDOVER_LEASE_S
 from rocketlet.broker.groups.draining import Draining
 from rocketlet.broker.groups.locks import Locks
-from rocketlet.broker.groups.members import ConsumerGroup, Member
+from rocketlet.broker.groups.member import Member
+from rocketlet.broker.groups.members import ConsumerGroup
 from rocketlet.broker.requests import offsets as requests_offsets
 from rocketlet.broker.store.ledger import Ledger
 from rocketlet.client import shares as shares_module

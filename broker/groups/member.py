@@ -1,0 +1,76 @@
+"""One client's membership in one group: what it says of itself, and what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...protocol.bodies import ConsumerData
+from ...protocol.names import RETRY_PREFIX
+from ...protocol.subscription import Subscription
+from ..config import MEMBER_BYTES, PLACE_BYTES, SUBSCRIPTION_BYTES, TAG_BYTES
+from ..net.connection import Connection
+
+Shape = frozenset[tuple[str, str]]  # topics and expressions
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One client's membership in one group. Times are of the monotonic clock, in seconds."""
+
+    client_id: str
+    connection: Connection
+    data: ConsumerData
+    language: int
+    version: int
+    seen_s: float
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    shape: Shape = frozenset()
+    charged_bytes: int = 0
+    has_news: bool = False
+    sees_others: bool = False  # other numbers of queues than before
+
+    @property
+    def is_foreign(self) -> bool:
+        """Apache's push consumers in a group that shares queues: they do not say how they allocate."""
+        # Apache's pull consumers divide queues among themselves, and broadcasting ones share nothing: both are left
+        # alone.
+        data = self.data
+        return not data.strategy and data.message_model == "CLUSTERING" and data.consume_type == "CONSUME_PASSIVELY"
+
+    def update(self, data: ConsumerData, now_s: float) -> bool:
+        """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""
+        before = self.subscriptions.keys()
+        fresh = {item.topic: item for item in data.subscriptions}
+        for topic, old in self.subscriptions.items():
+            new = fresh.get(topic)
+            # The newer one stays, as in ConsumerGroupInfo.updateSubscription: versions are the times at which clients
+            # subscribed.
+            if new is not None and new.version <= old.version:
+                fresh[topic] = old
+        last = self.data
+        changed = before != fresh.keys() or data.leaving != last.leaving or data.strategy != last.strategy
+        self.has_news = data.assigned != last.assigned
+        self.sees_others = data.queue_counts != last.queue_counts
+        self.subscriptions = fresh
+        self.data = data
+        self.seen_s = now_s
+        return changed
+
+
+def shape_of(subscriptions: Iterable[Subscription]) -> Shape:
+    return frozenset((item.topic, item.expression) for item in subscriptions)
+
+
+def size_of(data: ConsumerData) -> int:
+    """About how many bytes a membership takes."""
+    texts = sum(len(item.expression) + TAG_BYTES * len(item.tags) for item in data.subscriptions)
+    seen = len(data.queue_counts) + sum(map(len, data.queue_counts.values()))
+    return (
+        MEMBER_BYTES + SUBSCRIPTION_BYTES * len(data.subscriptions) + texts + PLACE_BYTES * (len(data.assigned) + seen)
+    )
+
+
+def own_topics(member: Member) -> frozenset[str]:
+    """The topics that a member subscribes to, without the retry topic that all members have."""
+    return frozenset(topic for topic in member.subscriptions if not topic.startswith(RETRY_PREFIX))
