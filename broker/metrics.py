@@ -24,7 +24,6 @@ from ..protocol.codes import RequestCode
 from ..protocol.work import SLICE, Work
 from .broker import Broker
 from .histogram import Histogram
-from .messages.statistics import GOT, PUT
 from .net.memory import Memory
 
 _MINUTE_S = 60.0
@@ -101,11 +100,11 @@ class Collector:
         got_tps = self._gauge(
             "rocketmq_consumer_tps", "Messages read per second, in the last minute", None, "topic", "group"
         )
-        of_broker = {PUT: 0.0, GOT: 0.0}
+        of_broker = {"TOPIC_PUT_NUMS": 0.0, "GROUP_GET_NUMS": 0.0}
         for number, ((kind, key), total) in enumerate(totals.of.items(), 1):
             rate = rates.get((kind, key), 0.0)
             of_broker[kind] += rate
-            if kind == PUT:
+            if kind == "TOPIC_PUT_NUMS":
                 put.add_metric([*place, key], total)
                 offset.add_metric([*place, key], total)
                 tps.add_metric([*place, key], rate)
@@ -117,8 +116,12 @@ class Collector:
                 await asyncio.sleep(0)
         return [
             *(put, offset, tps, got, got_tps),
-            self._gauge("rocketmq_broker_tps", "Messages stored per second, in the last minute", of_broker[PUT]),
-            self._gauge("rocketmq_broker_qps", "Messages read per second, in the last minute", of_broker[GOT]),
+            self._gauge(
+                "rocketmq_broker_tps", "Messages stored per second, in the last minute", of_broker["TOPIC_PUT_NUMS"]
+            ),
+            self._gauge(
+                "rocketmq_broker_qps", "Messages read per second, in the last minute", of_broker["GROUP_GET_NUMS"]
+            ),
         ]
 
     def _store(self) -> Iterator[Metric]:
