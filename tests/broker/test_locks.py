@@ -54,6 +54,7 @@ async def test_an_owner_whom_the_broker_hangs_up_keeps_its_queues_until_it_can_k
 ) -> None:
     """As a member that reads nothing, when memory is needed: it may be cut off, and believes in its leases."""
     one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t")
     await beat(one, "c1")
     (connection,) = (found for found in node.server.connections if node.broker.groups.get("g").members.get(found))  # type: ignore[union-attr]
     await beat(two, "c2")
