@@ -50,6 +50,7 @@ class MessageTrace:
         self._waiting: list[tuple[About, str]] = []
         self._dropped = 0
         self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -60,10 +61,11 @@ class MessageTrace:
 
     async def __aexit__(self, *exception: object) -> None:
         """Writes what waits."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._write()
+        async with self._writing:  # what is being written is not given up
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
+            await self._write()
         await self._producer.stop()
 
     # What is noted
@@ -93,7 +95,8 @@ class MessageTrace:
             await self._news.wait()
             await asyncio.sleep(TRACE_FLUSH_S)
             self._news.clear()
-            await self._write()
+            async with self._writing:
+                await self._write()
 
     async def _write(self) -> None:
         waiting, self._waiting = self._waiting, []

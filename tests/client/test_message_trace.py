@@ -53,6 +53,25 @@ async def test_a_message_is_followed_from_its_send_to_its_handler(node: Node) ->
             assert await admin.messages_with_key(TOPIC, key), key
 
 
+async def test_what_is_being_written_when_the_trace_is_closed_is_written(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, is_closing = asyncio.Event(), asyncio.Event()
+    traced = MessageTrace(node.address)
+
+    async def send(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        await is_closing.wait()
+        return await Producer.send(traced._producer, *arguments, **options)
+
+    monkeypatch.setattr(traced._producer, "send", send)
+    async with Producer(node.address, middleware=[traced.sends("shop")]) as producer, traced:
+        await producer.send("t", b"x")
+        await begun.wait()
+        asyncio.get_running_loop().call_soon(is_closing.set)
+    assert [record[0] for record in await records(node)] == ["Pub"]
+
+
 def test_javas_split_finds_all_fields_of_a_message_without_keys_or_tag() -> None:
     """It drops empty fields at the end, and Apache's decoder asks for them by number."""
     about, outcome = trace.About("id"), trace.Outcome.SUCCESS
