@@ -34,14 +34,6 @@ class GroupConnections(NamedTuple):
     consume_from: str
 
 
-class ConsumeTimes(NamedTuple):
-    """Store times of a queue's first, last and last consumed message, ms since the epoch; -1 for none."""
-
-    first_ms: int
-    last_ms: int
-    consumed_ms: int
-
-
 @answers("topic statistics")
 def decode_topic_stats(data: Any) -> dict[Queue, Range]:
     """GET_TOPIC_STATS_INFO."""
@@ -101,12 +93,6 @@ def decode_consumer_connections(data: Any) -> GroupConnections:
     )
 
 
-@answers("producer connections")
-def decode_producer_connections(data: Any) -> tuple[MemberConnection, ...]:
-    """GET_PRODUCER_CONNECTION_LIST."""
-    return tuple(sorted(map(_connection, data.get("connectionSet") or ())))
-
-
 @answers("producers")
 def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
     """GET_ALL_PRODUCER_INFO: connected producers by group."""
@@ -118,17 +104,6 @@ def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
             for item in items
         )
         for group, items in (data.get("data") or {}).items()
-    }
-
-
-@answers("consume times")
-def decode_consume_times(data: Any) -> dict[Queue, ConsumeTimes]:
-    """QUERY_CONSUME_TIME_SPAN."""
-    return {
-        read_queue(item["messageQueue"]): ConsumeTimes(
-            int(item.get("minTimeStamp", -1)), int(item.get("maxTimeStamp", -1)), int(item.get("consumeTimeStamp", -1))
-        )
-        for item in data.get("consumeTimeSpanSet") or ()
     }
 
 

@@ -51,6 +51,23 @@ async def test_a_broker_runs_in_the_loop_of_the_test_and_leaves_nothing() -> Non
     assert not folder.exists()
 
 
+async def test_a_broker_in_the_loop_of_the_test_is_stopped_and_started_there() -> None:
+    async with Broker() as broker, Producer(broker.address) as producer:
+        await producer.send("t", b"1")
+        with pytest.raises(RuntimeError, match=r"use `await broker\.arestart\(\)`"):
+            broker.restart()
+        await broker.arestart()
+        await broker.astop()
+        with pytest.raises(RuntimeError, match="start what was stopped"):
+            broker.messages("t")
+        await broker.astart()
+        assert [message.body for message in broker.messages("t")] == [b"1"]
+        await broker.akill(lose=1)
+        assert broker.messages("t") == []
+        await broker.aclear()
+        assert broker.requests == []
+
+
 def test_a_broker_runs_in_a_thread_for_tests_without_asyncio(tmp_path: Path) -> None:
     with Broker(folder=tmp_path / "data", default_queues=2) as broker:
 
