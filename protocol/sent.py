@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
 from .codes import RESPONSE_FLAG, VERSION, Language
-from .frame import JSON, MSGPACK, ExtValue, encode_msgpack
+from .frame import JSON, MSGPACK, ROCKETMQ, ExtValue, encode_msgpack
 
 _JAVA: Final = int(Language.JAVA)
 _PREFIX: Final = Struct(">II")
-_BINARY_HEAD: Final = Struct(">hBhiii")
+_BINARY_FRAME: Final = Struct(">IIhBhiiii")  # prefix, header, the length of no remark and that of the fields
 _pack_int: Final = Struct(">i").pack
 
 
@@ -22,27 +23,34 @@ def encode_sent(
     if serialize_type == MSGPACK:
         ext: dict[str, ExtValue] = {"msgId": message_ids, "queueId": queue_id, "queueOffset": queue_offset}
         return encode_msgpack(0, RESPONSE_FLAG, opaque, _JAVA, ext)
-    if serialize_type == JSON:
-        header = (
-            f'{{"code":0,"extFields":{{"msgId":"{message_ids}","queueId":"{queue_id}","queueOffset":"{queue_offset}",'
-            f'"MSG_REGION":"{region}","TRACE_ON":"true"}},"flag":{RESPONSE_FLAG},"language":"JAVA","opaque":{opaque},'
-            f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-        ).encode()
-    else:
-        header = _binary(opaque, message_ids.encode(), b"%d" % queue_id, b"%d" % queue_offset, region.encode())
+    if serialize_type == ROCKETMQ:
+        return _binary(opaque, message_ids, queue_id, queue_offset, region)
+    header = (
+        f'{{"code":0,"extFields":{{"msgId":"{message_ids}","queueId":"{queue_id}","queueOffset":"{queue_offset}",'
+        f'"MSG_REGION":"{region}","TRACE_ON":"true"}},"flag":{RESPONSE_FLAG},"language":"JAVA","opaque":{opaque},'
+        f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+    ).encode()
     size = len(header)
-    return _PREFIX.pack(4 + size, serialize_type << 24 | size) + header
+    return _PREFIX.pack(4 + size, JSON << 24 | size) + header
 
 
-def _binary(opaque: int, message_ids: bytes, queue_id: bytes, queue_offset: bytes, region: bytes) -> bytes:
-    fields = b"\0\5msgId%b%b\0\7queueId%b%b\0\x0bqueueOffset%b%b\0\nMSG_REGION%b%b\0\x08TRACE_ON\0\0\0\4true" % (
+def _binary(opaque: int, message_ids: str, queue_id: int, queue_offset: int, region: str) -> bytes:
+    queue, offset = b"%d" % queue_id, b"%d" % queue_offset
+    fields = b"\0\5msgId%b%b\0\7queueId%b%b\0\x0bqueueOffset%b%b%b" % (
         _pack_int(len(message_ids)),
-        message_ids,
-        _pack_int(len(queue_id)),
-        queue_id,
-        _pack_int(len(queue_offset)),
-        queue_offset,
-        _pack_int(len(region)),
-        region,
+        message_ids.encode(),
+        _pack_int(len(queue)),
+        queue,
+        _pack_int(len(offset)),
+        offset,
+        _end(region),
     )
-    return _BINARY_HEAD.pack(0, _JAVA, VERSION, opaque, RESPONSE_FLAG, 0) + _pack_int(len(fields)) + fields
+    size = len(fields)
+    mark = ROCKETMQ << 24 | 21 + size  # the header's length
+    return _BINARY_FRAME.pack(25 + size, mark, 0, _JAVA, VERSION, opaque, RESPONSE_FLAG, 0, size) + fields
+
+
+@lru_cache(1)
+def _end(region: str) -> bytes:
+    """The fields that are the same in all answers of a broker."""
+    return b"\0\nMSG_REGION%b%b\0\x08TRACE_ON\0\0\0\4true" % (_pack_int(len(region)), region.encode())
