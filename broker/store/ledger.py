@@ -68,6 +68,7 @@ class Ledger:
         self.leases: dict[Key, tuple[str, int]] = {}
         self.epoch = 0
         fault = self._read()
+        self._is_unused = not fault and not disk.is_there(path) and not self._journal.lines
         self._is_behind = bool(fault)
         self._changes.append([self._boot])
         self.write()
@@ -160,7 +161,9 @@ class Ledger:
         for first in range(0, len(freed), FREED_AT_ONCE):
             self._append(freed[first : first + FREED_AT_ONCE])
             yield None
-        if closes or self._is_behind or self._count > JOURNAL_LINES + self._saved:
+        if closes and self._is_unused and self._journal.lines <= 1:
+            self._journal.clear()  # a broker without members is stopped without waiting for the device
+        elif closes or self._is_behind or self._count > JOURNAL_LINES + self._saved:
             yield from self._shortening(now, closes=closes)
 
     def _shortening(self, now: Callable[[], tuple[list[Change], int]], *, closes: bool) -> Job[None]:

@@ -55,6 +55,19 @@ def test_a_killed_broker_knows_every_lease_that_a_member_was_told_of(tmp_path: P
     assert again.lock(renewal(TWO, second), peer()) == {QUEUE: second}
 
 
+def test_a_broker_without_members_is_stopped_without_waiting_for_the_device(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs: list[int] = []
+    monkeypatch.setattr(disk, "sync", syncs.append)
+    run(make_locks(tmp_path, clock).saving(closes=True))
+    assert syncs == []
+    again = restarted(tmp_path, clock)
+    again.lock(ONE, peer())
+    run(again.saving(closes=True))
+    assert syncs
+
+
 def test_what_was_unlocked_is_free_after_a_kill(tmp_path: Path, clock: MovableClock) -> None:
     locks, one = make_locks(tmp_path, clock), peer()
     first = locks.lock(ONE, one)[QUEUE]
