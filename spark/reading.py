@@ -130,6 +130,14 @@ def _told_lost(span: QueueRange, reason: str) -> None:
     log.warning("messages_lost", reason=text)
 
 
+def _is_missing(answer: Frame) -> bool:
+    """Whether the topic was deleted, or made anew with fewer queues. For those Apache's brokers have no code of their own
+    (PullMessageProcessor, `queueId[%d] is illegal`), and ours answer as they do."""
+    if answer.code == ResponseCode.SYSTEM_ERROR:
+        return (answer.remark or "").startswith("queueId[")
+    return answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
 class _Pulls:
     def __init__(self, span: QueueRange, connections: Connections) -> None:
         self._span = span
@@ -150,9 +158,12 @@ class _Pulls:
             assert self._pull is not None
             answer = await self._pull
             self._pull = None
+            if _is_missing(answer):
+                self._lost(self._offset, "the topic, or the queue, is no longer there")
+                continue
             offset, self._offset = self._offset, read(PullMessageResult, answer.ext).next_begin_offset
             if answer.code == ResponseCode.PULL_OFFSET_MOVED or self._offset <= offset:
-                self._lost(offset, is_anew=answer.remark == MADE_ANEW)
+                self._lost(offset, "the topic was made anew" if answer.remark == MADE_ANEW else "")
                 continue
             if self._offset < span.end:
                 self.start()
@@ -161,13 +172,14 @@ class _Pulls:
                 size += len(answer.body)
         return found
 
-    def _lost(self, offset: int, *, is_anew: bool) -> None:
-        """The broker continues elsewhere: behind messages that have expired, or where the queue ends early. Of another topic
-        nothing is read."""
+    def _lost(self, offset: int, other: str) -> None:
+        """The broker continues elsewhere: behind messages that have expired, or where the queue ends early. other: why
+        this is not the topic that was planned; nothing is read then."""
         end = self._span.end
-        gone = min(self._offset, end) if self._offset > offset and not is_anew else end
-        reason = ": the topic was made anew" if is_anew else " from the broker"
-        _told_lost(self._span, f"the offsets {offset} to {gone} are gone{reason}")
+        gone = min(self._offset, end) if self._offset > offset and not other else end
+        _told_lost(
+            self._span, f"the offsets {offset} to {gone} are gone{f': {other}' if other else ' from the broker'}"
+        )
         self._offset = gone
 
     def start(self) -> None:
@@ -193,7 +205,7 @@ class _Pulls:
         answer = await self._answer(connection, offset)
         if answer.code == ResponseCode.PULL_OFFSET_MOVED and not connection.speaks_msgpack:
             answer = await self._past_reset(connection, offset, answer)
-        if answer.code not in _READABLE:
+        if answer.code not in _READABLE and not _is_missing(answer):
             remark = f"{code_name(answer.code)}: {answer.remark}"
             raise RocketletError(f"{span.address} refused to read {span.queue} at {offset} with {remark}")
         return answer

@@ -77,6 +77,25 @@ async def test_a_topic_that_is_made_anew_between_planning_and_reading_is_not_rea
             assert await batches_of(tasks) == []
 
 
+@pytest.mark.parametrize("queues", [0, 1], ids=["deleted", "with fewer queues"])
+async def test_a_topic_that_is_gone_between_planning_and_reading_is_named(queues: int) -> None:
+    async with Broker(default_queues=2) as broker:
+        queue = Queue("t", "broker-a", 1)
+        async with Producer(broker.address, default_queues=2) as producer:
+            await producer.send_batch("t", [Outgoing(b"x")] * 10, queue=queue)
+        span = replace(queue_range(broker.address, 10, Mark()), queue=queue)
+        assert await batches_of([Task((span,))]) == [list(range(10))]
+        async with AdminClient(broker.address) as admin:
+            await admin.delete_topic("t")
+            if queues:
+                await admin.create_topic("t", queues=queues)
+        with pytest.raises(
+            DataLossError, match="the offsets 0 to 10 are gone: the topic, or the queue, is no longer there"
+        ):
+            await batches_of([Task((span,))])
+        assert await batches_of([Task((replace(span, fail_on_data_loss=False),))]) == []
+
+
 async def test_a_batch_read_does_not_read_another_topic() -> None:
     async with Broker(default_queues=1) as broker:
         await fill(broker.address, 10)
