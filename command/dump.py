@@ -93,7 +93,12 @@ class Dump:
         """The port. Raises OSError."""
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._serve(to, reader, writer)
+            try:
+                await self._serve(to, reader, writer)
+            except asyncio.CancelledError:
+                pass  # Ctrl-C: Python 3.11 would log it as an error
+            finally:
+                writer.close()
 
         server = await asyncio.start_server(connected, self._host, port)
         self._servers.append(server)

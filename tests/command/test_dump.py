@@ -138,6 +138,25 @@ async def test_a_side_that_is_gone_takes_the_other_with_it_and_raises_nothing(st
     assert faults == []
 
 
+async def test_ctrl_c_ends_open_connections_and_raises_nothing(start: Start) -> None:
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    async with Broker() as broker:
+        address = await start(broker.address)
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        await broker.until(lambda: bool(_serving()))
+        for task in _serving():
+            task.cancel()  # as asyncio.run does with all tasks
+        assert await reader.read() == b""
+        await broker.until(lambda: not _serving())
+        writer.close()
+    assert faults == []
+
+
+def _serving() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if "Dump.listen" in repr(task.get_coro())]
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
