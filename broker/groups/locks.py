@@ -12,7 +12,7 @@ continues as if nothing had happened.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,11 +105,12 @@ class Locks:
         if self._clock.monotonic_s() >= self._held_until_s:
             yield from self._ledger.saving(self._leases, closes=closes)
 
-    def _leases(self) -> tuple[list[Change], int]:
+    def _leases(self) -> tuple[Iterator[Change], int]:
+        """As they are now, also if they are looked at later."""
+        locks = list(self._locks.items())
         # Apache's locks are not kept: its broker forgets them, too (RebalanceLockManager), and its clients lock
         # again within 20 s.
-        leases = [(*key, lock.client_id, lock.epoch) for key, lock in self._locks.items() if lock.handover]
-        return leases, self._epoch
+        return ((*key, lock.client_id, lock.epoch) for key, lock in locks if lock.handover), self._epoch
 
     def lock(self, request: LockRequest, connection: Connection) -> dict[Queue, int]:
         """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""

@@ -21,7 +21,7 @@ The file is a list, and so is each line of the journal:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -154,7 +154,7 @@ class Ledger:
         with contextlib.suppress(OSError):
             disk.close(disk.open_file(self._behind_path, disk.CREATE, 0o644))
 
-    def saving(self, now: Callable[[], tuple[list[Change], int]], *, closes: bool) -> Job[None]:
+    def saving(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:
         """Writes what has ended by itself, and the whole file when the journal has become long or lacks something. now: the
         leases and the last epoch. closes: nothing follows. Raises StoreFull; it is tried again the next time."""
         freed, self._freed = self._freed, []
@@ -166,7 +166,7 @@ class Ledger:
         elif closes or self._is_behind or self._count > JOURNAL_LINES + self._saved:
             yield from self._shortening(now, closes=closes)
 
-    def _shortening(self, now: Callable[[], tuple[list[Change], int]], *, closes: bool) -> Job[None]:
+    def _shortening(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:
         was_behind, count = self._is_behind, self._count
         self._is_behind, self._count = False, 0  # from here on, what changes is appended to the journal
         try:
@@ -180,8 +180,13 @@ class Ledger:
             with contextlib.suppress(OSError):
                 disk.remove(self._behind_path)
 
-    def _saving(self, leases: list[Change], epoch: int, *, closes: bool) -> Job[None]:
-        self._saved = len(leases)
+    def _saving(self, leases: Iterator[Change], epoch: int, *, closes: bool) -> Job[None]:
+        self._saved = 0
         head: list[object] = [epoch] if closes else [epoch, [self._boot]]
-        content = yield from joined(orjson.dumps(item) for item in (*head, *leases))
+        content = yield from joined(map(orjson.dumps, chain(head, self._counted(leases))))
         yield partial(replace_state, self._path, b"[%b]" % content)
+
+    def _counted(self, leases: Iterator[Change]) -> Iterator[Change]:
+        for lease in leases:
+            self._saved += 1
+            yield lease
