@@ -128,6 +128,7 @@ MAX_GIVEN_IDS: Final = 1_000_000  # in the lists that foreign members were given
 CHECKED_AT_ONCE: Final = 128  # members of a group whose agreement is checked with each change
 MAX_COMPARED: Final = 100  # different sets of topics in a group, each compared with each
 MAX_NAMED_MEMBERS: Final = 10  # in a report of what members disagree in
+MAX_LOGGED_FAULTS: Final = 20  # of a group in ten minutes; its history has the others, too
 MAX_NAMED_CHARS: Final = 200  # of each
 MAX_RETRY_QUEUES: Final = 64  # of a group's retry topic
 MAX_RETRY_TIMES: Final = 1_000_000

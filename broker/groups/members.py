@@ -24,11 +24,13 @@ from ..config import (
     CHECKED_AT_ONCE,
     HEARTBEAT_LIMIT_S,
     MAX_COMPARED,
+    MAX_LOGGED_FAULTS,
     MAX_MEMBERS,
     MAX_MEMBERSHIPS,
     MAX_NAMED_MEMBERS,
     MAX_SEEN_QUEUES,
     MAX_SHARED_QUEUES,
+    REPORT_AGAIN_S,
     LimitExceeded,
 )
 from ..net.connection import Connection
@@ -253,6 +255,8 @@ class ConsumerGroups:
         self._clock = clock
         self._turns = turns
         self._to_check: set[str] = set()
+        self._logged: Counter[str] = Counter()
+        self._logged_since_s = clock.monotonic_s()
         self._groups: dict[str, ConsumerGroup] = {}
         self._names: dict[Connection, set[str]] = {}
         self._of_topic: dict[str, dict[str, None]] = {}  # the groups that subscribe to a topic
@@ -418,8 +422,17 @@ class ConsumerGroups:
         """Reports where members disagree, each disagreement once."""
         self._report(group, client_id, group.faults(self._broker_name, self._queues_of))
 
+    def _may_log(self, name: str) -> bool:
+        """Whether the log does not have enough of a group: members that disagree in ever other ways do not fill it."""
+        if self._clock.monotonic_s() - self._logged_since_s >= REPORT_AGAIN_S:
+            self._logged.clear()
+            self._logged_since_s = self._clock.monotonic_s()
+        self._logged[name] += 1
+        return self._logged[name] <= MAX_LOGGED_FAULTS
+
     def _report(self, group: ConsumerGroup, client_id: str, faults: frozenset[str]) -> None:
         for fault in sorted(faults - group.reported):
-            log.warning("members_disagree", group=group.name, fault=fault)
+            if self._may_log(group.name):
+                log.warning("members_disagree", group=group.name, fault=fault)
             self._history.add(group.name, "disagreement", client_id, fault=fault)
         group.reported = faults

@@ -287,6 +287,30 @@ async def test_a_stranger_gets_the_newest_subscription_also_after_a_change(node:
 # What is noted
 
 
+async def test_members_that_disagree_in_ever_other_ways_do_not_fill_the_log(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.members.MAX_LOGGED_FAULTS", 3)
+    peers = [Peer(node.server, 2000 + number) for number in range(2)]
+    with structlog.testing.capture_logs() as logged:
+        for number in range(10):
+            for item in peers:
+                data = ConsumerData(
+                    f"g{number // 5}", subscriptions=(parse_subscription("t", f"tag-{number}", version=1),)
+                )
+                item.send(encode(Frame(Code.HEART_BEAT, 1, {}, beat(f"c{number}", data))))
+                if item is peers[0]:
+                    other = ConsumerData(
+                        f"g{number // 5}", subscriptions=(parse_subscription("u", "*", version=number),)
+                    )
+                    peers[1].send(encode(Frame(Code.HEART_BEAT, 1, {}, beat("c", other))))
+    said = [entry["group"] for entry in logged if entry["event"] == "members_disagree"]
+    assert (said.count("g0"), said.count("g1")) == (3, 3)
+    for item in peers:
+        item.hang_up()
+    await node.broker.turns.done()
+
+
 def test_history_is_limited_in_all_and_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketlet.broker.groups.history.HISTORY_ALL_EVENTS", 10)
     monkeypatch.setattr("rocketlet.broker.groups.history.HISTORY_EVENTS", 4)

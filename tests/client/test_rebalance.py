@@ -16,7 +16,7 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import HANDOVER_LEASE_S, LEASE_SWEEP_S
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.bodies import Queue, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import RETRY_PREFIX
@@ -269,6 +269,7 @@ async def test_a_broker_that_restarts_keeps_its_members_and_nothing_comes_twice(
 async def test_a_lease_that_is_not_reclaimed_after_a_restart_ends(nodes: Nodes) -> None:
     home = await nodes.start(name="home")
     guest = await nodes.start(name="guest", name_servers=(home.address,))
+    guest.broker.topics.put(TopicConfig("t", 1, 1), 0)
     request = LockRequest("gone", "g", (Queue("t", "guest", 0),), True)
     guest.broker.locks.lock(request, peer())
     await guest.stop()
