@@ -23,6 +23,7 @@ REQUEST_TIMEOUT_S: Final = 3.0
 OFFSET_TIMEOUT_S: Final = 5.0
 LOCK_TIMEOUT_S: Final = 1.0
 DEADLINE_SWEEP_S: Final = 0.25
+SILENT_S: Final = 60.0  # without any answer, then a connection is opened anew; TCP alone takes 15 min to notice
 
 ROUTE_INTERVAL_S: Final = 30.0
 ROUTE_PATIENCE_S: Final = 60.0  # how long a member believes in a broker that is missing in a route

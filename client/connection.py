@@ -39,7 +39,15 @@ from ..protocol.frame import (
     encode_msgpack_head,
 )
 from .access import ENCODINGS, Access
-from .config import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, DEADLINE_SWEEP_S, MAX_IN_FLIGHT, RECONNECT_S, REQUEST_TIMEOUT_S
+from .config import (
+    CLOSE_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    DEADLINE_SWEEP_S,
+    MAX_IN_FLIGHT,
+    RECONNECT_S,
+    REQUEST_TIMEOUT_S,
+    SILENT_S,
+)
 from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout
 from .log import get_logger
 from .running_time import running_timeout
@@ -75,6 +83,10 @@ class Connection(asyncio.Protocol):
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_due_s = 0.0
         self._stood_s = 0.0
+        self._was_heard = (
+            True  # the peer, since `_heard_s`; it is looked at now and then, so that reading costs nothing
+        )
+        self._heard_s = 0.0
         self._out: list[bytes] = []
         self._is_flush_due = False
         self._before_flush: list[Callable[[], None]] = []
@@ -205,7 +217,10 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(out)
 
     def _sweep_later(self) -> None:
-        self._sweep_due_s = self.loop.time() + DEADLINE_SWEEP_S
+        now_s = self.loop.time()
+        if self._was_heard:
+            self._was_heard, self._heard_s = False, now_s - self._stood_s
+        self._sweep_due_s = now_s + DEADLINE_SWEEP_S
         self._sweep = self.loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines)
 
     def _sweep_deadlines(self) -> None:
@@ -226,6 +241,10 @@ class Connection(asyncio.Protocol):
         for opaque, (answered, _, code) in late:
             del self._pending[opaque]
             answered(RequestTimeout(f"{request_name(code)} was not answered in time by {self.address}"))
+        silent_s = now_s - self._heard_s
+        if late and silent_s > SILENT_S and not self._was_heard:
+            log.warning("connection_silent", peer=self.address, seconds=round(silent_s, 1), hint="it is opened anew")
+            self.abort()
 
     # asyncio.Protocol
 
@@ -234,6 +253,7 @@ class Connection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
+        self._was_heard = True
         try:
             frames = self._reader.feed(data)
         except FrameError as error:

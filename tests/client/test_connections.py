@@ -1,4 +1,4 @@
-"""How often a client opens a connection to a peer that takes it and hangs up."""
+"""A client's connections to peers that hang up, stand still, or are not reached any more."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from rocketlet.client import ConnectionFailed
+from rocketlet.client import ConnectionFailed, RequestTimeout
 from rocketlet.client.access import Access
-from rocketlet.client.connection import Connections
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.client.config import SILENT_S
+from rocketlet.client.connection import Connection, Connections
+from rocketlet.protocol.codes import RESPONSE_FLAG, RequestCode
+from rocketlet.protocol.frame import Frame, encode
 
 from ..broker.certificates import Certificates
 from ..conftest import PATIENCE_S, eventually
@@ -96,3 +99,62 @@ async def test_a_peer_that_reads_nothing_more_holds_up_no_close(
     assert isinstance(failed[0], ConnectionFailed)
     peer.transport.abort()
     server.close()
+
+
+class Time:
+    """A loop whose time a test sets, for a connection without a socket."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self._loop = asyncio.get_running_loop()
+
+    def time(self) -> float:
+        return self.now_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
+class Socket(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_aborted = False
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def test_a_connection_whose_peer_answers_nothing_for_a_minute_is_given_up() -> None:
+    connection, socket = Connection("127.0.0.1:1", Access(), lambda *_: None, lambda _: None), Socket()
+    time = Time()
+    connection.loop = cast("asyncio.AbstractEventLoop", time)
+    connection.connection_made(socket)
+
+    async def goes_unanswered(seconds: float) -> None:
+        asked = connection.ask(RequestCode.HEART_BEAT, {}, timeout_s=0.1)
+        while not asked.done():
+            time.now_s += 0.2
+            connection._sweep_deadlines()
+        with pytest.raises(RequestTimeout):
+            await asked
+        time.now_s += seconds - 0.2
+
+    await goes_unanswered(SILENT_S * 0.75)
+    answered = connection.ask(RequestCode.HEART_BEAT, {})
+    connection.data_received(encode(Frame(0, connection._opaque, flag=RESPONSE_FLAG)))
+    await answered
+    connection._sweep_deadlines()
+    time.now_s += SILENT_S * 10  # nothing is asked for
+    await goes_unanswered(SILENT_S * 0.75)
+    assert not socket.is_aborted, "it has answered, and was not asked for long"
+    await goes_unanswered(SILENT_S * 0.75)
+    assert not socket.is_aborted
+    await goes_unanswered(SILENT_S * 0.75)
+    assert socket.is_aborted
+    connection.connection_lost(None)
