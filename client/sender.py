@@ -31,6 +31,7 @@ from .errors import (
     MessageIllegal,
     RequestTimeout,
     RocketletError,
+    TopicNotFound,
 )
 from .log import get_logger
 from .message import SendResult, UniqueKeys, new_client_id
@@ -263,11 +264,11 @@ class Sender:
         it is, if one was chosen already."""
         self._check_running()
         tries, timeout_s = tries or self._retries + 1, timeout_s or self._timeout_s
-        end_s, pause_s = time.monotonic() + timeout_s, SEND_BACKOFF_S
+        end_s, pause_s, has_failed = time.monotonic() + timeout_s, SEND_BACKOFF_S, failed is not None
         while True:
             target = queue or failed
             try:
-                target = queue or first or self._choose(await self._find_queues(topic), queue_key, failed)
+                target = queue or first or self._choose(await self._queues_now(topic, has_failed), queue_key, failed)
                 return await self._try(target, code, ext, body, end_s - time.monotonic()), target
             except (ConnectionFailed, RequestTimeout, BrokerRefused) as error:
                 is_away = isinstance(error, ConnectionFailed) and self._retries > 0
@@ -280,7 +281,7 @@ class Sender:
                     pause_s = min(pause_s * 2, MAX_SEND_BACKOFF_S)
                     if time.monotonic() >= end_s:
                         raise
-                failed, first = target, None
+                failed, first, has_failed = target, None, True
                 await self._look_again(topic)
 
     async def _try(self, target: Queue, code: int, ext: dict[str, ExtValue], body: bytes, timeout_s: float) -> Frame:
@@ -317,6 +318,18 @@ class Sender:
             if self._cluster.route(topic) is not None:  # until the topic exists, ask again
                 self._queues[topic] = queues
         return queues
+
+    async def _queues_now(self, topic: str, has_failed: bool) -> list[Queue]:
+        """As `_find_queues`, but after a try that failed it raises ConnectionFailed: a broker or name server that restarts
+        does not know all topics yet."""
+        try:
+            return await self._find_queues(topic)
+        except TopicNotFound as error:
+            if not has_failed:
+                raise
+            raise ConnectionFailed(
+                f"no name server knows a broker of the topic {topic}; it may be restarting"
+            ) from error
 
     async def _look_again(self, topic: str) -> None:
         """A send failed: asks for the route, which may have changed."""

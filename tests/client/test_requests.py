@@ -23,6 +23,9 @@ from rocketlet.client import (
     RequestTimeout,
 )
 from rocketlet.client.producer import Sending
+from rocketlet.protocol.codes import ResponseCode
+from rocketlet.testing import Broker as KitBroker
+from rocketlet.testing import Fault
 
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
 from ..handlers import Inbox
@@ -48,6 +51,29 @@ async def test_a_send_in_an_outage_uses_the_time_it_has(nodes: Nodes) -> None:
         await restarted(nodes, node)
         results = await asyncio.gather(*sends)
     assert [result.status for result in results] == ["ok"] * 4
+
+
+async def test_a_broker_that_is_missing_in_the_route_for_a_moment_does_not_fail_a_send() -> None:
+    async with KitBroker() as broker:
+        broker.create_topic("t", 1)
+        async with Producer(broker.address, timeout_s=PATIENCE_S) as producer:
+            await producer.send("t", b"before")
+            broker.faults.add(
+                Fault.close("SEND_MESSAGE_V2"),
+                Fault.route("t", lambda route: replace(route, brokers=()), times=1),
+            )
+            sent = await producer.send("t", b"after")
+            assert [fault.fault.action for fault in broker.faults.injected] == ["close", "route"]
+        assert sent.status == "ok"
+
+
+async def test_a_name_server_that_has_just_restarted_and_knows_no_topic_does_not_fail_a_send() -> None:
+    async with KitBroker() as broker:
+        broker.create_topic("t", 1)
+        async with Producer(broker.address, timeout_s=PATIENCE_S) as producer:
+            asked = "GET_ROUTEINFO_BY_TOPIC"
+            broker.faults.add(Fault.close(asked), Fault.answer(asked, response=ResponseCode.TOPIC_NOT_EXIST, times=3))
+            assert (await producer.send("t", b"x")).status == "ok"
 
 
 async def test_a_send_in_an_outage_ends_with_its_time_or_at_once_without_retries(nodes: Nodes) -> None:
