@@ -68,10 +68,11 @@ class Ledger:
         self.leases: dict[Key, tuple[str, int]] = {}
         self.epoch = 0
         fault = self._read()
-        self._is_unused = not fault and not disk.is_there(path) and not self._journal.lines
+        is_unused = not fault and not disk.is_there(path) and not self._journal.lines
         self._is_behind = bool(fault)
         self._changes.append([self._boot])
         self.write()
+        self._is_unused = is_unused and not self._is_behind  # nothing but this run's name was ever written
         self.is_known = not self._is_behind
         if not self.is_known:
             self.leases.clear()
@@ -136,6 +137,7 @@ class Ledger:
             self._append(changes)
 
     def _append(self, changes: list[object]) -> None:
+        self._is_unused = False
         if self._is_behind:
             return  # all of it is written at once, when the disk takes it
         try:
@@ -161,7 +163,7 @@ class Ledger:
         for first in range(0, len(freed), FREED_AT_ONCE):
             self._append(freed[first : first + FREED_AT_ONCE])
             yield None
-        if closes and self._is_unused and self._journal.lines <= 1:
+        if closes and self._is_unused:
             self._journal.clear()  # a broker without members is stopped without waiting for the device
         elif closes or self._is_behind or self._count > JOURNAL_LINES + self._saved:
             yield from self._shortening(now, closes=closes)

@@ -68,6 +68,21 @@ def test_a_broker_without_members_is_stopped_without_waiting_for_the_device(
     assert syncs
 
 
+def test_the_first_run_of_a_broker_keeps_what_was_granted_after_its_journal_was_shortened(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "JOURNAL_LINES", 0)
+    locks, one, two = make_locks(tmp_path, clock), peer(), peer()
+    locks.lock(ONE, one)
+    locks.unlock(ONE, one)
+    run(locks.saving())
+    second = locks.lock(TWO, two)[QUEUE]
+    run(locks.saving(closes=True))
+    again = restarted(tmp_path, clock)
+    assert again.lock(ONE, peer()) == {}
+    assert again.lock(renewal(TWO, second), peer()) == {QUEUE: second}
+
+
 def test_what_was_unlocked_is_free_after_a_kill(tmp_path: Path, clock: MovableClock) -> None:
     locks, one = make_locks(tmp_path, clock), peer()
     first = locks.lock(ONE, one)[QUEUE]
