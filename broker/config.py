@@ -27,6 +27,7 @@ VIP_DISTANCE: Final = 2  # ports below the broker's, as Apache's clients count
 IDLE_LIMIT_S: Final = 120.0
 SWEEP_INTERVAL_S: Final = 10.0  # between two looks for idle connections, silent members and silent brokers
 TURN_S: Final = 0.005  # how long one connection's requests are served before the others' turn comes
+LARGE_REQUEST_BYTES: Final = 65_536  # of a body, no message's, that waits for its turn: to read 1 MiB takes 10 ms
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than this is not read from
 UNWRITTEN_BYTES: Final = (
     256 * 1024

@@ -114,6 +114,10 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
 
     @property
+    def is_closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    @property
     def address(self) -> str:
         """The client's, without the port."""
         return self.peer.rpartition(":")[0]

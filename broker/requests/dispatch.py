@@ -23,7 +23,7 @@ from ...protocol.work import Work
 from ..access.acl import Acl
 from ..access.rules import Rule
 from ..broker import Broker
-from ..config import MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
+from ..config import LARGE_REQUEST_BYTES, MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
 from ..histogram import Histogram
 from ..nameserver.routes import Routes
 from ..net.answers import Buffers, Refused, Reply, answer, reply_type
@@ -112,7 +112,8 @@ class Dispatch:
                         self._broker.clients.answer(connection, frame)
                     continue
                 began_s = time.perf_counter()
-                reply = self._handle(connection, frame)
+                is_large = len(frame.body) > LARGE_REQUEST_BYTES
+                reply = self._in_turn(connection, frame) if is_large else self._handle(connection, frame)
                 if frame.code in self._times:
                     self._times[frame.code].observe(time.perf_counter() - began_s)
                 if isinstance(reply, Generator):
@@ -171,11 +172,21 @@ class Dispatch:
             if not frame.flag & ONEWAY_FLAG:
                 connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark))
 
+    def _in_turn(self, connection: Connection, frame: Frame) -> Work[Buffers]:
+        """A large request waits for its turn with all other long work: many clients may send one at once."""
+        yield
+        if connection.is_closed:
+            return []
+        reply = self._handle(connection, frame)
+        if isinstance(reply, Generator):
+            reply = yield from reply
+        return reply or []
+
     def _work(self, connection: Connection, frame: Frame, work: Work[Buffers]) -> Work[None]:
         """Makes an answer in turns. What the client asked behind it waits until then."""
         try:
             reply = yield from work
-            if len(reply[-1]) > UNWRITTEN_BYTES:  # to write it copies it once more
+            if reply and len(reply[-1]) > UNWRITTEN_BYTES:  # to write it copies it once more
                 yield
         except Refused as refusal:
             reply = refusal.answer(frame)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Generator
 from typing import Any
 
+import orjson
 import pytest
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
 from rocketlet.broker.nameserver.routes import Routes
@@ -304,6 +305,28 @@ async def test_what_looks_at_all_queues_does_so_in_pieces(large: Node) -> None:
     assert isinstance(reply, Generator)
     assert pieces(reply) > least
     peer.hang_up()
+
+
+async def test_large_requests_of_many_clients_have_their_turns(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = [{"topic": f"topic-{number}-{'x' * 60}", "subString": "*"} for number in range(1000)]
+    body = orjson.dumps({"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": topics}]})
+    next_one = encode(Frame(Code.GET_MAX_OFFSET, 2, {"topic": "t", "queueId": "0"}))
+    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", -1)  # no time is left in this one
+    peers = [Peer(node.server, 3000 + number) for number in range(4)]
+    for peer in peers:
+        peer.send(encode(Frame(Code.HEART_BEAT, 1, {}, body)) + next_one)
+    assert node.broker.groups.get("g") is None
+    peers[3].hang_up()
+    monkeypatch.undo()
+    await node.broker.turns.done()
+    group = node.broker.groups.get("g")
+    assert group is not None
+    assert len(group.members) == 3, "one that is gone is no member"
+    for peer in peers[:3]:
+        assert [frame.opaque for frame in peer.received() if frame.is_response] == [1, 2]
+        assert peer.connection._answering_bytes == 0
+        peer.hang_up()
+    await node.broker.turns.done()
 
 
 async def test_half_messages_are_asked_for_one_by_one(wire: Wire, node: Node) -> None:
