@@ -181,7 +181,10 @@ async def test_members_beyond_the_budget_are_closed_and_the_others_go_on(node: N
     many = consumer("g", *(f"topic-{number}" for number in range(600)))
     for number, item in enumerate(greedy):
         item.send(encode(Frame(Code.HEART_BEAT, 1, {}, beat(f"c{number}", many))))
-    assert [item.socket.is_closed for item in greedy].count(True) == 1, "the one that was silent for longest"
+    await node.broker.turns.done()
+    assert 1 <= [item.socket.is_closed for item in greedy].count(True) <= 2, (
+        "their requests count, too, while they wait"
+    )
     assert node.server.memory.used_bytes <= 1_000_000
     assert (await send(wire)).code == 0
     for item in greedy:

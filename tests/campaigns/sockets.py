@@ -60,7 +60,10 @@ class Hostile:
             reader, fresh = await asyncio.wait_for(connect(self._address), PATIENCE_S)
             self._reading = asyncio.create_task(self._read(reader, fresh))
             self._writer = writer = fresh
-        writer.write(data)
+        try:
+            writer.write(data)
+        except RuntimeError:  # uvloop's, of a transport that was closed just now
+            self._writer = None
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         frames = FrameReader()
