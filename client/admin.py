@@ -14,6 +14,7 @@ from ..protocol.admin_answers import GroupConnections, MemberConnection, Running
 from ..protocol.admin_bodies import Progress, Range
 from ..protocol.bodies import BrokerData, GroupConfig, Queue, TopicConfig
 from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from ..protocol.config import MAX_TOPIC_QUEUES
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import (
     AccountName,
@@ -169,6 +170,8 @@ class AdminClient:
             raise ConfigError(f"topic: {fault}")
         if queues < 1:
             raise ConfigError(f"queues is {queues}; at least 1 is needed")
+        if queues > MAX_TOPIC_QUEUES:  # Apache's brokers take any number, and nobody could read the route
+            raise ConfigError(f"queues is {queues}; a topic may have {MAX_TOPIC_QUEUES} at a broker")
         header = write(CreateTopic(name, queues, queues, perm))
         await self._each(await self.masters(brokers), RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from ..client.admin import AdminClient
 from ..client.errors import ConfigError, RocketletError
+from ..protocol.schema import BodyError
 from .access import access_of, add_client_options
 from .config import NAME_SERVER, NAME_SERVER_VARIABLE
 from .output import Output
@@ -51,7 +52,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
             return await command(options, admin, Output(as_json=options.json))
     except BrokenPipeError:  # whoever reads our output has enough
         raise
-    except (RocketletError, OSError) as error:
+    except (RocketletError, BodyError, OSError) as error:  # a body that a broker sent and nobody can read
         print(f"rocketlet: {error}", file=sys.stderr)
     return 1
 

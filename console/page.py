@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
 from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
+from ..protocol.schema import BodyError
 from . import text
 from .config import LIVE_INTERVAL_S, MAX_STREAMS
 from .console import Console
@@ -75,7 +76,7 @@ def page(handler: Handler) -> Endpoint:
             return _streaming(request, handler)
         try:
             return rendered(request, await handler(request))
-        except RocketletError as error:
+        except (RocketletError, BodyError) as error:
             return trouble(request, error)
 
     return endpoint
@@ -86,7 +87,7 @@ def rendered(request: Request, found: Page) -> Response:
     return HTMLResponse(template.render(_values(request, found)), found.status)
 
 
-def trouble(request: Request, error: RocketletError) -> Response:
+def trouble(request: Request, error: RocketletError | BodyError) -> Response:
     """The page that says what went wrong."""
     status = 400
     if isinstance(error, ConnectionFailed | RequestTimeout):

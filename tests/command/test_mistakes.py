@@ -8,9 +8,11 @@ import socket
 from pathlib import Path
 
 import pytest
+from rocketlet.client import AdminClient
 from rocketlet.command import logs
 from rocketlet.command.cli import main
 from rocketlet.command.listening import listening_fault
+from rocketlet.protocol.schema import BodyError
 
 from ..conftest import Node
 from .conftest import Run
@@ -116,3 +118,17 @@ async def test_a_name_that_nobody_knows_is_not_taken_for_nothing_to_do(
 ) -> None:
     ran = await run(*command.split())
     assert (ran.status, text in ran.out + ran.err) == (1, True), ran
+
+
+async def test_a_topic_of_more_queues_than_a_route_may_have_is_refused(run: Run, node: Node) -> None:
+    ran = await run("topics", "create", "orders", "--queues", "65537")
+    assert (ran.status, ran.err) == (1, "rocketlet: queues is 65537; a topic may have 65536 at a broker\n")
+
+
+async def test_an_answer_that_cannot_be_read_is_one_line(run: Run, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreadable(admin: AdminClient, **options: object) -> list[str]:
+        raise BodyError("the route body cannot be read")
+
+    monkeypatch.setattr(AdminClient, "topics", unreadable)
+    ran = await run("topics", "list")
+    assert (ran.status, ran.err) == (1, "rocketlet: the route body cannot be read\n")
