@@ -92,6 +92,10 @@ class Assignment:
         # A queue that was lost while its handlers ended is another's: what they did is not ours to commit.
         return None if process_queue.is_dropped else process_queue.commit_offset
 
+    def is_pull_committing(self, queue: Queue) -> bool:
+        process_queue = self.queues.get(queue)
+        return process_queue is not None and process_queue.pull_commits
+
     def lose_queue(self, queue: Queue) -> None:
         process_queue = self.queues.pop(queue, None)
         if process_queue is not None:

@@ -29,6 +29,7 @@ from ..protocol.schema import BodyError
 from .cluster import Cluster, by_broker, parts
 from .config import (
     HAND_OVER_PATIENCE_S,
+    LAST_COMMIT_LOOKS,
     LEASE_TICK_S,
     LOCK_INTERVAL_S,
     RECONNECT_S,
@@ -55,6 +56,9 @@ class QueueUser(Protocol):
 
     async def give_queue(self, queue: Queue) -> int | None:
         """The queue is to be given up: returns when nothing of it runs, with the offset to commit, or None."""
+
+    def is_pull_committing(self, queue: Queue) -> bool:
+        """Whether a pull that is not answered carries an offset. Apache's broker may store it behind a later commit."""
 
     def lose_queue(self, queue: Queue) -> None:
         """The queue is another's already: nothing of it may be committed."""
@@ -260,12 +264,30 @@ class Leases:
     async def _commit_at_last(self, queue: Queue, offset: int, lease: Lease) -> None:
         """The commit before the unlock: without it what was acknowledged would be delivered again. A broker that has
         restarted takes it when the lock has been reclaimed; the renewal says whether it still is ours."""
+        may_be_undone = not lease.epoch and self._user.is_pull_committing(queue)
+        if may_be_undone:
+            await self._offsets.pulls_stored(queue, offset)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + HAND_OVER_PATIENCE_S
         while queue in self._releasing and not await self._commit_one(queue, offset, lease) and loop.time() < end_s:
             await asyncio.sleep(RECONNECT_S)
             await self._heartbeats.beat()
             await self._renew(queue.broker_name, [queue])
+        if may_be_undone:
+            await self._commit_until_it_stands(queue, offset, lease)
+
+    async def _commit_until_it_stands(self, queue: Queue, offset: int, lease: Lease) -> None:
+        """An offset that a pull carried may have been stored behind the last commit."""
+        for _ in range(LAST_COMMIT_LOOKS):
+            try:
+                stored = await self._offsets.committed(queue)
+            except RocketletError as error:
+                log.info("last_commit_unknown", queue=str(queue), offset=offset, reason=str(error))
+                return
+            if stored == offset or queue not in self._releasing:
+                return
+            log.info("commit_overtaken", queue=str(queue), offset=offset, stored=stored)
+            await self._commit_one(queue, offset, lease)
 
     def _lose(self, queue: Queue, reason: str) -> None:
         """The broker says that a queue is not ours, or another's under a later epoch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ..protocol.allocation import subscribe_queues
@@ -24,7 +25,7 @@ from ..protocol.message import decode_records
 from ..protocol.names import RETRY_PREFIX, TOOLS_GROUP
 from ..protocol.subscription import Subscription
 from .cluster import Cluster, by_broker
-from .config import OFFSET_TIMEOUT_S, At, Start
+from .config import OFFSET_TIMEOUT_S, PULL_COMMIT_S, At, Start
 from .connection import Connection
 from .errors import BrokerRefused, ConnectionFailed, RocketletError
 from .log import get_logger
@@ -87,6 +88,8 @@ class GroupOffsets:
         self._first_seen: dict[str, frozenset[Queue]] = {}
         self._latest: dict[Queue, int] = {}
         self._known: set[tuple[str, str]] = set()
+        self._storing: dict[str, asyncio.Task[None]] = {}
+        self._turns: defaultdict[Queue, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._first: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def saw(self, topic: str, queues: Iterable[Queue]) -> None:
@@ -185,19 +188,44 @@ class GroupOffsets:
         """Returns when the broker has it. Raises RocketletError.
 
         An Apache broker (epoch 0) loses offsets that reach it together while it has none of this group and topic: each
-        makes the table of that pair anew (ConsumerOffsetManager.commitOffset). The first one therefore goes alone, and
-        what waits for it is sent in the order in which it was said: nothing there refuses an offset that goes back.
+        makes the table of that pair anew (ConsumerOffsetManager.commitOffset). The first one therefore goes alone. It
+        carries commits out in several threads, and refuses no offset that goes back: a commit waits until the one
+        before it of the same queue is answered.
         """
         if epoch:
             await self._send(queue, offset, epoch)
             return
         table = (queue.broker_name, queue.topic)
-        async with self._first[table]:
-            sent = self._send(queue, offset, epoch)
-            if table not in self._known:
-                await sent
-                self._known.add(table)
-        await sent
+        async with self._turns[queue]:
+            async with self._first[table]:
+                sent = self._send(queue, offset, epoch)
+                if table not in self._known:
+                    await sent
+                    self._known.add(table)
+            await sent
+
+    async def pulls_stored(self, queue: Queue, offset: int) -> None:
+        """Returns when an Apache broker has most likely stored what the pulls carry that it was sent before. Raises nothing.
+
+        Its threads for pulls begin with them in their order, so the answer to one more, which holds nothing and commits
+        nothing, says that the others are begun. Commits have other threads (BrokerController.registerProcessor).
+        """
+        storing = self._storing.get(queue.broker_name)
+        if storing is None:
+            storing = self._storing[queue.broker_name] = asyncio.create_task(self._pull_behind(queue, offset))
+        await asyncio.shield(storing)
+
+    async def _pull_behind(self, queue: Queue, offset: int) -> None:
+        """One for all queues of the broker that are given up in this turn of the loop."""
+        await asyncio.sleep(0)
+        del self._storing[queue.broker_name]
+        connection = self._cluster.connected(queue.broker_name)
+        if connection is None:
+            return
+        pull = pull_header(self._group, queue, offset, 1, Subscription(queue.topic))
+        with suppress(RocketletError):
+            await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
+            await asyncio.sleep(PULL_COMMIT_S)
 
     def _send(self, queue: Queue, offset: int, epoch: int) -> asyncio.Future[Frame]:
         connection = self._cluster.connected(queue.broker_name)

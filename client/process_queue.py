@@ -57,6 +57,7 @@ class ProcessQueue:
     `is_stopped`: nothing more is pulled or handed out. `is_dropped`: the queue is not ours; nothing may be committed.
     `is_suspended`: as stopped, until the broker is back. `is_paused`: as stopped, until the user resumes it. `waiting`: the
     runs that no worker has yet. `committed`: the offset that the broker was last told, None if that is not known.
+    `pull_commits`: whether a pull that is not answered carries an offset.
     """
 
     def __init__(self, queue: Queue, offset: int, lease: Lease, *, paused: bool = False) -> None:
@@ -65,6 +66,7 @@ class ProcessQueue:
         self.begin_offset = offset
         self.next_offset = offset
         self.committed: int | None = None
+        self.pull_commits = False
         self.pull = Pull()
         self.is_stopped = False
         self.is_dropped = False

@@ -146,6 +146,7 @@ class Puller:
         if not self._commits or not is_known or not is_news or process_queue.lease.is_over:
             return None
         process_queue.committed = offset
+        process_queue.pull_commits = True
         return offset
 
     def resume(self, process_queue: ProcessQueue) -> None:
@@ -181,6 +182,8 @@ class Puller:
         if process_queue.pull is not pull:  # a seek came between
             return
         pull.is_pending = False
+        if not isinstance(answer, Exception):
+            process_queue.pull_commits = False
         if process_queue.is_stopped or process_queue.is_suspended:  # what comes in a pause is kept
             return
         if isinstance(answer, Exception):

@@ -201,6 +201,9 @@ class Member(Planner):
         done = reading.done if reading.reset_to is None else reading.reset_to
         return None if done == reading.committed else done
 
+    def is_pull_committing(self, queue: Queue) -> bool:
+        return False  # its pulls carry no offsets
+
     def lose_queue(self, queue: Queue) -> None:
         self._readings.pop(queue, None)
 

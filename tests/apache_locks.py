@@ -1,7 +1,8 @@
-"""What of Apache's broker matters to locks: RebalanceLockManager, and the threads that AdminBrokerProcessor runs on.
+"""What of Apache's broker matters to hand-overs: RebalanceLockManager, and the threads that carry requests out.
 
 A lock belongs to a client id, whatever becomes of the connection, and lasts 60 s from the last request for it. It has no
-epoch. Several threads carry out what one connection asks, so a later request may overtake an earlier one.
+epoch. Several threads carry out what one connection asks, so a later request may overtake an earlier one. Pulls have
+threads of their own, and the offset that a pull carries is stored when the pull is carried out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.net.answers import Buffers, answer
+from rocketlet.broker.net.answers import Buffers, Refused, answer
 from rocketlet.broker.net.connection import Connection
 from rocketlet.broker.requests.table import BROKER_REQUESTS, BrokerHandler
 from rocketlet.client.access import Access
@@ -45,26 +46,36 @@ class ApacheLocks:
         return {key[2:]: client_id for key, (client_id, _) in self._locks.items()}
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        handlers = {code: (self._later(BROKER_REQUESTS[code][0]), BROKER_REQUESTS[code][1]) for code in CODES}
+    def installed(self, *more: int) -> Iterator[None]:
+        """more: codes of further requests that `run` carries out."""
+        codes = (*CODES, *more)
+        handlers = {code: (self._later(BROKER_REQUESTS[code][0]), BROKER_REQUESTS[code][1]) for code in codes}
         with mock.patch.dict(BROKER_REQUESTS, handlers):
             yield
 
     def _later(self, real: BrokerHandler) -> BrokerHandler:
         def handle(broker: Broker, connection: Connection, frame: Frame) -> None:
-            self.run(frame.code, lambda: connection.write(self._answer(real, broker, connection, frame)))
+            self.run(frame.code, lambda: self._carry_out(real, broker, connection, frame))
 
         return handle
 
-    def _answer(self, real: BrokerHandler, broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    def _carry_out(self, real: BrokerHandler, broker: Broker, connection: Connection, frame: Frame) -> None:
+        reply = self._answer(real, broker, connection, frame)
+        if reply is not None:  # else a pull is held
+            connection.write(reply)
+
+    def _answer(self, real: BrokerHandler, broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
         if frame.code == RequestCode.LOCK_BATCH_MQ:
             request = group_bodies.decode_lock_request(frame.body)
             return answer(frame, body=group_bodies.encode_locked(dict.fromkeys(self._lock(broker, request), 0)))
         if frame.code == RequestCode.UNLOCK_BATCH_MQ:
             self._unlock(broker, group_bodies.decode_lock_request(frame.body))
             return answer(frame)
-        reply = real(broker, connection, frame)
-        assert isinstance(reply, list)
+        try:
+            reply = real(broker, connection, frame)
+        except Refused as refusal:
+            return refusal.answer(frame)
+        assert reply is None or isinstance(reply, list)
         return reply
 
     def _lock(self, broker: Broker, request: LockRequest) -> Iterator[Queue]:
