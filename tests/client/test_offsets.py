@@ -9,6 +9,7 @@ from typing import Any, cast
 from rocketlet.client.cluster import Cluster
 from rocketlet.client.offsets import GroupOffsets
 from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 
 QUEUES = [Queue("t", "broker-a", number) for number in range(3)]
 
@@ -48,6 +49,21 @@ async def test_the_first_commit_goes_alone_and_a_later_one_overtakes_none_that_w
     await line.answer()
     storing += [asyncio.create_task(offsets.store(queue, 2, 0)) for queue in QUEUES]
     await passed()
+    assert line.sent == [(0, 1), (1, 1), (2, 1), (0, 2)], "a commit waits for the one before it of the same queue"
+    await line.answer()
     assert line.sent == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
     await line.answer()
     assert all(task.done() and task.exception() is None for task in storing)
+
+
+async def test_one_pull_shows_that_those_before_it_are_begun_with() -> None:
+    asked: list[tuple[int, int]] = []
+
+    async def ask(code: int, ext: dict[str, Any], *, timeout_s: float) -> None:
+        asked.append((code, int(ext["sysFlag"])))
+
+    offsets = GroupOffsets(cast("Cluster", SimpleNamespace(connected=lambda name: SimpleNamespace(ask=ask))), "g")
+    await asyncio.gather(*(offsets.pulls_stored(queue, 1) for queue in QUEUES))
+    assert asked == [(RequestCode.PULL_MESSAGE, PULL_SUBSCRIPTION)], "it neither commits nor waits"
+    await offsets.pulls_stored(QUEUES[0], 1)
+    assert len(asked) == 2, "pulls may have come between"
