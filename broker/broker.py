@@ -131,6 +131,7 @@ class Broker:
             on_change=self._save_locks_later,
             is_held_back=self._is_draining,
             queues_of=self.topics.queues_of,
+            end_of=self._end_of,
         )
 
     def _make_draining(self) -> Draining:
@@ -175,6 +176,10 @@ class Broker:
 
     def _is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         return self.draining.is_draining(group, topic, queue_id)
+
+    def _end_of(self, topic: str, queue_id: int) -> int:
+        queue = self.store.queues.get((topic, queue_id))
+        return queue.next if queue else 0
 
     # Life
 

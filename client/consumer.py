@@ -376,8 +376,8 @@ class Consumer(Receiver):
     def _correct_offset(self, process_queue: ProcessQueue, offset: int) -> None:
         """The broker does not have the offset: go on from the one that it names, and let the group know."""
         log.warning("offset_moved", queue=str(process_queue.queue), asked=process_queue.next_offset, corrected=offset)
-        process_queue.seek(offset)
-        self._assignment.spawn(self._commit_and_pull(process_queue, offset))
+        process_queue.move(offset)
+        self._assignment.spawn(self._commit_and_pull(process_queue, process_queue.commit_offset))
 
     async def _commit_and_pull(self, process_queue: ProcessQueue, offset: int) -> None:
         await self._membership.commit({process_queue.queue: offset})

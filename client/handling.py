@@ -281,13 +281,14 @@ class Workers:
         level = DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else outcome.delay_level
         process_queue = run.process_queue
         # One by one: if the broker takes some and then fails, only the rest is handled again.
-        for index in range(run.done, len(run.messages)):
+        while not run.is_done:  # also by a seek meanwhile
+            count = run.done + 1
             try:
-                await self._send_back(run.messages[index], level)
+                await self._send_back(run.messages[run.done], level)
             except RocketletError as error:
                 log.warning("send_back_failed", reason=str(error), hint="the handler will be called again")
                 return False
-            process_queue.acknowledge(run, index + 1)
+            process_queue.acknowledge(run, count)
         return True
 
     async def _one_in_order(self, process_queue: ProcessQueue) -> None:

@@ -94,7 +94,7 @@ class ProcessQueue:
 
     def acknowledge(self, run: Run, count: int | None = None) -> None:
         """The first `count` messages of a run, or all of it, need not be delivered again."""
-        if self.is_dropped:
+        if self.is_dropped or run.is_done:
             return
         messages, before = run.messages, run.done
         if count is None or count == len(messages):
@@ -184,6 +184,23 @@ class ProcessQueue:
         self.clear()
         self.pull = Pull(self.pull.began_ms)
         self.next_offset = offset
+
+    def move(self, offset: int) -> None:
+        """The broker does not have the next offset: goes on from another one. What is cached from before it stays. What came
+        behind it is not there any more, other messages have its offsets: of it nothing is handed out or counts."""
+        for run in self.runs:
+            kept = sum(message.queue_offset < offset for message in run.messages)
+            lost = run.messages[max(kept, run.done) :]
+            size_bytes = sum(map(_size_bytes, lost))
+            run.size_bytes -= size_bytes
+            self.size_bytes -= size_bytes
+            self.messages -= len(lost)
+            run.messages = run.messages[:kept] or run.messages  # a new list: the handler may have the other
+            run.done = min(run.done, kept) or (0 if kept else len(run.messages))
+        self.runs = deque(run for run in self.runs if not run.is_done)
+        self.pull = Pull(self.pull.began_ms)
+        self.next_offset = offset
+        self.committed = None
 
 
 def offsets_to_commit(process_queues: Iterable[ProcessQueue]) -> dict[Queue, int]:

@@ -42,7 +42,8 @@ log = structlog.get_logger("rocketlet.groups")
 
 @dataclass(slots=True)
 class Lock:
-    """`connection` is None after a restart, and when the broker has closed it, until the client has come back."""
+    """`connection` is None after a restart, and when the broker has closed it, until the client has come back.
+    `former_end`: of a lease from a run before, where its queue ended when this run began, until its owner has pulled."""
 
     client_id: str
     connection: Connection | None
@@ -51,6 +52,7 @@ class Lock:
     renewed_s: float
     has_pulled: bool = False
     has_committed: bool = False
+    former_end: int | None = None
     waiters: dict[Connection, None] = field(default_factory=dict)
 
     def is_over(self, now_s: float) -> bool:
@@ -60,7 +62,8 @@ class Lock:
 class Locks:
     """`on_free(connection, group)` is called for each member that waited for a queue that is free now, `on_change` when
     there is something to save; `is_held_back(group, topic, queue_id)` says whether nobody may take a queue yet,
-    `queues_of(topic)` how many queues there are: others are not locked. `refused` counts what was too much."""
+    `queues_of(topic)` how many queues there are: others are not locked; `end_of(topic, queue_id)` where a queue ends.
+    `refused` counts what was too much."""
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class Locks:
         on_change: Callable[[], None],
         is_held_back: Callable[[str, str, int], bool],
         queues_of: Callable[[str], int],
+        end_of: Callable[[str, int], int],
     ) -> None:
         self._path = path
         self._clock = clock
@@ -94,7 +98,7 @@ class Locks:
         self._held_until_s = -math.inf if ledger.is_known else since_s + HANDOVER_LEASE_S
         self._is_closed = False
         for key, (client_id, epoch) in ledger.leases.items():
-            self._locks[key] = Lock(client_id, None, epoch, True, since_s)
+            self._locks[key] = Lock(client_id, None, epoch, True, since_s, former_end=end_of(*key[1:]))
             self._of_group.setdefault(key[0], {})[key] = None
         ledger.leases.clear()
 
@@ -259,6 +263,16 @@ class Locks:
         if lock.connection is not connection or (epoch is not None and epoch != lock.epoch):
             return f"the queue {queue[0]}:{queue[1]} is owned by {lock.client_id} (epoch {lock.epoch})"
         return None
+
+    def former_end(self, group: str, topic: str, queue_id: int) -> int | None:
+        """How far the queue's owner can be, if it comes from a run before and has not pulled in this one. What it read behind
+        that was lost with that run, and other messages get these offsets; it may not pass them by."""
+        lock = self._locks.get((group, topic, queue_id))
+        return None if lock is None else lock.former_end
+
+    def forget_former_end(self, group: str, topic: str, queue_id: int) -> None:
+        """The owner reads what this run has."""
+        self._locks[group, topic, queue_id].former_end = None
 
     def note_pull(self, group: str, topic: str, queue_id: int) -> None:
         """A pull: the owner's first one is history."""

@@ -87,6 +87,13 @@ def fence_fault(
 
 
 def store_offset(broker: Broker, group: str, queue: tuple[str, int], offset: int, *, by_owner: bool) -> None:
+    end = broker.locks.former_end(group, *queue)
+    if end is not None and offset > end:
+        log.warning(
+            "offset_set_back", group=group, topic=queue[0], queue=queue[1], offset=offset, end=end,
+            hint="the member read messages that were lost before this start; their offsets are given again",
+        )  # fmt: skip
+        offset = end
     broker.offsets.put(group, *queue, offset, by_owner=by_owner)
     broker.locks.note_commit(group, *queue, offset)
 

@@ -68,6 +68,10 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
     broker.watch.pulled(connection, header.consumer_group, header.topic, header.queue_id)
     queue = broker.store.queue(header.topic, header.queue_id)
     wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
+    end = _set_back_to(broker, connection, header)
+    if end is not None:
+        _note_moved(broker, header, end)
+        return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, queue.begin, queue.next)
     # Only at the very end. An offset beyond it is wrong: the client is told at once, so that it corrects it.
     if wants_hold and queue.next == header.queue_offset:
         # nothing that a client adds is held with it
@@ -116,6 +120,27 @@ def _overtaken_by(broker: Broker, connection: Connection, header: PullMessage) -
     if not header.sys_flag & codes.PULL_SUSPEND or not broker.offsets.is_behind_owner(*place, header.queue_offset):
         return None
     return broker.offsets.get(*place) if is_foreign_member(broker, connection, header.consumer_group) else None
+
+
+def _set_back_to(broker: Broker, connection: Connection, header: PullMessage) -> int | None:
+    """Where a member goes back to that was ahead when the end of the queue was lost: its offset would be right again as soon
+    as others have been stored, and it would never get those. Whatever else is pulled under the lease says that its reader
+    knows what this run has: a Spark query, which looks after lost messages itself, pulls without PULL_SUSPEND."""
+    place = (header.consumer_group, header.topic, header.queue_id)
+    end = broker.locks.former_end(*place)
+    if end is None:
+        return None
+    if header.sys_flag & codes.PULL_SUSPEND:
+        if not broker.locks.is_leased_to(*place, connection):
+            return None
+        if header.queue_offset > end:
+            log.warning(
+                "position_set_back", group=place[0], topic=place[1], queue=place[2], offset=header.queue_offset, end=end,
+                hint="the member read messages that were lost before this start; their offsets are given again",
+            )  # fmt: skip
+            return end
+    broker.locks.forget_former_end(*place)
+    return None
 
 
 def _answer_nothing_new(connection: Connection, frame: Frame, header: PullMessage) -> None:

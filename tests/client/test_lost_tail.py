@@ -1,0 +1,156 @@
+"""A broker loses the end of a queue, as in a power cut, while a member that keeps its lease has read it. The offsets of what
+was lost are given to other messages, which the member must get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client.lease import Lease
+from rocketlet.client.process_queue import ProcessQueue
+from rocketlet.protocol.bodies import Queue
+from rocketlet.testing import Broker
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker(default_queues=1) as broker:
+        yield broker
+
+
+def reader(broker: Broker, handler: Callable[[Message], Any], *, concurrency: int = 20) -> Consumer:
+    return Consumer(broker.address, "g", "t", handler, start="first", concurrency=concurrency)
+
+
+def queue_of(consumer: Consumer) -> ProcessQueue | None:
+    return next((queue for key, queue in consumer.queues.items() if key.topic == "t"), None)
+
+
+async def holds(broker: Broker, consumer: Consumer, messages: int, end: int) -> None:
+    """Until the member holds so many messages and will read on from `end`."""
+    await broker.until(
+        lambda: (queue := queue_of(consumer)) is not None and (queue.messages, queue.next_offset) == (messages, end)
+    )
+
+
+async def back(broker: Broker, consumer: Consumer) -> None:
+    """Until the member has its queue again, as before."""
+    await broker.until(lambda: (queue := queue_of(consumer)) is not None and not queue.is_suspended)
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+async def test_what_takes_the_offset_of_a_lost_message_is_delivered(
+    broker: Broker, lost: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bytes] = []
+    async with (
+        Producer(broker.address) as producer,
+        reader(broker, lambda message: seen.append(message.body)) as consumer,
+    ):
+        for body in (b"1", b"2", b"3"):
+            await producer.send("t", body)
+        await broker.until(lambda: len(seen) == 3)
+        await consumer.pause()
+        await broker.akill(lose=lost)
+        after = [b"new %d" % number for number in range(lost + 1)]
+        for body in after:
+            await producer.send("t", body)
+        await back(broker, consumer)
+        await consumer.resume()
+        await broker.until(lambda: len(seen) == 3 + lost + 1)
+        assert seen[3:] == after
+        assert "queue_lost" not in caplog.text, "it has kept its lease: the case is the one of this test"
+        assert "offset_moved" in caplog.text
+        await consumer.commit()
+        assert (await consumer.lag(), len(broker.messages("t"))) == (0, 4)
+
+
+async def test_what_was_read_before_the_loss_and_is_still_there_is_handled(broker: Broker) -> None:
+    begun: list[bytes] = []
+    may_end = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        begun.append(message.body)
+        await may_end.wait()
+
+    async with Producer(broker.address) as producer, reader(broker, handle, concurrency=1) as consumer:
+        for body in (b"1", b"2", b"lost", b"lost, too"):
+            await producer.send("t", body)
+        await broker.until(lambda: begun == [b"1"])
+        await holds(broker, consumer, 4, 4)
+        await consumer.pause()
+        await broker.akill(lose=2)
+        for body in (b"3", b"4", b"5"):
+            await producer.send("t", body)
+        await back(broker, consumer)
+        await consumer.resume()
+        await holds(broker, consumer, 5, 5)
+        may_end.set()
+        await broker.until(lambda: len(begun) == 5)
+        assert begun == [b"1", b"2", b"3", b"4", b"5"]
+
+
+async def test_a_member_that_is_ahead_does_not_take_its_group_along(broker: Broker) -> None:
+    seen: list[bytes] = []
+    async with Producer(broker.address) as producer:
+        async with reader(broker, lambda message: None) as consumer:
+            for body in (b"1", b"2", b"3"):
+                await producer.send("t", body)
+            await holds(broker, consumer, 0, 3)
+            await consumer.pause()
+            await broker.akill(lose=1)
+            await producer.send("t", b"new")
+            await back(broker, consumer)
+            await consumer.commit()
+            assert (await consumer.positions())[Queue("t", "broker-a", 0)].committed == 2
+        async with reader(broker, lambda message: seen.append(message.body)):
+            await broker.until(lambda: seen == [b"new"])
+
+
+async def test_a_member_that_was_not_ahead_goes_on_where_it_was(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bytes] = []
+    async with (
+        Producer(broker.address) as producer,
+        reader(broker, lambda message: seen.append(message.body)) as consumer,
+    ):
+        await producer.send("t", b"1")
+        await broker.until(lambda: seen == [b"1"])
+        await producer.send("other", b"lost")
+        await broker.akill(lose=1)
+        for body in (b"2", b"3"):
+            await producer.send("t", body)
+        await broker.until(lambda: seen == [b"1", b"2", b"3"])
+        await consumer.commit()
+        assert await consumer.lag() == 0
+        assert "offset_moved" not in caplog.text
+
+
+def test_a_run_of_which_only_the_end_was_lost_is_handled_up_to_there() -> None:
+    queue = Queue("t", "b", 0)
+    process_queue = ProcessQueue(queue, 0, Lease(1))
+    messages = [_Stored(offset) for offset in range(6)]
+    first, second, third = process_queue.add(messages, 6, 2)  # type: ignore[arg-type]
+    process_queue.acknowledge(second, 1)
+    process_queue.move(3)
+    assert (process_queue.messages, process_queue.size_bytes) == (2, 20)
+    assert (process_queue.next_offset, process_queue.commit_offset) == (3, 0)
+    assert (second.is_done, third.is_done, len(third.messages)) == (True, True, 2)
+    process_queue.acknowledge(third)
+    process_queue.acknowledge(first)
+    assert (process_queue.messages, process_queue.size_bytes, process_queue.commit_offset) == (0, 0, 3)
+    process_queue.move(9)
+    assert process_queue.commit_offset == 9, "retention: nothing is cached that could be lost"
+
+
+class _Stored:
+    """As much of a message as a queue looks at."""
+
+    size_bytes = 10
+
+    def __init__(self, queue_offset: int) -> None:
+        self.queue_offset = queue_offset
