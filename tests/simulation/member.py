@@ -81,4 +81,6 @@ class Member:
             await asyncio.sleep(world.handler_s())
         finally:
             self._running[one_at_a_time] -= 1
+            if not self._running[one_at_a_time]:
+                del self._running[one_at_a_time]
         world.done(message)
