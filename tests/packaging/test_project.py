@@ -33,6 +33,11 @@ def test_ci_runs_the_gate_and_builds_distributions_and_images() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
+def test_the_readme_names_the_command_that_the_gate_calls() -> None:
+    command = (ROOT / ".ci" / "run").read_text().splitlines()[-1].removeprefix("exec ")
+    assert f"\n{command} " in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
 def test_images_are_built_for_both_architectures(name: str) -> None:
     built = [step["with"] for step in steps(name) if step.get("uses", "").startswith("docker/build-push-action")]
