@@ -344,7 +344,8 @@ class Apache:
 
     def _java(self, main: str, properties: str, *heap: str) -> tuple[str, ...]:
         return (
-            "java", *heap, *self._options, f"-Duser.home={self.home}", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+            "java", *heap, *self._options, f"-Duser.home={self.home}",
+            f"-XX:ErrorFile={self.home}/hs_err.log", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
             "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
             "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
             "-cp", f"{self._jars}/*", f"org.apache.rocketmq.{main}", "-c", str(self.home / properties),
