@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Set
+from functools import partial
 
 from ..protocol import group_bodies
 from ..protocol.bodies import Queue
@@ -38,7 +39,7 @@ class Locks:
         self._group = group
         self._client_id = client_id
         self._under_way: dict[asyncio.Future[Frame], Set[Queue]] = {}
-        self._unlocks: dict[asyncio.Future[Frame], Queue] = {}
+        self._unlocks: dict[Queue, asyncio.Future[Frame]] = {}
         self._unanswered: set[Queue] = set()  # whose last unlock had no answer, and will have none
         self._doubtful: dict[Queue, float] = {}  # until when, by our clock: then the lock has ended by itself
 
@@ -53,7 +54,7 @@ class Locks:
     def unlocking(self) -> Set[Queue]:
         """An unlock of these may still be carried out, and would free what is locked now."""
         self._unanswered &= self.doubtful
-        return self._unanswered.union(self._unlocks.values())
+        return self._unanswered.union(self._unlocks)
 
     async def lock(
         self, connection: Connection, queues: Iterable[Queue]
@@ -127,23 +128,24 @@ class Locks:
     async def unlock(self, queue: Queue, epoch: int | None = None) -> None:
         """Raises nothing: without an answer the queue is in doubt."""
         await self._asked(queue)
-        body = self._unlock_body({queue: epoch or 0})
         self.doubt([queue])
         try:
             connection = await self._cluster.broker(queue.broker_name)
         except RocketletError as error:
             log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
             return
-        unlock = next((unlock for unlock, its_queue in self._unlocks.items() if its_queue == queue), None)
+        unlock = self._unlocks.get(queue)
         if unlock is None:  # one that is slow is not said again before its connection gives it up
-            unlock = connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, HAND_OVER_PATIENCE_S)
-            self._unlocks[unlock] = queue
-            unlock.add_done_callback(self._unlocked)
+            body = self._unlock_body({queue: epoch or 0})
+            unlock = self._unlocks[queue] = connection.request(
+                RequestCode.UNLOCK_BATCH_MQ, {}, body, HAND_OVER_PATIENCE_S
+            )
+            unlock.add_done_callback(partial(self._unlocked, queue))
         await asyncio.wait({unlock}, timeout=LOCK_TIMEOUT_S)
 
-    def _unlocked(self, unlock: asyncio.Future[Frame]) -> None:
+    def _unlocked(self, queue: Queue, unlock: asyncio.Future[Frame]) -> None:
         """An unlock was answered, or will never be."""
-        queue = self._unlocks.pop(unlock)
+        del self._unlocks[queue]
         error = unlock.exception()
         if error is None or isinstance(error, BrokerRefused):
             if error is not None:
