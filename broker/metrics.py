@@ -24,6 +24,7 @@ from ..protocol.codes import RequestCode
 from ..protocol.work import SLICE, Work
 from .broker import Broker
 from .histogram import Histogram
+from .messages.statistics import GOT, PUT
 from .net.memory import Memory
 
 _MINUTE_S = 60.0
@@ -94,17 +95,16 @@ class Collector:
         put = self._counter("rocketlet_messages_put", "Messages stored, since the data folder began", None, "topic")
         offset = self._gauge("rocketmq_producer_offset", "Messages stored, since the data folder began", None, "topic")
         tps = self._gauge("rocketmq_producer_tps", "Messages stored per second, in the last minute", None, "topic")
-        totals = await _done(broker.statistics.totals())
-        rates = await _done(broker.statistics.all_rates(_MINUTE_S))
+        totals, rates = await _done(broker.statistics.all_rates(_MINUTE_S))
         got = self._counter("rocketlet_messages_got", "Messages read, since the start", None, "topic", "group")
         got_tps = self._gauge(
             "rocketmq_consumer_tps", "Messages read per second, in the last minute", None, "topic", "group"
         )
-        of_broker = {"TOPIC_PUT_NUMS": 0.0, "GROUP_GET_NUMS": 0.0}
+        of_broker = {PUT: 0.0, GOT: 0.0}
         for number, ((kind, key), total) in enumerate(totals.of.items(), 1):
-            rate = rates.get((kind, key), 0.0)
+            rate = rates[kind, key]
             of_broker[kind] += rate
-            if kind == "TOPIC_PUT_NUMS":
+            if kind == PUT:
                 put.add_metric([*place, key], total)
                 offset.add_metric([*place, key], total)
                 tps.add_metric([*place, key], rate)
@@ -116,12 +116,8 @@ class Collector:
                 await asyncio.sleep(0)
         return [
             *(put, offset, tps, got, got_tps),
-            self._gauge(
-                "rocketmq_broker_tps", "Messages stored per second, in the last minute", of_broker["TOPIC_PUT_NUMS"]
-            ),
-            self._gauge(
-                "rocketmq_broker_qps", "Messages read per second, in the last minute", of_broker["GROUP_GET_NUMS"]
-            ),
+            self._gauge("rocketmq_broker_tps", "Messages stored per second, in the last minute", of_broker[PUT]),
+            self._gauge("rocketmq_broker_qps", "Messages read per second, in the last minute", of_broker[GOT]),
         ]
 
     def _store(self) -> Iterator[Metric]:

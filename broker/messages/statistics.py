@@ -130,8 +130,8 @@ class Statistics:
             return self._samples[-1].time_s, []
         return found[-1].time_s, found[:-1]
 
-    def all_rates(self, window_s: float) -> Work[dict[Key, float]]:
-        """Per second, of every statistic and key, over the last `window_s` seconds."""
+    def all_rates(self, window_s: float) -> Work[tuple[Totals, dict[Key, float]]]:
+        """What is counted now, and per second, of every statistic and key, over the last `window_s` seconds."""
         now_s, totals = self._clock.monotonic_s(), (yield from self.totals())
         then_s, samples = self._since(now_s - window_s)
         rates: dict[Key, float] = {}
@@ -140,7 +140,7 @@ class Statistics:
             rates[key] = count / max(now_s - then_s, 1.0)
             if number % LOOKS == 0:
                 yield
-        return rates
+        return totals, rates
 
     def rate(self, name: str, of: str, window_s: float) -> Rate:
         """What was counted in the last `window_s` seconds, an hour at most."""

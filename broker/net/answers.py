@@ -41,6 +41,11 @@ def answer_pieces(request: Frame, ext: Ext, pieces: list[Buffer], remark: str) -
     return [encode_head(frame, sum(map(len, pieces))), *pieces]
 
 
+def small(request: Frame) -> Frame:
+    """What an answer needs of a request, without what a client may have added: for requests that wait."""
+    return request._replace(ext={}, body=b"", serialize_type=reply_type(request))
+
+
 def reply_type(request: Frame) -> int:
     """The encoding of the request, or MessagePack for a Rocketlet client that asks for it."""
     if request.serialize_type != MSGPACK and request.ext.get(EXT_ACCEPT_ENCODING) == "MSGPACK":

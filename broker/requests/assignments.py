@@ -9,7 +9,7 @@ from ...protocol.config import MAX_REQUEST_QUEUES
 from ...protocol.frame import Frame
 from ..broker import Broker
 from ..config import MAX_HASHED, LimitExceeded
-from ..net.answers import Buffers, answer
+from ..net.answers import Buffers, answer, small
 from ..net.connection import Connection
 
 _STRATEGIES: dict[str, allocation.Strategy] = {
@@ -24,7 +24,7 @@ def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Bu
     if request.strategy not in _STRATEGIES:
         remark = f"the strategy {request.strategy} is unknown; use {', '.join(_STRATEGIES)}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    broker.tasks.answer(_answer(broker, connection, frame._replace(body=b""), request))
+    broker.tasks.answer(_answer(broker, connection, small(frame), request))
     return None
 
 

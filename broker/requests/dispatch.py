@@ -26,7 +26,7 @@ from ..broker import Broker
 from ..config import LARGE_REQUEST_BYTES, MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
 from ..histogram import Histogram
 from ..nameserver.routes import Routes
-from ..net.answers import Buffers, Refused, Reply, answer, reply_type
+from ..net.answers import Buffers, Refused, Reply, answer, small
 from ..net.connection import Connection, is_loopback
 from ..store.files import StoreError, StoreFull
 from ..store.flusher import Flusher
@@ -157,7 +157,7 @@ class Dispatch:
         """Commits what is staged and writes the answers, with `--flush sync` when it is on the device. All requests of a
         read count as having taken as long as the read."""
         code, count = sends.staged[0].frame.code, len(sends.staged)
-        frames = [_small(item.frame) for item in sends.staged] if self._flusher is not None else []
+        frames = [small(item.frame) for item in sends.staged] if self._flusher is not None else []
         out += sends.settle()
         self._times[code].observe(time.perf_counter() - began_s, count)
         if self._flusher is None:
@@ -233,7 +233,7 @@ class Dispatch:
         if not isinstance(reply, list) or flusher.written == written:
             return reply
         write = partial(connection.write, [] if frame.flag & ONEWAY_FLAG else reply)
-        refuse = partial(self._refuse, connection, [_small(frame)])
+        refuse = partial(self._refuse, connection, [small(frame)])
         flusher.after_sync(write, write if frame.code in READS else refuse)
         return None
 
@@ -252,11 +252,6 @@ class Dispatch:
         if connection.is_news(f"request_failed {name}"):
             log.exception("request_failed", request=name, peer=connection.peer)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
-
-
-def _small(frame: Frame) -> Frame:
-    """What an answer needs of a request that waits for the device."""
-    return frame._replace(ext={}, body=b"", serialize_type=reply_type(frame))
 
 
 def _refuse_strangers(connection: Connection, frame: Frame) -> None:

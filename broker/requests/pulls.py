@@ -29,7 +29,7 @@ from ..config import (
     TAG_BYTES,
 )
 from ..messages.held_pulls import HeldPull
-from ..net.answers import Buffers, Refused, answer, answer_pieces, reply_type
+from ..net.answers import Buffers, Refused, answer, answer_pieces, small
 from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
@@ -74,14 +74,13 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
         return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, queue.begin, queue.next)
     # Only at the very end. An offset beyond it is wrong: the client is told at once, so that it corrects it.
     if wants_hold and queue.next == header.queue_offset:
-        # nothing that a client adds is held with it
-        small = frame._replace(ext={}, serialize_type=reply_type(frame))
+        held = small(frame)
         pull = HeldPull(
             connection,
             queue,
             subscription,
             header.queue_offset,
-            lambda: connection.write(_read_held(broker, small, header, queue, subscription)),
+            lambda: connection.write(_read_held(broker, held, header, queue, subscription)),
             size=sum(len(text) for text in header if isinstance(text, str))
             + (TAG_BYTES * len(subscription.tags) if subscription is not None else 0),
         )

@@ -12,7 +12,7 @@ from ...protocol.message import decode_host, offset_id
 from ...protocol.names import reply_topic
 from ..broker import Broker
 from ..config import REGION
-from ..net.answers import Buffers, answer
+from ..net.answers import Buffers, answer, small
 from ..net.connection import Connection
 
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
@@ -55,7 +55,7 @@ def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers 
         broker.when_kept(write_answer, lambda: connection.write(failed()))
 
     push = _push(header, text, _host(connection.born_host), _host(store.store_host), now_ms)
-    body, frame = frame.body, frame._replace(body=b"")  # the answer may be long in coming
+    body, frame = frame.body, small(frame)  # the answer may be long in coming
     broker.clients.ask(waiting, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(push), body, answered)
     return None
 
