@@ -141,13 +141,7 @@ _ENCODERS: Final = {JSON: _encode_json, ROCKETMQ: _encode_binary, MSGPACK: _enco
 def encode(frame: Frame) -> bytes:
     """The whole frame as bytes, in the encoding that `frame.serialize_type` names. ROCKETMQ has two bytes for the code;
     requests of our own whose codes need more go as JSON."""
-    kind = frame.serialize_type
-    if kind == ROCKETMQ and frame.code > MAX_BINARY_CODE:
-        kind = JSON
-    header = _ENCODERS[kind](frame)
-    size = len(header)
-    prefix = _PREFIX.pack(4 + size + len(frame.body), kind << 24 | size)
-    return b"".join((prefix, header, frame.body))
+    return b"".join((*_head(frame, len(frame.body)), frame.body))
 
 
 def encode_msgpack(code: int, flag: int, opaque: int, language: int, ext: Ext, body: bytes = b"") -> bytes:
@@ -167,12 +161,16 @@ def encode_msgpack_head(code: int, flag: int, opaque: int, language: int, ext: E
 
 def encode_head(frame: Frame, body_bytes: int) -> bytes:
     """The frame without its body. The body can then be written from where it is, without a copy."""
+    return b"".join(_head(frame, body_bytes))
+
+
+def _head(frame: Frame, body_bytes: int) -> tuple[bytes, bytes]:
     kind = frame.serialize_type
     if kind == ROCKETMQ and frame.code > MAX_BINARY_CODE:
         kind = JSON
     header = _ENCODERS[kind](frame)
     size = len(header)
-    return _PREFIX.pack(4 + size + body_bytes, kind << 24 | size) + header
+    return _PREFIX.pack(4 + size + body_bytes, kind << 24 | size), header
 
 
 def _language_code(value: object) -> int:

@@ -180,17 +180,22 @@ def test_with_a_damaged_file_nothing_is_believed(tmp_path: Path, clock: MovableC
     nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, epoch)
 
 
-def test_what_a_full_disk_refused_is_remembered(
-    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    locks = make_locks(tmp_path, clock)
+def handed_over_on_a_full_disk(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The epoch of the new owner."""
 
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "write", full)
-        epoch = handed_over(locks)[3]
+        return handed_over(locks)[3]
+
+
+def test_what_a_full_disk_refused_is_remembered(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = make_locks(tmp_path, clock)
+    epoch = handed_over_on_a_full_disk(locks, monkeypatch)
     killed = restarted(tmp_path, clock)
     run(killed.saving(closes=True))  # before anybody can know
     again = restarted(tmp_path, clock)
@@ -203,13 +208,7 @@ def test_a_disk_that_takes_something_again_has_everything(
     tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locks = make_locks(tmp_path, clock)
-
-    def full(descriptor: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "write", full)
-        epoch = handed_over(locks)[3]
+    epoch = handed_over_on_a_full_disk(locks, monkeypatch)
     run(locks.saving())
     assert restarted(tmp_path, clock).lock(renewal(TWO, epoch), peer()) == {QUEUE: epoch}
 
