@@ -11,8 +11,6 @@ import pytest
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.requests.table import BROKER_REQUESTS
-from rocketlet.broker.store import disk
-from rocketlet.broker.store.store import Store
 from rocketlet.broker.turns import Turns
 from rocketlet.protocol.bodies import (
     DataVersion,
@@ -29,7 +27,7 @@ from rocketlet.protocol.registration_body import decode_registration, encode_reg
 from rocketlet.protocol.work import LOOKS, SLICE, Work, finish, joined
 
 from ..campaigns.frames import Peer
-from ..conftest import Connect, Node, Nodes, Wire, create_topic
+from ..conftest import Node, Wire, create_topic
 from ..requests import half, pull
 
 PIECE = 4 * SLICE  # an honest client waits for that much at most
@@ -426,76 +424,3 @@ async def test_a_message_for_very_many_held_pulls_is_handed_out_in_turns(
     assert all(peer.received()[0].code == 0 for peer in peers)
     for peer in peers:
         peer.hang_up()
-
-
-# What waits for the device
-
-
-class Slow:
-    """A device that syncs when it is let."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import threading
-
-        self.may_sync = threading.Event()
-        self.syncs = 0
-        monkeypatch.setattr(disk, "sync", self._wait)
-        monkeypatch.setattr(disk, "sync_folder", self._wait)
-
-    def _wait(self, what: Any) -> None:
-        self.syncs += 1
-        assert self.may_sync.wait(60)
-
-
-async def test_a_slow_device_stops_nobody_who_does_not_wait_for_it(
-    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """New topics and groups, sends and saving wait for the device, as --flush sync says. Everybody else is served."""
-    node = await nodes.start(flush="sync")
-    asking, other = await connect(node.address), await connect(node.address)
-    await create_topic(asking, "t")
-    slow = Slow(monkeypatch)
-    node.broker.offsets.put("g", "t", 0, 0)
-    saving = asyncio.create_task(node.broker.do(node.broker.saving()))
-    creating = asyncio.create_task(asking.call(Code.UPDATE_AND_CREATE_TOPIC, CREATE))
-    for _ in range(20):
-        assert (await other.call(Code.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})).code == 0
-    assert not creating.done()
-    assert not saving.done()
-    slow.may_sync.set()
-    assert (await creating).code == 0
-    await saving
-    assert slow.syncs > 2
-
-
-CREATE = {"topic": "new", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
-
-
-async def test_a_topic_whose_journal_cannot_be_synced_is_not_acknowledged(
-    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = await nodes.start(flush="sync")
-    wire = await connect(node.address)
-
-    def fail(descriptor: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(disk, "sync", fail)
-    answer = await wire.call(Code.UPDATE_AND_CREATE_TOPIC, CREATE)
-    assert (answer.code, "Input/output error" in (answer.remark or "")) == (14, True)
-
-
-def test_the_log_of_the_next_segment_does_not_wait_for_the_one_before(tmp_path: Any) -> None:
-    from ..store.stores import HOST
-
-    store = Store(tmp_path, segment_bytes=200, tag_code_of=lambda record: 0, is_synced=True)
-    for _ in range(5):
-        store.begin_batch()
-        store.stage(store.queue("t", 0), b"x" * 200, b"", 0, flag=0, sys_flag=0, born_ms=1, born_host=HOST)
-        store.commit()
-    calls = store.syncs()
-    assert len(calls) == 5 + 2, "each segment, the names in its folder, and the folder's own"
-    for call in calls:
-        call()
-    assert store.syncs() == []
-    store.close()
