@@ -51,7 +51,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.nameserver broker.net broker.open_files broker.registration broker.store broker.tasks broker.turns",
         "broker.requests": "broker.access broker.broker broker.config broker.groups broker.histogram broker.messages "
         "broker.nameserver broker.net broker.store broker.turns",
-        "broker.metrics": "broker.broker broker.histogram broker.net",
+        "broker.metrics": "broker.broker broker.histogram broker.messages broker.net",
         "broker.metrics_port": "broker.config",
         "broker.server": "broker.access broker.broker broker.clock broker.config broker.metrics broker.metrics_port "
         "broker.nameserver broker.net "
