@@ -9,13 +9,14 @@ from typing import Any, Final, Self
 
 import orjson
 
-from ..protocol import admin_answers, admin_bodies, bodies, names
+from ..protocol import admin_answers, admin_bodies, bodies, group_config, names
 from ..protocol.admin_answers import GroupConnections, MemberConnection, Running
 from ..protocol.admin_bodies import Progress, Range
-from ..protocol.bodies import BrokerData, GroupConfig, Queue, TopicConfig
+from ..protocol.bodies import BrokerData, Queue, TopicConfig
 from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from ..protocol.config import MAX_TOPIC_QUEUES
 from ..protocol.frame import Ext, Frame
+from ..protocol.group_config import GroupConfig
 from ..protocol.headers import (
     AccountName,
     AskMember,
@@ -285,7 +286,7 @@ class AdminClient:
         fault = names.group_fault(config.name)
         if fault:
             raise ConfigError(f"group: {fault}")
-        body = bodies.encode_group(config)
+        body = group_config.encode_group(config)
         await self._each(await self.masters(), RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
 
     async def set_strict(self, group: str, strict: bool) -> list[str]:
@@ -295,7 +296,7 @@ class AdminClient:
         if not known:
             raise ConfigError(f"no broker knows the group {group}; `rocketlet groups list` shows all")
         for broker, config in known.items():
-            body = bodies.encode_group(replace(config, strict=strict))
+            body = group_config.encode_group(replace(config, strict=strict))
             await self._ask(masters[broker], RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
         return sorted(known)
 

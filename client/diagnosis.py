@@ -18,8 +18,9 @@ from functools import partial
 from ..protocol import names
 from ..protocol.admin_answers import Running
 from ..protocol.admin_bodies import Progress
-from ..protocol.bodies import BrokerData, GroupConfig, Queue
+from ..protocol.bodies import BrokerData, Queue
 from ..protocol.codes import PERM_READ, PERM_WRITE
+from ..protocol.group_config import GroupConfig
 from .admin import AdminClient, Group, Masters, Topic
 from .config import (
     ASKED_AT_ONCE,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..client.admin import AdminClient
 from ..client.side_by_side import side_by_side
-from ..protocol.bodies import GroupConfig
+from ..protocol.group_config import GroupConfig
 from .administration import Commands, changing, confirmed, noun, verb
 from .group_report import report
 from .output import Output

@@ -23,8 +23,9 @@ from ..client.ownership import Event, changes, locked
 from ..client.side_by_side import side_by_side
 from ..protocol.admin_answers import GroupConnections, Running
 from ..protocol.admin_bodies import Progress
-from ..protocol.bodies import GroupConfig, Queue
+from ..protocol.bodies import Queue
 from ..protocol.codes import ResponseCode
+from ..protocol.group_config import GroupConfig
 from .config import EVENT_HISTORY_S, FINDINGS_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
 from .samples import now_ms
 

@@ -10,6 +10,7 @@ batch       the body of a batch, and the records that it becomes
 properties  the text that holds keys, tags and user properties
 compression how large bodies are compressed
 subscription  tag expressions, and the hash that filters use
+group_config a group's settings
 names       names of topics and groups: which are legal, which are derived from others
 codes       the numbers: requests, responses, languages, flags
 config      every limit

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from .admin_bodies import Range
-from .bodies import GroupConfig, Queue, TopicConfig, read_group, read_queue, read_topic
+from .bodies import Queue, TopicConfig, read_queue, read_topic
+from .group_config import GroupConfig, read_group
 from .schema import answers
 
 

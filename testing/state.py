@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from ..broker.broker import Broker
 from ..client.message import Message
 from ..protocol import names
-from ..protocol.bodies import GroupConfig, Queue, TopicConfig
+from ..protocol.bodies import Queue, TopicConfig
+from ..protocol.group_config import GroupConfig
 from ..protocol.message import decode_records
 
 

@@ -17,17 +17,10 @@ import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, diagnosis
 from rocketlet.client.diagnosis import Finding, diagnose
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
-from rocketlet.protocol.bodies import (
-    ConsumerData,
-    DataVersion,
-    GroupConfig,
-    Heartbeat,
-    Queue,
-    encode_heartbeat,
-    encode_subscription,
-)
+from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, Queue, encode_heartbeat, encode_subscription
 from rocketlet.protocol.codes import VERSION, Language, RequestCode
 from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import CreateTopic, RegisterBroker, UpdateOffset, write
 from rocketlet.protocol.registration_body import encode_registration
 from rocketlet.protocol.subscription import parse_subscription

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import structlog
 
-from ...protocol.bodies import GroupConfig, group_json, read_group
+from ...protocol.group_config import GroupConfig, group_json, read_group
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ...protocol.schema import BodyError
 from ...protocol.work import joined

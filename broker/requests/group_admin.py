@@ -10,12 +10,13 @@ from typing import Any
 import orjson
 import structlog
 
-from ...protocol import admin_bodies, bodies, names
+from ...protocol import admin_bodies, bodies, group_config, names
 from ...protocol.admin_bodies import ConnectedClient, Progress
-from ...protocol.bodies import Queue, group_json
+from ...protocol.bodies import Queue
 from ...protocol.codes import Language, RequestCode, ResponseCode
 from ...protocol.config import MAX_TABLE_BYTES
 from ...protocol.frame import Ext, Frame
+from ...protocol.group_config import group_json
 from ...protocol.headers import (
     AskMember,
     CloneOffset,
@@ -312,7 +313,7 @@ def _position_in(message_id: str | None) -> int:
 
 
 def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    group = bodies.decode_group(frame.body)
+    group = group_config.decode_group(frame.body)
     fault = names.group_fault(group.name)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)

@@ -9,10 +9,11 @@ import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.bodies import GroupConfig, TopicConfig
+from ...protocol.bodies import TopicConfig
 from ...protocol.codes import ONEWAY_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
 from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
 from ...protocol.frame import Ext, Frame
+from ...protocol.group_config import GroupConfig
 from ...protocol.headers import SendBack, SendMessage, read, read_send_v2
 from ...protocol.message import MessageError, Record
 from ...protocol.sent import encode_sent

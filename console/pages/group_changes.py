@@ -10,7 +10,8 @@ from starlette.requests import Request
 from ...client.errors import ConfigError
 from ...client.offset_change import OffsetChange, To
 from ...protocol import names
-from ...protocol.bodies import GroupConfig, Queue
+from ...protocol.bodies import Queue
+from ...protocol.group_config import GroupConfig
 from ..change import Change
 from ..config import MAX_RETRIES, MAX_RETRY_QUEUES, PAGE_ROWS
 from ..form import Form, query_of

@@ -10,9 +10,10 @@ import pytest
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.protocol import admin_bodies, bodies, fastjson_text, names
-from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, Queue, TopicConfig
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue, TopicConfig
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.subscription import parse_subscription
 

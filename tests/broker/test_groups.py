@@ -8,10 +8,11 @@ import pytest
 from rocketlet.broker.config import HEARTBEAT_LIMIT_S, IDLE_LIMIT_S, SWEEP_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
-from rocketlet.protocol import bodies
-from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, TopicConfig
+from rocketlet.protocol import bodies, group_config
+from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.extents import TopicExtent, decode_extents, encode_topics
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import UnregisterClient, write
 from rocketlet.protocol.names import retry_topic
 from rocketlet.protocol.registration_body import encode_registration
@@ -65,7 +66,7 @@ async def test_changes_close_together_make_one_notification(node: Node, connect:
 
 
 async def test_notifications_can_be_switched_off(node: Node, wire: Wire) -> None:
-    group = bodies.encode_group(GroupConfig("g", notify_enable=False))
+    group = group_config.encode_group(GroupConfig("g", notify_enable=False))
     await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
     await beat(wire, "c1")
     changed = node.broker.groups.get("g")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, PULL_BYTES, PULL_MESSAGES
-from rocketlet.protocol import bodies
+from rocketlet.protocol import group_config
 from rocketlet.protocol.batch import encode_batch
-from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.extents import MADE_ANEW, decode_extents, encode_topics
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import decode_records
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
@@ -32,7 +32,7 @@ async def test_an_unknown_group_comes_before_an_unknown_topic(nodes: Nodes, conn
 
 
 async def test_a_group_that_may_not_consume_is_refused(wire: Wire) -> None:
-    group = bodies.encode_group(GroupConfig("g", consume_enable=False))
+    group = group_config.encode_group(GroupConfig("g", consume_enable=False))
     assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)).code == 0
     assert (await wire.call(RequestCode.PULL_MESSAGE, pull("nowhere"))).code == ResponseCode.NO_PERMISSION
 
@@ -71,7 +71,7 @@ async def test_without_the_subscription_bit_the_heartbeat_decides(wire: Wire) ->
 
 async def test_broadcasting_can_be_forbidden(wire: Wire) -> None:
     await create_topic(wire, "t")
-    group = bodies.encode_group(GroupConfig("g", consume_broadcast_enable=False))
+    group = group_config.encode_group(GroupConfig("g", consume_broadcast_enable=False))
     await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
     await heartbeat(wire, message_model="BROADCASTING")
     assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0))).code == ResponseCode.NO_PERMISSION

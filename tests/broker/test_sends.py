@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.protocol import bodies
+from rocketlet.protocol import bodies, group_config
 from rocketlet.protocol.batch import BatchEntry, encode_batch
-from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import SendBack, write
 from rocketlet.protocol.message import Record, decode_records
 from rocketlet.protocol.properties import decode
@@ -173,7 +173,8 @@ async def test_a_message_sent_back_comes_again_and_ends_among_the_dead(nodes: No
     await create_topic(wire, "t")
     await heartbeat(wire)
     await wire.call(
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=bodies.encode_group(GroupConfig("g", retry_max_times=2))
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        body=group_config.encode_group(GroupConfig("g", retry_max_times=2)),
     )
     await send(wire, b"hard", properties="TAGS\x01A\x02UNIQ_KEY\x01u")
     (record,) = await records(wire)

@@ -12,17 +12,11 @@ from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.requests.table import BROKER_REQUESTS
 from rocketlet.broker.turns import Turns
-from rocketlet.protocol.bodies import (
-    DataVersion,
-    GroupConfig,
-    Queue,
-    TopicConfig,
-    decode_topic_list,
-    encode_topic_list,
-)
+from rocketlet.protocol.bodies import DataVersion, Queue, TopicConfig, decode_topic_list, encode_topic_list
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.registration_body import decode_registration, encode_registration
 from rocketlet.protocol.work import LOOKS, SLICE, Work, finish, joined
 

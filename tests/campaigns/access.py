@@ -24,9 +24,10 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net.tls import Tls
 from rocketlet.broker.server import Server
-from rocketlet.protocol.bodies import GroupConfig, TopicConfig
+from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, request_name
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.signature import ACCESS_KEY, SIGNATURE, Signer
 
 from ..broker.accounts import ADMIN, SECRETS, SEND, AccountsFile

@@ -22,9 +22,10 @@ from rocketlet.broker.config import MAX_MEMBERS, MAX_QUEUES_PER_TOPIC, BrokerCon
 from rocketlet.broker.garbage import Garbage
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
-from rocketlet.protocol.bodies import DataVersion, GroupConfig, TopicConfig
+from rocketlet.protocol.bodies import DataVersion, TopicConfig
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Ext, Frame, FrameError, encode
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import PullMessage, write
 from rocketlet.protocol.registration_body import encode_registration
 

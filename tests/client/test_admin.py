@@ -9,7 +9,8 @@ from rocketlet.client import BrokerRefused, ConfigError, Consumer, Producer, Rej
 from rocketlet.client.admin import AdminClient
 from rocketlet.client.message import Message
 from rocketlet.client.offset_change import OffsetChange
-from rocketlet.protocol.bodies import GroupConfig, Queue
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.group_config import GroupConfig
 
 from ..conftest import Node, Nodes, eventually
 

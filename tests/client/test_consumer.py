@@ -13,8 +13,9 @@ import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Outgoing, Producer, Reject, RetryLater
 from rocketlet.client.config import PullLimits
 from rocketlet.client.offsets import Position
-from rocketlet.protocol.bodies import GroupConfig, Queue, encode_group
+from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.group_config import GroupConfig, encode_group
 from rocketlet.protocol.headers import CreateTopic, write
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually

@@ -22,8 +22,9 @@ from rocketlet.command.cli import main
 from rocketlet.command.group_report import report as report_of
 from rocketlet.command.output import Output
 from rocketlet.protocol.allocation import AVG, STICKY
-from rocketlet.protocol.bodies import GroupConfig, Queue
+from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.testing import Broker, Fault
 

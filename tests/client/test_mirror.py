@@ -12,7 +12,7 @@ import pytest
 from rocketlet.broker.config import PULL_BYTES
 from rocketlet.client import AdminClient, ConfigError, Consumer, Producer, RetryLater, TopicNotFound
 from rocketlet.client.mirror import ORIGIN, Begin, Mirror, Waiting
-from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.names import retry_topic
 from rocketlet.testing import Broker, Cluster, Fault
 

@@ -16,9 +16,10 @@ from rocketlet.client.connection import Connection
 from rocketlet.client.diagnosis import Finding, Observed, diagnose, findings_of_group
 from rocketlet.protocol.admin_answers import GroupConnections, MemberConnection
 from rocketlet.protocol.admin_bodies import Progress, Range
-from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, Queue, encode_heartbeat
+from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, Queue, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.names import dlq_topic
 from rocketlet.protocol.registration_body import encode_registration
 from rocketlet.protocol.subscription import parse_subscription

@@ -6,7 +6,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.protocol import bodies, fastjson_text, group_bodies, headers, names
+from rocketlet.protocol import bodies, fastjson_text, group_bodies, group_config, headers, names
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.config import MAX_DEPTH, MAX_GROUP_CHARS, MAX_TOPIC_CHARS
 from rocketlet.protocol.schema import BodyError
@@ -63,7 +63,12 @@ def test_what_is_no_json_is_refused(text: bytes) -> None:
 
 @given(st.binary(max_size=80))
 def test_no_body_breaks_a_decoder(body: bytes) -> None:
-    for decode in (bodies.decode_heartbeat, group_bodies.decode_lock_request, bodies.decode_route, bodies.decode_group):
+    for decode in (
+        bodies.decode_heartbeat,
+        group_bodies.decode_lock_request,
+        bodies.decode_route,
+        group_config.decode_group,
+    ):
         try:
             decode(body)
         except BodyError:

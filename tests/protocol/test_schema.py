@@ -12,7 +12,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.protocol import admin_bodies, bodies, config, group_bodies, registration_body
+from rocketlet.protocol import admin_bodies, bodies, config, group_bodies, group_config, registration_body
 from rocketlet.protocol.schema import BodyError, Shape
 from rocketlet.protocol.work import finish
 
@@ -23,7 +23,7 @@ def _decode_registration(body: bytes) -> tuple[bodies.DataVersion, list[bodies.T
 
 DECODERS: dict[str, tuple[Callable[[bytes], Any], type[Shape]]] = {
     "heartbeat": (bodies.decode_heartbeat, bodies.HeartbeatShape),
-    "group": (bodies.decode_group, bodies.GroupShape),
+    "group": (group_config.decode_group, group_config.GroupShape),
     "version": (bodies.decode_data_version, bodies.VersionShape),
     "route": (bodies.decode_route, bodies.RouteShape),
     "cluster": (bodies.decode_cluster, bodies.ClusterShape),
@@ -163,7 +163,11 @@ GROUP = {"groupName": "g"}
             lambda n: {"clientId": "c", "group": "g", "subscriptionData": {"subString": "x" * n}},
             config.MAX_EXPRESSION_CHARS,
         ),
-        (bodies.decode_group, lambda n: GROUP | {"x": "x" * (n - len('{"groupName":"g","x":""}'))}, config.MAX_JSON_BYTES),
+        (
+            group_config.decode_group,
+            lambda n: GROUP | {"x": "x" * (n - len('{"groupName":"g","x":""}'))},
+            config.MAX_JSON_BYTES,
+        ),
     ],
 )  # fmt: skip
 def test_what_a_body_may_hold_is_limited_at_its_edge(
@@ -177,13 +181,13 @@ def test_what_a_body_may_hold_is_limited_at_its_edge(
 def test_fastjsons_dialect_is_read_up_to_its_limit() -> None:
     text = b'{0:0,"groupName":"g","x":"%b"}'
     pad = config.MAX_DIALECT_BYTES - len(text % b"")
-    assert bodies.decode_group(text % (b"x" * pad)).name == "g"
+    assert group_config.decode_group(text % (b"x" * pad)).name == "g"
     with pytest.raises(BodyError):
-        bodies.decode_group(text % (b"x" * (pad + 1)))
+        group_config.decode_group(text % (b"x" * (pad + 1)))
 
 
 def test_numbers_and_booleans_may_stand_there_as_text() -> None:
-    group = bodies.decode_group(b'{"groupName":"g","retryQueueNums":"3","consumeEnable":"false"}')
+    group = group_config.decode_group(b'{"groupName":"g","retryQueueNums":"3","consumeEnable":"false"}')
     assert (group.retry_queues, group.consume_enable) == (3, False)
 
 

@@ -1,0 +1,84 @@
+"""The settings of a consumer group at a broker, which the wire calls a subscription group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from .schema import Long, Shape, Text, reads, shaped
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """A consumer group's settings at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200). `strict` is ours: a member
+    whose subscriptions differ from the others' is refused."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queues: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    slow_broker_id: int = 1
+    notify_enable: bool = True
+    strict: bool = False
+
+
+def group_json(group: GroupConfig) -> dict[str, Any]:
+    return {
+        "brokerId": group.broker_id,
+        "consumeBroadcastEnable": group.consume_broadcast_enable,
+        "consumeEnable": group.consume_enable,
+        "consumeFromMinEnable": group.consume_from_min_enable,
+        "groupName": group.name,
+        "notifyConsumerIdsChangedEnable": group.notify_enable,
+        "retryMaxTimes": group.retry_max_times,
+        "retryQueueNums": group.retry_queues,
+        "strict": group.strict,
+        "whichBrokerWhenConsumeSlowly": group.slow_broker_id,
+    }
+
+
+class GroupShape(Shape):
+    group_name: Text
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queue_nums: Long = 1
+    retry_max_times: Long = 16
+    broker_id: Long = 0
+    which_broker_when_consume_slowly: Long = 1
+    notify_consumer_ids_changed_enable: bool = True
+    strict: bool = False
+
+
+def read_group(data: Any) -> GroupConfig:
+    """From its JSON object. Raises BodyError."""
+    return _group(shaped(data, GroupShape))
+
+
+def _group(data: GroupShape) -> GroupConfig:
+    return GroupConfig(
+        data.group_name,
+        data.consume_enable,
+        data.consume_from_min_enable,
+        data.consume_broadcast_enable,
+        data.retry_queue_nums,
+        data.retry_max_times,
+        data.broker_id,
+        data.which_broker_when_consume_slowly,
+        data.notify_consumer_ids_changed_enable,
+        data.strict,
+    )
+
+
+def encode_group(group: GroupConfig) -> bytes:
+    return orjson.dumps(group_json(group))
+
+
+@reads("subscription group", GroupShape)
+def decode_group(data: GroupShape) -> GroupConfig:
+    return _group(data)
