@@ -1,4 +1,4 @@
-"""`python -m tests.campaigns NAME [--seconds N | --count N] [--seed S] [--json]`; exits with 1 if a fault was found.
+"""`python -m tests.campaigns NAME [--seconds N | --count N] [--seed S] [--first] [--json]`; exits with 1 if it found a fault.
 
 A campaign is a module here with `run(limit, seed, folder) -> Outcome` and `DEFAULT_COUNT`. With `--json` the last line is an
 object with `campaign`, `tried`, `faults` (how many) and whatever the campaign measured. `--plant` takes a fix out first.
@@ -40,7 +40,8 @@ def main() -> int:
     if options.plant:
         os.environ[PLANT] = options.plant
     with tempfile.TemporaryDirectory() as folder, planted(options.plant):
-        outcome: Outcome = campaign.run(Limit(count, options.seconds, options.only), options.seed, Path(folder))
+        limit = Limit(count, options.seconds, options.only, ends_at_fault=options.first)
+        outcome: Outcome = campaign.run(limit, options.seed, Path(folder))
     for fault, times in sorted(outcome.faults.items(), key=lambda item: -item[1]):
         print(f"{times:8d}  {fault}")
     faults = sum(outcome.faults.values())
@@ -71,6 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--plant", choices=sorted(REMOVALS), metavar="REMOVAL", help="take a fix out, which should be found"
     )
+    parser.add_argument("--first", action="store_true", help="end with the first fault")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     return parser.parse_args()
 

@@ -9,16 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PROGRESS_S = 5.0
+_met: set[str] = set()
+"""The faults of this process, which runs one campaign."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A campaign tries `count` times, or for `seconds`. `for number in limit` counts the tries, and says how
-    far it is on standard error, every 5 s. `only`: the one thing to try, where there are several."""
+    far it is on standard error, every 5 s. `only`: the one thing to try, where there are several. `ends_at_fault`: nothing
+    is tried after a fault."""
 
     count: int | None = None
     seconds: float | None = None
     only: str | None = None
+    ends_at_fault: bool = False
 
     def __iter__(self) -> Iterator[int]:
         began_s = said_s = time.monotonic()
@@ -29,6 +33,8 @@ class Limit:
                 said_s = now_s
                 print(f"{number} tried in {now_s - began_s:.0f} s", file=sys.stderr, flush=True)
             yield number
+            if self.ends_at_fault and _met:
+                return
             number += 1
 
 
@@ -42,6 +48,7 @@ class Outcome:
 
     def fault(self, text: str) -> None:
         """Counts it, and says on standard error what is new."""
+        _met.add(text)
         if text not in self.faults:
             print(f"fault: {text}", file=sys.stderr, flush=True)
         self.faults[text] = self.faults.get(text, 0) + 1

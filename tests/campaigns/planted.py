@@ -28,7 +28,7 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
     names = [limit.only] if limit.only else list(REMOVALS)
     for _, name in zip(limit, names, strict=False):
         removal = REMOVALS[name]
-        found = _plant(name, removal, seed)
+        found = _plant(name, removal, seed, limit)
         outcome.figures[name] = found
         print(f"{name}: {found['faults']} faults in {found['tried']} tries of {removal.campaign}", flush=True)
         if not found["faults"]:
@@ -37,9 +37,10 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
     return outcome
 
 
-def _plant(name: str, removal: Removal, seed: int) -> dict[str, Any]:
+def _plant(name: str, removal: Removal, seed: int, limit: Limit) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.campaigns", removal.campaign, "--plant", name, "--json"]
     command += ["--count", str(removal.tries), "--seed", str(seed), *(("--only", removal.only) if removal.only else ())]
+    command += ["--first"] if limit.ends_at_fault else []
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=_limits)
     kind = {"campaign": removal.campaign, "tried": removal.tries}
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):

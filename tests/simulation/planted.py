@@ -298,6 +298,22 @@ SCENARIO_OF = {
     "unlock-overtakes": "hasty-members",
 }
 
+# The seeds by which they were found last, where that was not 0. The search begins there.
+FOUND_AT = {
+    "commit-after-unlock": 4,
+    "commit-ahead": 6,
+    "connection-loss-ignored": 4,
+    "drain-one-early": 6,
+    "foreign-told-at-once": 11,
+    "leave-stops-renewing": 3,
+    "no-drain": 6,
+    "no-epoch": 6,
+    "no-standstill": 9,
+    "reclaim-any-epoch": 29,
+    "stale-list": 6,
+    "start-over": 2,
+}
+
 
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
