@@ -186,7 +186,7 @@ class _Watch:
 
     async def _first(self, name: str) -> tuple[Group, tuple[str, ...]]:
         connections, progress = await asyncio.gather(
-            self._admin.connections(name, self._masters), self._admin.progress(name, masters=self._masters)
+            self._admin.connections(name, self._masters), self._admin.progress(name, masters=self._masters, times=False)
         )
         # an Apache broker does not tell: who owns what is then seen from what the members answer
         reports = await self._admin.told(name, self._masters) if connections else []
@@ -198,7 +198,7 @@ class _Watch:
         later, running = group.progress, dict[str, Running]()
         if group.members:
             later, running = await asyncio.gather(
-                self._admin.progress(group.name, masters=self._masters),
+                self._admin.progress(group.name, masters=self._masters, times=False),
                 self._admin.running(group.name, self._masters, group.connections),
             )
         seconds = max(asyncio.get_running_loop().time() - began_s, 0.001)

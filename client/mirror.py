@@ -187,7 +187,7 @@ class Mirror:
 
     async def _to_retry(self, group: str) -> int:
         retry = names.retry_topic(group)
-        progress = await self._source.progress(group)
+        progress = await self._source.progress(group, times=False)
         return sum(item.lag for queue, item in progress.items() if queue.topic == retry)
 
     async def _topics(self) -> list[Topic]:
@@ -310,7 +310,7 @@ class Mirror:
 
     async def _copy_progress(self, topic: Topic) -> None:
         for group in await self._groups_of(topic.name):
-            progress = await self._source.progress(group)
+            progress = await self._source.progress(group, times=False)
             await self._set_offsets(
                 group,
                 topic.name,

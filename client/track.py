@@ -41,7 +41,7 @@ async def tracks(admin: AdminClient, message: Message) -> list[Track]:
 async def _track(admin: AdminClient, message: Message, group: str) -> Track:
     if await _find(admin, message, names.dlq_topic(group)):
         return Track(group, "dead")
-    progress = (await admin.progress(group, message.queue.topic)).get(message.queue)
+    progress = (await admin.progress(group, message.queue.topic, times=False)).get(message.queue)
     if progress is None:
         return Track(group, "unknown")
     if progress.consumer_offset <= message.queue_offset:
@@ -80,7 +80,7 @@ async def _retried(admin: AdminClient, message: Message, group: str) -> Track | 
     count = max(item.reconsume_times for item in (*tries, *waits))
     if newest is None or newest.reconsume_times < count:
         return Track(group, "retry", retries=count)
-    progress = (await admin.progress(group, topic)).get(newest.queue)
+    progress = (await admin.progress(group, topic, times=False)).get(newest.queue)
     if progress is None or progress.consumer_offset <= newest.queue_offset:
         return Track(group, "retry", retries=count)
     return Track(group, "consumed", retries=count)

@@ -44,7 +44,7 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
 
     async def row(name: str) -> dict[str, object]:
         progress, connections = await asyncio.gather(
-            admin.progress(name, masters=masters), admin.connections(name, masters)
+            admin.progress(name, masters=masters, times=False), admin.connections(name, masters)
         )
         members = {member.client_id for told in connections.values() for member in told.members}
         topics = sorted({queue.topic for queue in progress if not queue.topic.startswith("%")})

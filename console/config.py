@@ -29,7 +29,6 @@ TIMELINE_LEAST_MS: Final = 10_000  # of a group that has just begun
 SHOWN_EVENTS: Final = 100
 SHOWN_HAND_OVERS: Final = 50
 
-MAX_QUEUES: Final = 1024  # of a topic that is created here
 MAX_RETRIES: Final = 1000
 MAX_RETRY_QUEUES: Final = 64
 MAX_FORM_BYTES: Final = 64 * 1024

@@ -57,7 +57,7 @@ class TopicSample:
 async def sample_group(admin: AdminClient, name: str, before: GroupSample | None) -> GroupSample:
     masters = await admin.masters()
     progress, connections = await asyncio.gather(
-        admin.progress(name, masters=masters), admin.connections(name, masters)
+        admin.progress(name, masters=masters, times=False), admin.connections(name, masters)
     )
     return group_sample(name, progress, connections, before)
 

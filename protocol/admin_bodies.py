@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from . import fastjson_text
 from .bodies import DataVersion, Queue, queue_json, queue_of, version_json
 from .codes import Language
 from .config import MAX_STATUS_BYTES
-from .schema import BodyError, Long, QueueShape, Shape, answers, reads
+from .schema import BodyError, Long, QueueShape, Shape, Text, answers, reads
 from .work import Work, listed, refuse_beyond
 
 _LANGUAGES = {int(language): language.name for language in Language}
@@ -91,9 +92,8 @@ def _producer(info: ConnectedClient) -> bytes:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a group is in a queue; `last_ms` is the store time of the last message it consumed."""
+class Progress(NamedTuple):
+    """How far a group is in a queue; `last_ms` is the store time of the last message it consumed, 0 if it is not told."""
 
     broker_offset: int
     consumer_offset: int
@@ -120,6 +120,24 @@ def encode_consume_stats(items: Iterable[tuple[Queue, Progress]], tps: float) ->
         ),
     )
     return b'{"consumeTps":%b,"offsetTable":{%b}}' % (orjson.dumps(float(tps)), table)
+
+
+class ProgressColumns(NamedTuple):
+    """A group's progress in the queues of a topic at a broker, by queue id: the fields of `Progress`, each in a list.
+    `last_ms` is empty if nobody has asked for it."""
+
+    topic: str
+    broker_name: str
+    broker_offsets: list[int]
+    consumer_offsets: list[int]
+    last_ms: list[int]
+
+
+def encode_progress_columns(topics: Iterable[ProgressColumns]) -> Work[bytes]:
+    """GET_CONSUME_STATS's answer to our own clients. Java's, with an object of text for each queue, costs both sides ten
+    times as much."""
+    found = yield from listed(orjson.dumps([*columns]) for columns in topics)
+    return b'{"columns":[%b]}' % found
 
 
 def encode_all_consume_stats(
@@ -155,8 +173,12 @@ class ProgressShape(Shape):
     last_timestamp: Long = 0
 
 
+Column = list[Long]
+
+
 class ConsumeStatsShape(Shape):
     offset_table: dict[str, ProgressShape] | None = None
+    columns: list[tuple[Text, Text, Column, Column, Column]] | None = None
 
 
 _queue_key = msgspec.json.Decoder(QueueShape, strict=False)
@@ -169,10 +191,16 @@ def _queue_of_key(text: str) -> Queue:
 
 @answers("consume statistics", ConsumeStatsShape)
 def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, Progress]:
-    return {
+    """Both forms of it."""
+    found = {
         _queue_of_key(key): Progress(item.broker_offset, item.consumer_offset, item.last_timestamp)
         for key, item in (data.offset_table or {}).items()
     }
+    for topic, broker_name, ends, offsets, times in data.columns or ():
+        rows = zip(ends, offsets, times or repeat(0, len(ends)), strict=True)
+        for queue_id, row in enumerate(rows):
+            found[Queue(topic, broker_name, queue_id)] = Progress(*row)
+    return found
 
 
 class Range(NamedTuple):

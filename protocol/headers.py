@@ -115,10 +115,11 @@ class SendBack(NamedTuple):
 
 
 class GroupHistory(NamedTuple):
-    """GET_GROUP_HISTORY, our own: the events since a time, ms."""
+    """GET_GROUP_HISTORY, our own: the events since a time, ms. Without `lag` nobody looks how far the group is behind."""
 
     consumer_group: str
     since_ms: int = 0
+    lag: bool = True
 
 
 class ConsumerGroup(NamedTuple):
@@ -225,11 +226,14 @@ class PushReply(NamedTuple):
     store_timestamp: int
 
 
-class GroupTopic(NamedTuple):
-    """GET_CONSUME_STATS (topic optional), QUERY_CONSUME_TIME_SPAN."""
+class ConsumeStats(NamedTuple):
+    """GET_CONSUME_STATS. The last two are our own, and others ignore them: `columns` asks for a form of the answer that is
+    short and quick, `times` for the times of the messages in it, each of which is a read of the disk."""
 
     consumer_group: str
     topic: str | None = None
+    columns: bool = False
+    times: bool = True
 
 
 class TopicGroup(NamedTuple):

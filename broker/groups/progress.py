@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...protocol.admin_bodies import Progress
+from ...protocol.admin_bodies import Progress, ProgressColumns
 from ...protocol.bodies import Queue
-from ...protocol.work import SLICE, Work
+from ...protocol.work import LOOKS, SLICE, Work
 from ..messages.topics import Topics
+from ..store.consume_queue import ConsumeQueue
 from ..store.store import Store
 from .members import ConsumerGroups
 from .offsets import Offsets
@@ -29,10 +30,28 @@ class GroupProgress:
             queue = self._store.queues.get((topic, queue_id))
             end = queue.next if queue else 0
             offset = max(self._offsets.get(group, topic, queue_id) or 0, 0)
-            last_ms = 0
-            if queue is not None and queue.begin < offset <= queue.next:
-                last_ms = self._store.store_time_ms(queue, offset - 1)
-            yield Queue(topic, self._broker_name, queue_id), Progress(end, offset, last_ms)
+            yield Queue(topic, self._broker_name, queue_id), Progress(end, offset, self._last_ms(queue, offset))
+
+    def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
+        """As `of`, in lists. Without `times` nothing is read."""
+        found = ProgressColumns(topic, self._broker_name, [], [], [])
+        queues, offsets = self._store.queues, self._offsets.of(group, topic)
+        for queue_id in range(self._topics.queues_of(topic)):
+            queue = queues.get((topic, queue_id))
+            offset = max(offsets.get(queue_id, 0), 0)
+            found.broker_offsets.append(queue.next if queue else 0)
+            found.consumer_offsets.append(offset)
+            if times:
+                found.last_ms.append(self._last_ms(queue, offset))
+            if queue_id % (SLICE if times else LOOKS) == 0:
+                yield
+        return found
+
+    def _last_ms(self, queue: ConsumeQueue | None, offset: int) -> int:
+        """When the last message before an offset was stored; 0 if it is not there."""
+        if queue is None or not queue.begin < offset <= queue.next:
+            return 0
+        return self._store.store_time_ms(queue, offset - 1)
 
     def lag(self, group: str, topic: str) -> Work[tuple[int, int | None]]:
         """How many messages the group has not committed, and when the oldest of them was stored; None without one."""

@@ -13,7 +13,7 @@ import structlog
 
 from ...protocol.work import LOOKS, Work
 from ..clock import Clock
-from ..config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S, PLACE_BYTES
+from ..config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S, PLACE_BYTES, WATCHED_PER_S
 from ..net.connection import Connection
 from .history import History
 from .locks import Locks
@@ -38,6 +38,7 @@ class Watch:
         self._keys: dict[Connection, set[_Key]] = {}
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
+        self._due_s = float("-inf")
         self.double_readers = 0
         self.orphans = 0
 
@@ -83,8 +84,11 @@ class Watch:
 
     def looking(self) -> Work[None]:
         """Reports the queues that no member has read or locked for some seconds, although members subscribe to them; 100
-        at a time."""
-        unread = yield from self._unread()
+        at a time. After very many queues it rests."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._due_s:
+            return
+        unread = yield from self._unread(now_s)
         now_s = self._clock.monotonic_s()
         unread_s: dict[_Key, float] = {}
         named: set[_Key] = set()
@@ -104,7 +108,7 @@ class Watch:
             self._name("orphaned", group_name, "", f"{topic}:{queue_id} is read by nobody")
         self._unread_s, self._named, self.orphans = unread_s, named.union(fresh), orphans
 
-    def _unread(self) -> Work[list[_Key]]:
+    def _unread(self, now_s: float) -> Work[list[_Key]]:
         """The queues that nobody reads now, as many as are watched."""
         unread: list[_Key] = []
         looks = 0
@@ -119,6 +123,7 @@ class Watch:
                     if looks % LOOKS == 0:
                         yield
             looks += 1
+        self._due_s = now_s + looks / WATCHED_PER_S
         return unread
 
     def _name(self, event: str, group: str, client_id: str, fault: str) -> None:

@@ -11,7 +11,7 @@ import orjson
 import structlog
 
 from ...protocol import admin_bodies, bodies, group_config, names
-from ...protocol.admin_bodies import ConnectedClient, Progress
+from ...protocol.admin_bodies import ConnectedClient, Progress, ProgressColumns
 from ...protocol.bodies import Queue
 from ...protocol.codes import Language, RequestCode, ResponseCode
 from ...protocol.config import MAX_TABLE_BYTES
@@ -21,10 +21,10 @@ from ...protocol.headers import (
     AskMember,
     CloneOffset,
     ConsumerGroup,
+    ConsumeStats,
     CorrectionOffset,
     GroupHistory,
     GroupName,
-    GroupTopic,
     IsOrder,
     ResetOffset,
     TopicGroup,
@@ -83,9 +83,12 @@ def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 
 
 def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
-    header = read(GroupTopic, frame.ext)
+    header = read(ConsumeStats, frame.ext)
     group = header.consumer_group
     topics = [header.topic] if header.topic else broker.progress.topics_of(group)
+    if header.columns:
+        columns = yield from _columns(broker, group, topics, times=header.times)
+        return answer(frame, body=(yield from admin_bodies.encode_progress_columns(columns)))
     tps = 0.0
     for number, topic in enumerate(topics, 1):
         tps += broker.statistics.rate(GOT, f"{topic}@{group}", 60).per_second
@@ -93,6 +96,14 @@ def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[
             yield
     body = yield from admin_bodies.encode_consume_stats(_progress(broker, group, topics), tps)
     return answer(frame, body=body)
+
+
+def _columns(broker: Broker, group: str, topics: list[str], *, times: bool) -> Work[list[ProgressColumns]]:
+    found: list[ProgressColumns] = []
+    for topic in topics:
+        columns = yield from broker.progress.columns(group, topic, times=times)
+        found.append(columns)
+    return found
 
 
 def _progress(broker: Broker, group: str, topics: list[str]) -> Iterator[tuple[Queue, Progress]]:
@@ -344,8 +355,8 @@ def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[s
 
 def group_history(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
-    name, since_ms = read(GroupHistory, frame.ext)
-    value = yield from history_of(broker, name, since_ms)
+    name, since_ms, lag = read(GroupHistory, frame.ext)
+    value = yield from history_of(broker, name, since_ms, lag=lag)
     parts: list[bytes] = []
     for key, item in value.items():
         if isinstance(item, list):
@@ -366,8 +377,8 @@ def _member(member: Member) -> dict[str, Any]:
     }
 
 
-def history_of(broker: Broker, name: str, since_ms: int = 0) -> Work[dict[str, Any]]:
-    """What the broker says of a group; `since_ms`: the first event."""
+def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True) -> Work[dict[str, Any]]:
+    """What the broker says of a group; `since_ms`: the first event; without `lag` nothing is read."""
     group = broker.groups.get(name)
     members: list[dict[str, Any]] = []
     for number, member in enumerate(list(group.members.values()) if group else (), 1):
@@ -380,7 +391,7 @@ def history_of(broker: Broker, name: str, since_ms: int = 0) -> Work[dict[str, A
         for (topic, queue_id), client_id in owned.items()
     ]
     progress: list[dict[str, Any]] = []
-    for topic in broker.progress.topics_of(name):
+    for topic in broker.progress.topics_of(name) if lag else ():
         messages, oldest_ms = yield from broker.progress.lag(name, topic)
         progress.append({"topic": topic, "messages": messages, "oldestMs": oldest_ms})
     return {

@@ -12,9 +12,10 @@ from ...client.errors import RocketletError
 from ...protocol import names
 from ...protocol.admin_bodies import Range
 from ...protocol.bodies import Queue
+from ...protocol.config import MAX_TOPIC_QUEUES
 from .. import charts
 from ..change import Change
-from ..config import MAX_QUEUES, PAGE_ROWS
+from ..config import PAGE_ROWS
 from ..console import Console
 from ..form import Form, query_of
 from ..page import Page, console_of, is_load
@@ -137,14 +138,18 @@ async def _producers(console: Console) -> dict[str, int]:
 
 async def new(request: Request) -> Page:
     brokers = [broker.name for broker in await console_of(request).admin.brokers()]
-    return Page("topic_form.html", {"name": "", "queues": 4, "perm": 6, "brokers": brokers, "perms": PERMS})
+    return Page("topic_form.html", _form({"name": "", "queues": 4, "perm": 6, "brokers": brokers}))
 
 
 async def settings(request: Request) -> Page:
     topic = await console_of(request).admin.topic(request.path_params["topic"])
     config = next(iter(topic.config.values()), None)
     values = {"name": topic.name, "queues": config.read_queues if config else 4, "perm": config.perm if config else 6}
-    return Page("topic_form.html", {**values, "brokers": sorted(topic.config), "perms": PERMS})
+    return Page("topic_form.html", _form({**values, "brokers": sorted(topic.config)}))
+
+
+def _form(values: dict[str, object]) -> dict[str, object]:
+    return {**values, "perms": PERMS, "most_queues": MAX_TOPIC_QUEUES}
 
 
 async def put(request: Request, form: Form) -> Change:
@@ -153,7 +158,7 @@ async def put(request: Request, form: Form) -> Change:
     fault = names.topic_fault(name)
     if fault:
         return Change(f"The topic cannot be made: {fault}", None, "/new/topic", "")
-    queues = form.number("queues", 4, least=1, most=MAX_QUEUES)
+    queues = form.number("queues", 4, least=1, most=MAX_TOPIC_QUEUES)
     perm = form.number("perm", 6, most=7)
     brokers = form.all("broker") or [broker.name for broker in await admin.brokers()]
     known = name in await admin.topics(system=True)

@@ -9,7 +9,9 @@ import orjson
 import pytest
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.topics import Topics
+from rocketlet.broker.store.consume_queue import ConsumeQueue
 from rocketlet.protocol import admin_bodies, bodies, fastjson_text, names
+from rocketlet.protocol.admin_bodies import Progress
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue, TopicConfig
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
@@ -33,8 +35,8 @@ async def member(wire: Wire, client_id: str = "c1", topic: str = "t") -> None:
     assert (await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(beat))).code == 0
 
 
-async def commit(wire: Wire, offset: int, queue: int = 0, group: str = "g") -> None:
-    ext = {"consumerGroup": group, "topic": "t", "queueId": queue, "commitOffset": offset}
+async def commit(wire: Wire, offset: int, queue: int = 0, group: str = "g", topic: str = "t") -> None:
+    ext = {"consumerGroup": group, "topic": topic, "queueId": queue, "commitOffset": offset}
     assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0
 
 
@@ -289,3 +291,43 @@ async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(
         assert {group.name: group.retry_max_times for group in again} == {
             f"g{item}": item for item in range(number + 1) if item % 3
         }
+
+
+async def test_progress_in_columns_says_what_progress_in_objects_says(wire: Wire) -> None:
+    await create_topic(wire, "t", 3)
+    await create_topic(wire, "u", 1)
+    for _ in range(4):
+        await send(wire)
+    await commit(wire, 3)
+    await commit(wire, 0, topic="u")
+    said = await wire.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"})
+    objects = admin_bodies.decode_consume_stats(said.body)
+    ext = {"consumerGroup": "g", "columns": True}
+    columns = await wire.call(RequestCode.GET_CONSUME_STATS, ext)
+    assert admin_bodies.decode_consume_stats(columns.body) == objects
+    assert objects[Queue("t", "broker-a", 0)].last_ms > 0
+    assert len(objects) == 4
+
+
+async def test_progress_without_times_reads_nothing(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    await create_topic(wire, "t", 1)
+    await send(wire)
+    await send(wire)
+    await commit(wire, 1)
+    read: list[int] = []
+
+    def store_time_ms(queue: ConsumeQueue, offset: int) -> int:
+        read.append(offset)
+        return 7
+
+    monkeypatch.setattr(node.broker.store, "store_time_ms", store_time_ms)
+    ext: dict[str, Any] = {"consumerGroup": "g", "columns": True, "times": False}
+    columns = await wire.call(RequestCode.GET_CONSUME_STATS, ext)
+    told = value(await wire.call(RequestCode.GET_GROUP_HISTORY, {"consumerGroup": "g", "lag": False}))
+    assert (read, told["lag"]) == ([], [])
+    queue = Queue("t", "broker-a", 0)
+    assert admin_bodies.decode_consume_stats(columns.body) == {queue: Progress(2, 1, 0)}
+    ext["times"] = True
+    columns = await wire.call(RequestCode.GET_CONSUME_STATS, ext)
+    assert admin_bodies.decode_consume_stats(columns.body) == {queue: Progress(2, 1, 7)}
+    assert read == [0]

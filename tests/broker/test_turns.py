@@ -8,7 +8,9 @@ from typing import Any
 
 import orjson
 import pytest
+from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
+from rocketlet.broker.groups.watch import Watch
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.requests.table import BROKER_REQUESTS
 from rocketlet.broker.turns import Turns
@@ -246,6 +248,23 @@ async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.Monk
     assert pieces(node.server.memory.sweeping()) > least
     for peer in peers:
         peer.hang_up()
+
+
+async def test_a_look_at_very_many_queues_is_paid_with_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.watch.LOOKS", SLICE)
+    await create_topic_of(node, "t")
+    peers = members_of(node, 1)
+    await node.broker.turns.done()
+    monkeypatch.setattr("rocketlet.broker.groups.watch.WATCHED_PER_S", SLICE)
+    broker, clock = node.broker, MovableClock(stands=True)
+    queues = {"t": 10 * SLICE}
+    watch = Watch(broker.groups, broker.locks, broker.history, lambda topic: queues.get(topic, 0), clock)
+    assert pieces(watch.looking()) > 10
+    clock.advance(9.9)
+    assert pieces(watch.looking()) == 1
+    clock.advance(0.2)
+    assert pieces(watch.looking()) > 1
+    peers[0].hang_up()
 
 
 async def test_a_sweep_does_not_begin_again_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

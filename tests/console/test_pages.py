@@ -6,8 +6,10 @@ from datetime import datetime, timedelta
 
 import msgpack
 import pytest
+from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, RetryLater, SendResult
 from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.config import MAX_TOPIC_QUEUES
 
 from ..conftest import Node, eventually
 from ..handlers import Inbox
@@ -52,8 +54,19 @@ async def test_a_topic_is_created_changed_and_deleted_after_a_question(site: Sit
     token = token_of(await site.get("/new/topic"))
     wrong = await site.post("/new/topic", {"token": token, "topic": "a b", "confirmed": "yes"})
     assert "characters other than letters" in plain(wrong.text)
-    many = await site.post("/new/topic", {"token": token, "topic": "t", "queues": "1025"})
-    assert "queues: '1025' is not a whole number from 1 to 1024" in plain(many.text)
+    many = await site.post("/new/topic", {"token": token, "topic": "t", "queues": "65537"})
+    assert "queues: '65537' is not a whole number from 1 to 65536" in plain(many.text)
+
+
+async def test_a_topic_may_have_as_many_queues_as_its_broker_allows(site: Site) -> None:
+    most = MAX_QUEUES_PER_TOPIC
+    _, done = await site.change("/new/topic", "/new/topic", topic="orders", queues=str(most))
+    assert f"was created with {most} queues" in done
+    form = await site.get("/topics/orders/settings")
+    assert f'max="{MAX_TOPIC_QUEUES}" value="{most}"' in form
+    fields = {"token": token_of(form), "topic": "orders", "queues": str(most + 1), "confirmed": "yes"}
+    refused = await site.post("/new/topic", fields)
+    assert (refused.status_code, f"not between 0 and {most}" in plain(refused.text)) == (400, True), plain(refused.text)
 
 
 async def test_a_group_is_created_changed_and_deleted_after_a_question(site: Site, node: Node) -> None:
