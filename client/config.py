@@ -49,8 +49,8 @@ COMMIT_INTERVAL_S: Final = 5.0  # of what neither a pull nor an idle queue has c
 IDLE_COMMIT_S: Final = 0.02  # after a queue's last message is handled; queues that fall idle meanwhile go together
 MAX_HANDLER_CONCURRENCY: Final = 10_000
 
-PULL_HOLD_S: Final = 15.0
-PULL_TIMEOUT_S: Final = 30.0
+PULL_HOLD_S: Final = 60.0  # as long as a Rocketlet broker holds one; Apache's hold it for as long as they are told
+PULL_TIMEOUT_S: Final = 75.0
 PULL_ERROR_DELAY_S: Final = 1.0
 PULL_BUSY_DELAY_S: Final = 0.02
 SEND_BACK_RETRY_S: Final = 5.0
