@@ -3,6 +3,9 @@
 Nothing waits: the batch leaves when the turn ends, which is when a single message would have left. A message that is alone in
 its turn is a SEND_MESSAGE_V2. Each message has its own future, and so its own result and error.
 
+When everything was answered, the first half of what probably follows leaves before the turn ends: in one piece, client and
+broker would wait for each other in turn. With two batches on the way both work at once (`Overlap`).
+
 While a broker is slower than its senders, batches wait for it, one behind the other. Senders are not woken meanwhile.
 """
 
@@ -22,6 +25,7 @@ from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.frame import ExtValue, Frame
 from ..protocol.properties import NAME_END, UNIQUE_KEY
+from .config import BATCH_MESSAGES, MAX_OVERLAP_PAUSE, OVERLAP_BATCHES, OVERLAP_MESSAGES
 from .connection import Connection
 from .errors import RequestTimeout
 from .message import SendResult, UniqueKeys
@@ -37,13 +41,26 @@ _is_done = methodcaller("done")
 
 class Batch:
     """What goes to one queue in this turn. `new_future` makes the future of a message, `began_s` and `born_ms` are when the
-    first came. `ids` and `texts`, the properties, are those of the messages once the batch is closed."""
+    first came. It may hold `limit` messages. `ids` and `texts`, the properties, are those of the messages once the batch is
+    closed."""
 
-    __slots__ = ("began_s", "born_ms", "connection", "ids", "messages", "new_future", "queue", "size_bytes", "texts")
+    __slots__ = (
+        "began_s",
+        "born_ms",
+        "connection",
+        "ids",
+        "limit",
+        "messages",
+        "new_future",
+        "queue",
+        "size_bytes",
+        "texts",
+    )
 
-    def __init__(self, connection: Connection, queue: Queue, born_ms: int) -> None:
+    def __init__(self, connection: Connection, queue: Queue, born_ms: int, limit: int) -> None:
         self.connection = connection
         self.queue = queue
+        self.limit = limit
         self.messages: list[Pending] = []
         self.ids: Sequence[str] = ()
         self.texts: Sequence[str] = ()
@@ -80,6 +97,30 @@ class Batch:
             self.texts = [PLAIN + key for key in self.ids]
 
 
+class Overlap:
+    """Whether two halves go where one batch could. They stay apart for long while client and broker work side by side. Where
+    they soon come back together, the broker is busy with others or shares our core, and two requests are only more work
+    than one: the next try waits, each time longer."""
+
+    __slots__ = ("_due", "_halved", "_pause")
+
+    def __init__(self) -> None:
+        self._due = self._pause = 0
+        self._halved: int | None = None
+
+    def limit(self, expected: int, sent: int) -> int:
+        """How many messages the next batch may hold. expected: messages of this turn, probably. sent: batches so far, none of
+        which is in flight."""
+        if self._halved is not None:
+            stayed_apart = sent - self._halved >= OVERLAP_BATCHES
+            self._pause = 0 if stayed_apart else min(max(self._pause * 2, OVERLAP_BATCHES), MAX_OVERLAP_PAUSE)
+            self._halved, self._due = None, sent + self._pause
+        if sent < self._due:
+            return BATCH_MESSAGES
+        self._halved = sent
+        return expected // 2
+
+
 Answered = Callable[[Batch, Frame | Exception], None]
 
 
@@ -99,6 +140,9 @@ class Accumulator:
         self._timeout_s = timeout_s
         self._batches: dict[Queue, Batch] = {}
         self._waiting: dict[Connection, deque[Batch]] = {}
+        self._overlap = Overlap()
+        self._sent = self._in_flight = 0  # batches
+        self._answered_messages = 0  # since the last batch was begun
         # by topic: where this turn's messages go that may go anywhere, so that they travel together
         self.queue_of_turn: dict[str, Queue] = {}
         self.batch_of_turn: dict[str, Batch] = {}
@@ -111,8 +155,15 @@ class Accumulator:
                 connection.before_flush(self._end_turn)
             now_ms = int(time.time() * 1000)
             self._keys.stamp(now_ms)
-            batch = self._batches[queue] = Batch(connection, queue, now_ms)
+            batch = self._batches[queue] = Batch(connection, queue, now_ms, self._limit(connection))
         return batch
+
+    def _limit(self, connection: Connection) -> int:
+        expected, self._answered_messages = self._answered_messages, 0
+        # Apache's broker takes two halves for more work than one whole, and is no sooner done.
+        if expected < OVERLAP_MESSAGES or self._in_flight or not connection.speaks_msgpack:
+            return BATCH_MESSAGES
+        return self._overlap.limit(expected, self._sent)
 
     def close(self, batch: Batch) -> None:
         """Sends a full batch now: the broker can begin with it while others are still being filled."""
@@ -192,4 +243,11 @@ class Accumulator:
             body = encode_columns(repeat(0), bodies, [text.encode() for text in batch.texts])
         ext = self._header(queue.topic, text, batch.born_ms)
         ext["e"], ext["m"] = queue.queue_id, len(messages) > 1
-        batch.connection.call(code, ext, body, partial(self._answered, batch), timeout_s)
+        batch.connection.call(code, ext, body, partial(self._arrived, batch), timeout_s)
+        self._sent += 1
+        self._in_flight += 1
+
+    def _arrived(self, batch: Batch, answer: Frame | Exception) -> None:
+        self._in_flight -= 1
+        self._answered_messages += len(batch.messages)
+        self._answered(batch, answer)

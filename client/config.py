@@ -79,6 +79,9 @@ TRACE_BYTES: Final = 128_000  # of a message's records: AsyncTraceDispatcher's m
 TRACE_KEYS_BYTES: Final = 16 * 1024  # of its keys; brokers allow 32 KB of properties
 
 BATCH_MESSAGES: Final = 1000  # what one SEND_BATCH_MESSAGE of single sends holds at most
+OVERLAP_MESSAGES: Final = 16  # so many go in two halves, if nothing is in flight
+OVERLAP_BATCHES: Final = 4  # of which the halves stayed apart: then it was worth it
+MAX_OVERLAP_PAUSE: Final = 256  # batches until it is tried again
 BATCH_BYTES: Final = 72 * 1024  # so that 128 messages of 1 KiB are two batches
 
 SEND_BACKOFF_S: Final = 0.05  # before a send is tried again; doubled each time

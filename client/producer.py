@@ -61,8 +61,9 @@ class Producer(Sender):
     - `compress_over_bytes`: compress bodies of this size and more.
     - `default_queues`: how many queues a topic gets on each broker that a send creates; default 4, as of every client. The
       broker may allow fewer (`rocketlet start --queues`, 8; Apache's `defaultTopicQueueNums`).
-    - `batching`: send messages of one turn of the event loop to one queue in one request. Nothing waits for it, and each
-      message has its own result. Delayed, compressed and transactional messages travel alone.
+    - `batching`: send messages of one turn of the event loop to one queue in one request, or in two if client and broker
+      then work side by side. Nothing waits for it, and each message has its own result. Delayed, compressed and
+      transactional messages travel alone.
     - `check`: for transactions. Called with a `Message` whose outcome the broker has not heard. Return True to commit, False
       to roll back, None if it is not known yet. The broker may ask any producer of the group, also after a restart.
     - `middleware`: around every `send`, `send_batch`, `send_oneway`, and the sends of transactions: `async def layer(sending,

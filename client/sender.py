@@ -22,7 +22,7 @@ from ..protocol.frame import ExtValue, Frame
 from .access import Access
 from .accumulator import PLAIN_BYTES, Accumulator, Batch, Pending
 from .cluster import Cluster
-from .config import BATCH_BYTES, BATCH_MESSAGES, MAX_SEND_BACKOFF_S, SEND_BACKOFF_S
+from .config import BATCH_BYTES, MAX_SEND_BACKOFF_S, SEND_BACKOFF_S
 from .connection import Connection
 from .errors import (
     BrokerRefused,
@@ -171,7 +171,7 @@ class Sender:
         else:
             key = text = ""
             size_bytes = batch.size_bytes + len(body) + PLAIN_BYTES
-        if batch.messages and (size_bytes > BATCH_BYTES or len(batch.messages) >= BATCH_MESSAGES):
+        if batch.messages and (size_bytes > BATCH_BYTES or len(batch.messages) >= batch.limit):
             self._accumulator.close(batch)
             return self._joined(topic, body, tag, keys, properties, queue_key, queue, key or None)
         batch.size_bytes = size_bytes
