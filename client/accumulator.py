@@ -224,6 +224,8 @@ class Accumulator:
         if waiting:
             left_s = waiting[0].left_s(self._timeout_s)
             asyncio.get_running_loop().call_later(left_s, self._expire, connection)
+        else:
+            self._waiting.pop(connection, None)  # who comes next sets a timer again
 
     def _send(self, batch: Batch, timeout_s: float) -> None:
         batch.close(self._keys)

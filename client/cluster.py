@@ -52,10 +52,12 @@ class Cluster:
         self._refresher = asyncio.create_task(self._refresh_all(), name="routes")
 
     async def close(self) -> None:
-        if self._refresher is not None:
-            self._refresher.cancel()
-            await asyncio.gather(self._refresher, return_exceptions=True)
-        await self._connections.close()
+        try:
+            if self._refresher is not None:
+                self._refresher.cancel()
+                await asyncio.gather(self._refresher, return_exceptions=True)
+        finally:
+            await self._connections.close()
 
     def _on_request(self, connection: Connection, frame: Frame) -> None:
         answer = self.requests.get(frame.code)

@@ -78,6 +78,7 @@ TRACE_WAITING: Final = 10_000  # records; what comes when so many wait to be wri
 TRACE_BYTES: Final = 128_000  # of a message's records: AsyncTraceDispatcher's maxMsgSize
 TRACE_KEYS_BYTES: Final = 16 * 1024  # of its keys; brokers allow 32 KB of properties
 
+ONEWAY_AT_ONCE: Final = 256  # one-way sends between two turns of the event loop, so that others have theirs
 BATCH_MESSAGES: Final = 1000  # what one SEND_BATCH_MESSAGE of single sends holds at most
 OVERLAP_MESSAGES: Final = 16  # so many go in two halves, if nothing is in flight
 OVERLAP_BATCHES: Final = 4  # of which the halves stayed apart: then it was worth it

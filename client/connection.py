@@ -169,6 +169,11 @@ class Connection(asyncio.Protocol):
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         self._send(self._encoded(code, self._opaque, ext, body, ONEWAY_FLAG))
 
+    @property
+    def unwritten(self) -> int:
+        """How many requests and answers this turn of the loop has not written yet."""
+        return len(self._out)
+
     def respond(self, request: Frame, code: int = 0, body: bytes = b"", remark: str | None = None) -> None:
         """Answers a request of the broker."""
         answer = Frame(code, request.opaque, {}, body, RESPONSE_FLAG, remark, serialize_type=request.serialize_type)

@@ -172,7 +172,8 @@ class Deliveries:
         return hand, hand.run
 
     def _end(self, message: Message, hand: Hand, run: Run, outcome: Outcome) -> None:
-        self._holding.pop(message, None)
+        if self._holding.pop(message, None) is not hand:
+            return  # settled otherwise while the broker was asked: the run is at another message by now
         hand.message = None
         hand.ends(outcome)
         if not run.is_done:  # else its queue was lost meanwhile

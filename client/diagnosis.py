@@ -137,7 +137,7 @@ def _clock(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _duration_s(text: str) -> float | None:
-    """Apache's `[ 1 days, 2 hours, 3 minutes, 4 seconds ]`, or our `[ 26:03:04 ]`."""
+    """Apache's `[ 1 days, 2 hours, 3 minutes, 4 seconds ]`, or the `[ 26:03:04 ]` of our earlier releases."""
     numbers = [int(number) for number in re.findall(r"\d+", text)]
     weights = {3: (3600, 60, 1), 4: (86_400, 3600, 60, 1)}.get(len(numbers))
     return None if weights is None else float(sum(map(int.__mul__, numbers, weights)))

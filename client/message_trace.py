@@ -61,12 +61,14 @@ class MessageTrace:
 
     async def __aexit__(self, *exception: object) -> None:
         """Writes what waits."""
-        async with self._writing:  # what is being written is not given up
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
-            await self._write()
-        await self._producer.stop()
+        try:
+            async with self._writing:  # what is being written is not given up
+                if self._task is not None:
+                    self._task.cancel()
+                    await asyncio.gather(self._task, return_exceptions=True)
+                await self._write()
+        finally:
+            await self._producer.stop()
 
     # What is noted
 

@@ -139,6 +139,13 @@ class Producer(Sender):
             return
         self._is_stopped = True
         self._idle_reason = "this producer has been stopped; make another one"
+        try:
+            await self._leave()
+        finally:  # also when who stops is cancelled, because a broker does not answer
+            await self._cluster.close()
+
+    async def _leave(self) -> None:
+        """Ends what runs in the background, and tells the brokers."""
         if self._heartbeats is not None:
             self._heartbeats.cancel()
             await asyncio.gather(self._heartbeats, return_exceptions=True)
@@ -153,7 +160,6 @@ class Producer(Sender):
                 await connection.request(RequestCode.UNREGISTER_CLIENT, ext)
             except RocketletError as error:
                 log.info("unregister_failed", broker=connection.address, reason=str(error))
-        await self._cluster.close()
 
     async def _heartbeat(self) -> None:
         """To every broker that it has a connection to, of transactions also to those that it lost: they may ask."""
@@ -395,19 +401,13 @@ class Producer(Sender):
         properties: Mapping[str, str] | None = None,
         queue_key: str | None = None,
     ) -> None:
-        """Sends without an answer: fast, but perhaps lost. Raises MessageIllegal, TopicNotFound, ConnectionFailed."""
+        """Sends without an answer: fast, but perhaps lost. Raises MessageIllegal, TopicNotFound, ConnectionFailed, and
+        RequestTimeout if the broker reads nothing for `timeout_s`."""
         message = Outgoing(body, tag, keys, properties or {})
         if self._middleware:
             await self._call(Sending(topic, (message,), False, queue_key, None, "oneway"))
         else:
             await self._send_away(topic, message, queue_key)
-
-    async def _send_away(self, topic: str, one: Outgoing, queue_key: str | None) -> tuple[str, Queue]:
-        ext, wire_body, key = self._prepared(topic, one.body, one.tag, one.keys, one.properties, 0, one.message_id)
-        target = self._choose(await self._find_queues(topic), queue_key, None)
-        connection = await self._connect(target)
-        connection.oneway(RequestCode.SEND_MESSAGE_V2, {**ext, "e": target.queue_id}, wire_body)
-        return key, target
 
 
 def _around(

@@ -22,7 +22,7 @@ from ..protocol.frame import ExtValue, Frame
 from .access import Access
 from .accumulator import PLAIN_BYTES, Accumulator, Batch, Pending
 from .cluster import Cluster
-from .config import BATCH_BYTES, MAX_SEND_BACKOFF_S, SEND_BACKOFF_S
+from .config import BATCH_BYTES, MAX_SEND_BACKOFF_S, ONEWAY_AT_ONCE, SEND_BACKOFF_S
 from .connection import Connection
 from .errors import (
     BrokerRefused,
@@ -34,7 +34,7 @@ from .errors import (
     TopicNotFound,
 )
 from .log import get_logger
-from .message import SendResult, UniqueKeys, new_client_id
+from .message import Outgoing, SendResult, UniqueKeys, new_client_id
 from .outgoing import check_topic, checked_body, checked_id, properties_text
 from .running_time import running_timeout
 
@@ -145,6 +145,10 @@ class Sender:
         except Exception as failure:
             if not future.done():
                 future.set_exception(failure)
+        except asyncio.CancelledError:  # the producer stops; whoever awaits the result would wait for ever
+            if not future.done():
+                future.set_exception(ConfigError(self._idle_reason or "the producer was cancelled while it sent"))
+            raise
 
     def _joined(
         self,
@@ -290,17 +294,26 @@ class Sender:
         if connection is None or not connection.is_open:
             connection = await self._connect(target)
         if not connection.is_writable:
-            try:
-                async with running_timeout(timeout_s):
-                    await connection.writable()
-            except TimeoutError:
-                raise RequestTimeout(f"{connection.address} did not take the message in time") from None
+            await _writable(connection, timeout_s)
         if self._accumulator is not None:  # what was sent before goes first
             self._accumulator.flush()
         answer = await connection.ask(code, ext, body, timeout_s)
         if answer.code and answer.code not in _STORED:
             raise BrokerRefused(code, answer.code, answer.remark, connection.address)
         return answer
+
+    async def _send_away(self, topic: str, one: Outgoing, queue_key: str | None) -> tuple[str, Queue]:
+        """One way: the message's key, and the queue. Waits for a broker that reads slower than its senders send."""
+        ext, wire_body, key = self._prepared(topic, one.body, one.tag, one.keys, one.properties, 0, one.message_id)
+        target = self._choose(await self._find_queues(topic), queue_key, None)
+        connection = await self._connect(target)
+        if not connection.is_writable:
+            await _writable(connection, self._timeout_s)
+        connection.oneway(RequestCode.SEND_MESSAGE_V2, {**ext, "e": target.queue_id}, wire_body)
+        if connection.unwritten >= ONEWAY_AT_ONCE:
+            connection.write_now()
+            await asyncio.sleep(0)
+        return key, target
 
     def _has_one_broker(self, topic: str) -> bool:
         return len({queue.broker_name for queue in self._queues.get(topic, ())}) <= 1
@@ -362,6 +375,15 @@ class Sender:
 
     def _forget_queues(self, topic: str) -> None:
         self._queues.pop(topic, None)
+
+
+async def _writable(connection: Connection, timeout_s: float) -> None:
+    """Returns when the broker takes more. Raises RequestTimeout."""
+    try:
+        async with running_timeout(timeout_s):
+            await connection.writable()
+    except TimeoutError:
+        raise RequestTimeout(f"{connection.address} did not take the message in time") from None
 
 
 def _may_help(error: Exception) -> bool:

@@ -27,6 +27,7 @@ from ..config import (
     SUBSCRIPTION_LOOK_S,
     SUBSCRIPTION_LOOKS,
     TAG_BYTES,
+    LimitExceeded,
 )
 from ..messages.held_pulls import HeldPull
 from ..net.answers import Buffers, Refused, answer, answer_pieces, small
@@ -91,10 +92,14 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
 
 def _look_again(broker: Broker, connection: Connection, frame: Frame, attempt: int) -> None:
     """A client pulls before the heartbeat that has its new subscription; refused, a Java client would wait for a second."""
+    if connection.is_closed:  # nothing is kept any more for who is gone
+        return
     try:
         reply = pull_message(broker, connection, frame, attempt)
     except Refused as refusal:
         reply = refusal.answer(frame)
+    except (StoreError, MessageError, LimitExceeded) as error:  # outside of the dispatch, which would say it
+        reply = answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
     if reply is not None:
         connection.write(reply)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, PULL_BYTES, PULL_MESSAGES
+from rocketlet.broker.store.files import Unreadable
 from rocketlet.protocol import group_config
 from rocketlet.protocol.batch import encode_batch
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
@@ -14,8 +16,8 @@ from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import decode_records
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic
-from ..requests import SUBSCRIBED, SUSPEND, heartbeat, pull, send
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ..requests import SUBSCRIBED, SUSPEND, bodies_of, heartbeat, pull, send
 
 
 async def test_a_broker_that_may_not_be_read_refuses_first(nodes: Nodes, connect: Connect) -> None:
@@ -256,3 +258,35 @@ async def test_a_pull_that_names_an_identity_reads_no_other_topic(wire: Wire) ->
     assert (await wire.call(RequestCode.PULL_MESSAGE, pull(topic_identity=identity))).code == ResponseCode.SUCCESS
     answer = await wire.call(RequestCode.PULL_MESSAGE, pull(topic_identity="another"))
     assert (answer.code, answer.remark) == (ResponseCode.PULL_OFFSET_MOVED, MADE_ANEW)
+
+
+async def test_a_pull_that_had_to_wait_for_its_subscription_hears_what_cannot_be_read(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t")
+    await send(wire)
+    await heartbeat(wire)
+
+    def unreadable(*_: object) -> None:
+        raise Unreadable("the disk does not answer")
+
+    monkeypatch.setattr(node.broker.store, "fetch", unreadable)
+    waits = wire.send(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=11))
+    await heartbeat(wire, version=11)
+    answer = await wire.answer(waits)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "the disk does not answer")
+
+
+async def test_nothing_is_kept_for_who_hung_up_while_a_pull_waited(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    member, gone = await connect(node.address), await connect(node.address)
+    await create_topic(member, "t")
+    await heartbeat(member)
+    gone.send(RequestCode.PULL_MESSAGE, pull(flags=SUSPEND, sub_version=11))
+    await bodies_of(gone)  # so the pull before it is waiting
+    await gone.close()
+    await eventually(lambda: len(node.server.connections) == 1 and not node.broker.turns.waiting)
+    await heartbeat(member, version=11)
+    node.clock.advance(1)
+    assert node.broker.watch.reader("g", "t", 0) is None
+    assert not node.broker.held_pulls._held

@@ -384,6 +384,19 @@ async def test_who_waits_for_a_broker_that_reads_nothing_hears_of_it_in_time(
     assert [type(outcome) for outcome in outcomes] == [RequestTimeout] * 3
 
 
+async def test_whoever_comes_after_them_hears_of_it_in_time_too(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        only_connection(producer).pause_writing()
+        assert producer._accumulator is not None
+        producer._timeout_s = producer._accumulator._timeout_s = 0.02
+        for body in (b"a", b"b", b"c"):
+            with pytest.raises(RequestTimeout, match="did not take the message in time"):
+                await asyncio.wait_for(producer.send("t", body), PATIENCE_S)
+        only_connection(producer).resume_writing()
+
+
 async def test_what_waits_for_a_broker_that_hangs_up_is_sent_again(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     async with Producer(node.address) as producer:

@@ -17,6 +17,7 @@ from rocketlet.client import (
     RequestTimeout,
     TopicNotFound,
 )
+from rocketlet.client.config import ONEWAY_AT_ONCE
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.frame import MSGPACK
@@ -90,6 +91,39 @@ async def test_a_batch_lies_in_one_queue_in_order(node: Node, wire: Wire) -> Non
     assert [record.body for record in found] == [b"one", b"two", b"three"]
     assert {record.queue_id for record in found} == {result.queue.queue_id}
     assert result.message_id.split(",") == [decode(record.properties)["UNIQ_KEY"] for record in found]
+
+
+async def test_oneway_sends_wait_for_a_broker_that_reads_nothing(node: Node, wire: Wire) -> None:
+    """Nobody answers them, so nothing else holds back who sends faster than the broker takes."""
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send_oneway("t", b"first")
+        (connection,) = producer._greeted.values()
+        connection.pause_writing()
+        waiting = asyncio.create_task(producer.send_oneway("t", b"second"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        connection.resume_writing()
+        await waiting
+        connection.pause_writing()
+        producer._timeout_s = 0.02
+        with pytest.raises(RequestTimeout, match="did not take the message in time"):
+            await producer.send_oneway("t", b"third")
+        connection.resume_writing()
+
+
+async def test_others_have_their_turn_between_oneway_sends(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send_oneway("t", b"x")
+        others = asyncio.Event()
+        asyncio.get_running_loop().call_soon(others.set)
+        sent = 0
+        while not others.is_set():
+            await producer.send_oneway("t", b"x")
+            sent += 1
+            assert sent <= ONEWAY_AT_ONCE
 
 
 async def test_a_oneway_send_arrives(node: Node, wire: Wire) -> None:

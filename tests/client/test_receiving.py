@@ -82,6 +82,34 @@ async def test_a_message_that_is_iterated_to_can_be_retried_or_rejected(nodes: N
     assert node.broker.store.queue("%DLQ%g", 0).next == 1
 
 
+@pytest.mark.parametrize("settle", ["retry", "reject"])
+async def test_a_message_that_is_settled_twice_at_once_takes_no_other_with_it(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, settle: str
+) -> None:
+    """The loop goes on while a task still hands its message back to the broker."""
+    await create_topic(wire, "t", 1)
+    await fill(node, 3)
+    handed_back, go_on = asyncio.Event(), asyncio.Event()
+
+    async def send_back(*_: object) -> None:
+        handed_back.set()
+        await go_on.wait()
+
+    async with Consumer(node.address, "g", "t", start="first", batch_size=3) as consumer:
+        loop = aiter(consumer)
+        first = await anext(loop)
+        assert consumer._deliveries is not None
+        monkeypatch.setattr(consumer._deliveries, "_send_back", send_back)
+        settling = asyncio.create_task(getattr(consumer, settle)(first))
+        await handed_back.wait()
+        second = await anext(loop)
+        go_on.set()
+        await settling
+        assert consumer.is_in_hand(second)
+        (process_queue,) = (item for item in consumer.queues.values() if item.queue.topic == "t")
+        assert process_queue.commit_offset == second.queue_offset
+
+
 async def test_in_order_a_retry_holds_its_queue(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await fill(node, 4)

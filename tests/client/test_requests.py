@@ -22,6 +22,7 @@ from rocketlet.client import (
     Reject,
     RequestTimeout,
 )
+from rocketlet.client.connection import Connection
 from rocketlet.client.producer import Sending
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.testing import Broker as KitBroker
@@ -198,6 +199,36 @@ async def test_a_producer_is_started_once_and_stopped_at_any_time(node: Node) ->
     await producer.stop()
     with pytest.raises(ConfigError, match="started before; make another one"):
         await producer.start()
+
+
+async def test_who_still_sends_when_a_producer_stops_hears_of_it(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address, timeout_s=PATIENCE_S) as producer:
+        await producer.send("t", b"first")
+        (connection,) = producer._greeted.values()
+        connection.pause_writing()
+        sends = [asyncio.create_task(producer.send("t", b"%d" % number)) for number in range(3)]
+        await asyncio.sleep(0)
+        await node.stop()
+        await eventually(lambda: len(producer._resending) == 3)
+    for sending in sends:
+        with pytest.raises(ConfigError, match="has been stopped"):
+            await asyncio.wait_for(sending, PATIENCE_S)
+
+
+async def test_a_producer_whose_stop_is_cancelled_closes_its_sockets(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = Producer(node.address)
+    await producer.start()
+    await producer.send("t", b"x")
+    monkeypatch.setattr(Connection, "request", lambda *_, **__: asyncio.get_running_loop().create_future())
+    stopping = asyncio.create_task(producer.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await eventually(lambda: producer._cluster.connected("broker-a") is None)
 
 
 async def test_a_topic_that_does_not_exist_is_named_once_and_in_the_timeout(

@@ -130,6 +130,13 @@ async def test_lag_that_grows_says_by_how_much_and_what_helps(
         assert consumer.client_id
 
 
+async def test_a_broker_that_has_run_for_days_has_the_right_time(node: Node) -> None:
+    node.broker.statistics.boot_ms -= (2 * 86_400 + 3 * 3600 + 4 * 60) * 1000
+    async with AdminClient(node.address) as admin:
+        assert (await admin.broker_status(node.address))["runtime"].startswith("[ 2 days, 3 hours, 4 minutes, ")
+        assert "clock_skew" not in {finding.kind for finding in await diagnose(admin, watch_s=0.0)}
+
+
 async def test_queues_that_nobody_reads_and_members_that_read_none(node: Node, connect: Connect, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     one = await connect(node.address)
