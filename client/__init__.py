@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .config import PullLimits, Start
     from .consumer import Consumer, Reject, RetryLater
     from .errors import (
+        AnswerUnreadable,
         BrokerRefused,
         ConfigError,
         ConnectionFailed,
@@ -89,6 +90,7 @@ _NAMES: Final = {
         "RetryLater",
     ),
     ".errors": (
+        "AnswerUnreadable",
         "BrokerRefused",
         "ConfigError",
         "ConnectionFailed",
@@ -120,6 +122,7 @@ __all__ = [
     "STICKY",
     "Access",
     "AdminClient",
+    "AnswerUnreadable",
     "BrokerRefused",
     "ConfigError",
     "ConnectionFailed",

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-import orjson
-
 from ..protocol import admin_answers, admin_bodies, bodies, group_config, names
 from ..protocol.admin_answers import GroupConnections, MemberConnection, Running
-from ..protocol.admin_bodies import Progress, Range
+from ..protocol.admin_bodies import Progress, Range, decode_topic_stats
 from ..protocol.bodies import BrokerData, Queue, TopicConfig
 from ..protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from ..protocol.config import MAX_TOPIC_QUEUES
@@ -32,12 +30,12 @@ from ..protocol.headers import (
     TopicName,
     UpdateOffset,
     WhiteAddresses,
-    read,
     write,
 )
 from ..protocol.subscription import parse_subscription
 from . import message_search, replay
 from .access import Access
+from .answers import body_of, header_of
 from .cluster import Cluster
 from .config import ADMIN_TIMEOUT_S, TOPIC_QUEUES
 from .errors import BrokerRefused, ConfigError, RequestTimeout, TopicNotFound
@@ -111,16 +109,16 @@ class AdminClient:
     async def brokers(self) -> list[BrokerData]:
         """The brokers that the name server knows, sorted by name."""
         answer = await self._cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
-        return sorted(bodies.decode_cluster(answer.body), key=lambda broker: broker.name)
+        return sorted(body_of(answer, bodies.decode_cluster), key=lambda broker: broker.name)
 
     async def broker_status(self, address: str) -> dict[str, str]:
         """GET_BROKER_RUNTIME_INFO: version, boot time, rates, disk use; the names are Apache's."""
-        return admin_answers.decode_table((await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)).body)
+        return body_of(await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO), admin_answers.decode_table)
 
     async def broker_config(self, address: str) -> dict[str, str]:
         """The settings of a broker by Apache's names, as text."""
         answer = await self._ask(address, RequestCode.GET_BROKER_CONFIG)
-        return admin_bodies.decode_properties(answer.body)
+        return body_of(answer, admin_bodies.decode_properties)
 
     async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
         """Changes settings until the broker stops. BrokerRefused names those that cannot be changed."""
@@ -131,7 +129,7 @@ class AdminClient:
     async def topics(self, *, system: bool = False) -> list[str]:
         """All topics. Those that RocketMQ makes for itself only if `system` is set."""
         answer = await self._cluster.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        found = sorted(bodies.decode_topic_list(answer.body))
+        found = sorted(body_of(answer, bodies.decode_topic_list))
         if system:
             return found
         made = {
@@ -149,7 +147,9 @@ class AdminClient:
         masters = {broker.name: broker.addresses[0] for broker in route.brokers if 0 in broker.addresses}
         queues = {data.broker_name: data for data in route.queues}
         stats = await self._each(masters, RequestCode.GET_TOPIC_STATS_INFO, write(TopicName(name)))
-        ranges = {queue: item for answer in stats.values() for queue, item in _stats(answer).items()}
+        ranges = {
+            queue: item for answer in stats.values() for queue, item in body_of(answer, decode_topic_stats).items()
+        }
         config = {
             broker: TopicConfig(name, data.read_queues, data.write_queues, data.perm, sys_flag=data.sys_flag)
             for broker, data in queues.items()
@@ -185,14 +185,16 @@ class AdminClient:
         """The groups that subscribe to a topic or have committed in it."""
         code, ext = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, write(TopicName(topic))
         answers = await self._each(await self.masters(), code, ext)
-        return sorted({name for answer in answers.values() for name in admin_answers.decode_group_list(answer.body)})
+        return sorted(
+            {name for answer in answers.values() for name in body_of(answer, admin_answers.decode_group_list)}
+        )
 
     async def producers(self) -> dict[str, tuple[MemberConnection, ...]]:
         """Connected producers by group, if their brokers list them."""
         answers = await self._each(await self.masters(), RequestCode.GET_ALL_PRODUCER_INFO)
         found: dict[str, set[MemberConnection]] = {}
         for answer in answers.values():
-            for group, members in admin_answers.decode_all_producers(answer.body).items():
+            for group, members in body_of(answer, admin_answers.decode_all_producers).items():
                 found.setdefault(group, set()).update(members)
         return {group: tuple(sorted(members)) for group, members in sorted(found.items())}
 
@@ -223,7 +225,7 @@ class AdminClient:
         answers = await self._each(await self._known(masters), RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         found: dict[str, dict[str, GroupConfig]] = {}
         for broker, answer in answers.items():
-            for name, config in admin_answers.decode_groups(answer.body).items():
+            for name, config in body_of(answer, admin_answers.decode_groups).items():
                 found.setdefault(name, {})[broker] = config
         return found
 
@@ -235,7 +237,9 @@ class AdminClient:
             write(ConsumerGroup(name)),
             ignored=(ResponseCode.CONSUMER_NOT_ONLINE,),
         )
-        return {broker: admin_answers.decode_consumer_connections(answer.body) for broker, answer in answers.items()}
+        return {
+            broker: body_of(answer, admin_answers.decode_consumer_connections) for broker, answer in answers.items()
+        }
 
     async def _owners(
         self, name: str, masters: Masters, connections: Mapping[str, GroupConnections]
@@ -263,7 +267,7 @@ class AdminClient:
                 answer = await self._ask(at[client_id], RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
             except (BrokerRefused, RequestTimeout):  # it has just left, or is of a kind that does not answer
                 return None
-            return admin_answers.decode_running(answer.body)
+            return body_of(answer, admin_answers.decode_running)
 
         found = await asyncio.gather(*map(one, at))
         return {client_id: item for client_id, item in zip(at, found, strict=True) if item is not None}
@@ -273,7 +277,7 @@ class AdminClient:
         epoch, by the broker's clock). Others refuse (BrokerRefused)."""
         header = write(GroupHistory(group, since_ms))
         answers = await self._each(await self._known(masters), RequestCode.GET_GROUP_HISTORY, header)
-        return [orjson.loads(answer.body) for answer in answers.values()]
+        return [body_of(answer, admin_answers.decode_report) for answer in answers.values()]
 
     async def told(self, group: str, masters: Masters) -> list[dict[str, Any]]:
         """As `history`, without events and lag, and without brokers that tell nothing."""
@@ -282,7 +286,7 @@ class AdminClient:
             (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
         )
         answers = await self._each(masters, RequestCode.GET_GROUP_HISTORY, header, ignored=ignored)
-        return [orjson.loads(answer.body) for answer in answers.values()]
+        return [body_of(answer, admin_answers.decode_report) for answer in answers.values()]
 
     async def create_group(self, config: GroupConfig) -> None:
         """Creates a group on all brokers, or replaces its settings."""
@@ -322,7 +326,7 @@ class AdminClient:
             ext,
             ignored=(ResponseCode.SYSTEM_ERROR,),  # 4.9 refuses a group without settings so
         )
-        found = [admin_bodies.decode_consume_stats(answer.body) for answer in answers.values()]
+        found = [body_of(answer, admin_bodies.decode_consume_stats) for answer in answers.values()]
         return dict(sorted((queue, item) for table in found for queue, item in table.items()))
 
     async def preview_reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
@@ -376,7 +380,7 @@ class AdminClient:
     async def _stored_at(self, queue: Queue, time_ms: int) -> int:
         connection = await self._cluster.broker(queue.broker_name)
         header = write(SearchOffset(queue.topic, queue.queue_id, time_ms))
-        return read(Offset, (await connection.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)).ext).offset
+        return header_of(await connection.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header), Offset).offset
 
     # Messages
 
@@ -396,7 +400,7 @@ class AdminClient:
     async def delay_offsets(self) -> dict[str, dict[int, int]]:
         """By broker name and delay level (from 1), the offset of the first delayed message that is not delivered yet."""
         told = await self._each(await self.masters(), RequestCode.GET_ALL_DELAY_OFFSET)
-        return {name: admin_answers.decode_delay_offsets(answer.body) for name, answer in told.items()}
+        return {name: body_of(answer, admin_answers.decode_delay_offsets) for name, answer in told.items()}
 
     async def offset_at(self, queue: Queue, time_ms: int) -> int:
         """The offset of the first message of a queue that was stored at a time or later (ms since the epoch)."""
@@ -432,7 +436,7 @@ class AdminClient:
         """Each broker's accounts without their secrets, and its addresses that need none, by broker name: the fields of
         plain_acl.yml. Apache's brokers of 4.9.8 and later tell nobody (BrokerRefused)."""
         answers = await self._each(await self.masters(), RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
-        return {name: orjson.loads(answer.body) for name, answer in answers.items()}
+        return {name: body_of(answer, admin_answers.decode_accounts) for name, answer in answers.items()}
 
     async def put_account(self, account: PutAccount) -> None:
         """Creates an account on all brokers, or changes the fields that are given."""
@@ -489,10 +493,6 @@ class AdminClient:
     async def _ask(self, address: str, code: int, ext: Ext | None = None, body: bytes = b"") -> Frame:
         connection = await self._cluster.connection(address)
         return await connection.request(code, ext or {}, body, timeout_s=ADMIN_TIMEOUT_S)
-
-
-def _stats(answer: Frame) -> dict[Queue, Range]:
-    return admin_answers.decode_topic_stats(answer.body)
 
 
 def _reset_time(to: str | int) -> int:

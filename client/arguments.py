@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..protocol import names
+from ..protocol.bodies import Queue
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
 from .config import MAX_NAME_SERVERS
 from .errors import ConfigError
@@ -29,6 +30,15 @@ def parse_addresses(text: Any) -> list[str]:
     if not addresses or len(addresses) > MAX_NAME_SERVERS:
         raise ConfigError(f"name_server: {len(addresses)} addresses given; 1 to {MAX_NAME_SERVERS} are needed")
     return addresses
+
+
+def parse_place(text: str, topic: str) -> tuple[Queue, int]:
+    """The queue and the offset of `BROKER:QUEUE:OFFSET`."""
+    broker, *numbers = text.rsplit(":", 2)
+    if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise ConfigError(f"{text[:80]!r} is not a place; use BROKER:QUEUE:OFFSET, such as broker-a:0:1234")
+    queue_id, offset = map(int, numbers)
+    return Queue(topic, broker, queue_id), offset
 
 
 def check_group(group: Any) -> None:

@@ -13,13 +13,13 @@ from ..protocol.bodies import Queue, Route
 from ..protocol.codes import PERM_WRITE, RequestCode, ResponseCode
 from ..protocol.frame import Ext, Frame
 from ..protocol.headers import TopicName, write
-from ..protocol.schema import BodyError
 from . import config
 from .access import Access
+from .answers import body_of
 from .arguments import parse_addresses
 from .config import ROUTE_INTERVAL_S, ROUTE_PATIENCE_S
 from .connection import Connection, Connections
-from .errors import BrokerRefused, ConnectionFailed, RequestTimeout, TopicNotFound
+from .errors import AnswerUnreadable, BrokerRefused, ConnectionFailed, RequestTimeout, TopicNotFound
 from .log import get_logger
 
 log = get_logger("rocketlet.cluster")
@@ -89,7 +89,7 @@ class Cluster:
         return self._routes.get(topic)
 
     async def find_route(self, topic: str) -> Route | None:
-        """The route as it is now; None if the name server knows none. Raises ConnectionFailed, BrokerRefused."""
+        """The route as it is now; None if the name server knows none. Raises RocketletError."""
         try:
             answer = await self.ask_name_server(
                 RequestCode.GET_ROUTEINFO_BY_TOPIC, {**write(TopicName(topic)), "acceptStandardJsonOnly": "true"}
@@ -98,7 +98,7 @@ class Cluster:
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 return None
             raise
-        return self._keep(topic, bodies.decode_route(answer.body))
+        return self._keep(topic, body_of(answer, bodies.decode_route))
 
     def _keep(self, topic: str, route: Route) -> Route:
         route = self._with_living(topic, route)
@@ -143,7 +143,7 @@ class Cluster:
             for topic in list(self._routes):
                 try:
                     await self.find_route(topic)
-                except (ConnectionFailed, BrokerRefused, BodyError) as error:
+                except (ConnectionFailed, BrokerRefused, AnswerUnreadable) as error:
                     log.warning("route_not_refreshed", topic=topic, reason=str(error))
 
     async def route_to_publish(self, topic: str, default_queues: int) -> list[Queue]:

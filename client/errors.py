@@ -7,6 +7,7 @@ RocketletError
   ConnectionFailed    a name server or broker cannot be reached, or hung up
   RequestTimeout      no answer in time; the request may still have been carried out
   BrokerRefused       the broker answered with an error code
+  AnswerUnreadable    a server answered with something that is not RocketMQ's
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class BrokerRefused(RocketletError):
         self.code = code
         self.remark = remark
         self.address = address
+
+
+class AnswerUnreadable(RocketletError):
+    """What a server answered cannot be read: it is not RocketMQ, or a newer one."""
 
 
 _HINTS: Final[dict[int, str]] = {

@@ -9,9 +9,11 @@ from ..protocol import names
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode, ResponseCode
-from ..protocol.headers import LogOffset, PullMessageResult, QueryMessage, read, write
+from ..protocol.frame import Frame
+from ..protocol.headers import LogOffset, PullMessageResult, QueryMessage, write
 from ..protocol.message import decode_host, decode_records
 from ..protocol.subscription import Subscription
+from .answers import body_of, header_of
 from .cluster import Cluster
 from .config import OFFSET_TIMEOUT_S, SEARCH_MESSAGES, SEARCH_TIMEOUT_S
 from .errors import BrokerRefused, ConfigError
@@ -31,7 +33,7 @@ async def by_offset_id(cluster: Cluster, offset_id: str) -> Message | None:
         if error.code == ResponseCode.SYSTEM_ERROR:  # what both brokers answer where no message begins
             return None
         raise
-    return next(iter(_messages(answer.body, "")), None)
+    return next(iter(_messages(answer, "")), None)
 
 
 def parsed_offset_id(offset_id: str) -> tuple[str, int, int]:
@@ -73,7 +75,7 @@ async def _query(cluster: Cluster, broker_name: str, address: str, ext: dict[str
         if error.code == ResponseCode.QUERY_NOT_FOUND:
             return []
         raise
-    return _messages(answer.body, broker_name)
+    return _messages(answer, broker_name)
 
 
 async def read_queue(
@@ -97,20 +99,20 @@ async def read_queue(
             if answer.code == ResponseCode.PULL_NOT_FOUND:
                 return
             raise BrokerRefused(RequestCode.PULL_MESSAGE, answer.code, answer.remark, connection.address)
-        after = read(PullMessageResult, answer.ext).next_begin_offset
+        after = header_of(answer, PullMessageResult).next_begin_offset
         if answer.code == ResponseCode.SUCCESS:
-            yield [item for item in _messages(answer.body, queue.broker_name) if begin <= item.queue_offset < end]
+            yield [item for item in _messages(answer, queue.broker_name) if begin <= item.queue_offset < end]
         if after <= offset:
             return
         offset = after
 
 
-def _messages(body: bytes, broker_name: str) -> list[Message]:
+def _messages(answer: Frame, broker_name: str) -> list[Message]:
     return [
         Message(
             record, Queue(record.topic, broker_name, record.queue_id), _shown_topic(record.topic, record.properties)
         )
-        for record in decode_records(body)
+        for record in body_of(answer, lambda body: list(decode_records(body)))
     ]
 
 

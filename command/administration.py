@@ -14,7 +14,6 @@ from functools import partial
 
 from ..client.admin import AdminClient
 from ..client.errors import ConfigError, RocketletError
-from ..protocol.schema import BodyError
 from .access import access_of, add_client_options
 from .config import NAME_SERVER, NAME_SERVER_VARIABLE
 from .output import Output
@@ -52,7 +51,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
             return await command(options, admin, Output(as_json=options.json))
     except BrokenPipeError:  # whoever reads our output has enough
         raise
-    except (RocketletError, BodyError, OSError) as error:  # a body that a broker sent and nobody can read
+    except (RocketletError, OSError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
     return 1
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ..client.admin import AdminClient, Topic
+from ..client.arguments import parse_place
 from ..client.errors import ConfigError, TopicNotFound
 from ..client.message import Message
 from ..client.producer import Producer
@@ -73,7 +74,7 @@ async def _find(options: argparse.Namespace, admin: AdminClient, output: Output)
         message = await admin.message(options.id, options.topic) or await _by_offset_id(admin, options.id)
         found = [message] if message else []
     elif options.at:
-        queue, offset = _place(options.at, options.topic)
+        queue, offset = parse_place(options.at, options.topic)
         found = [item async for item in _from(admin, queue, offset, options.limit)]
     else:
         found = await _newest(admin, await admin.topic(options.topic), options.limit, "*")
@@ -89,13 +90,6 @@ async def _by_offset_id(admin: AdminClient, text: str) -> Message | None:
         return await admin.message(text)
     except ConfigError:  # a sender's id has another form
         return None
-
-
-def _place(text: str, topic: str) -> tuple[Queue, int]:
-    parts = text.rsplit(":", 2)
-    if len(parts) != 3 or not parts[1].isdecimal() or not parts[2].isdecimal():
-        raise ConfigError(f"--at {text!r}: use BROKER:QUEUE:OFFSET, such as broker-a:0:1234")
-    return Queue(topic, parts[0], int(parts[1])), int(parts[2])
 
 
 async def _from(admin: AdminClient, queue: Queue, offset: int, limit: int) -> AsyncIterator[Message]:

@@ -11,7 +11,6 @@ from datetime import datetime
 from ..client.errors import RocketletError
 from ..client.mirror import Begin, Mirror, Waiting
 from ..client.signals import stop_signal
-from ..protocol.schema import BodyError
 from .access import access_of, add_client_options
 from .numbers import whole
 from .output import Output
@@ -71,7 +70,7 @@ async def _mirror(options: argparse.Namespace) -> int:
         ) as mirror:
             await _run(mirror, follows=options.follow)
             _report(mirror, await mirror.waiting(), Output(as_json=options.json))
-    except (RocketletError, BodyError, OSError) as error:
+    except (RocketletError, OSError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
         return 1
     return 0

@@ -15,7 +15,6 @@ from starlette.responses import RedirectResponse, Response
 
 from ..client.errors import RocketletError
 from ..client.log import get_logger
-from ..protocol.schema import BodyError
 from .form import Form, posted
 from .guard import TOKEN
 from .page import Endpoint, Page, console_of, rendered, trouble
@@ -52,7 +51,7 @@ def change(plan: Planner) -> Endpoint:
             if planned.act is None or not form.text(CONFIRMED):
                 return _asking(request, form, planned)
             done = await planned.act()
-        except (RocketletError, BodyError) as error:
+        except RocketletError as error:
             return trouble(request, error)
         log.info(
             "console_changed", path=request.url.path, peer=request.client.host if request.client else "", done=done

@@ -18,8 +18,14 @@ from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
-from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
-from ..protocol.schema import BodyError
+from ..client.errors import (
+    AnswerUnreadable,
+    ConfigError,
+    ConnectionFailed,
+    RequestTimeout,
+    RocketletError,
+    TopicNotFound,
+)
 from . import text
 from .config import LIVE_INTERVAL_S, MAX_STREAMS
 from .console import Console
@@ -76,7 +82,7 @@ def page(handler: Handler) -> Endpoint:
             return _streaming(request, handler)
         try:
             return rendered(request, await handler(request))
-        except (RocketletError, BodyError) as error:
+        except RocketletError as error:
             return trouble(request, error)
 
     return endpoint
@@ -87,10 +93,10 @@ def rendered(request: Request, found: Page) -> Response:
     return HTMLResponse(template.render(_values(request, found)), found.status)
 
 
-def trouble(request: Request, error: RocketletError | BodyError) -> Response:
+def trouble(request: Request, error: RocketletError) -> Response:
     """The page that says what went wrong."""
     status = 400
-    if isinstance(error, ConnectionFailed | RequestTimeout):
+    if isinstance(error, ConnectionFailed | RequestTimeout | AnswerUnreadable):
         status = 502
     elif isinstance(error, TopicNotFound) or (isinstance(error, ConfigError) and "no broker knows" in str(error)):
         status = 404

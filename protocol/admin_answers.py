@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from .admin_bodies import Range
 from .bodies import Queue, TopicConfig, read_queue, read_topic
 from .group_config import GroupConfig, read_group
 from .schema import answers
@@ -33,17 +32,6 @@ class GroupConnections(NamedTuple):
     consume_type: str
     message_model: str
     consume_from: str
-
-
-@answers("topic statistics")
-def decode_topic_stats(data: Any) -> dict[Queue, Range]:
-    """GET_TOPIC_STATS_INFO."""
-    return {
-        read_queue(orjson.loads(key)): Range(
-            int(item["minOffset"]), int(item["maxOffset"]), int(item["lastUpdateTimestamp"])
-        )
-        for key, item in (data.get("offsetTable") or {}).items()
-    }
 
 
 @answers("topic settings")
@@ -128,3 +116,16 @@ def decode_running(data: Any) -> Running:
         },
         {str(name): str(value) for name, value in (data.get("properties") or {}).items()},
     )
+
+
+@answers("group history")
+def decode_report(data: Any) -> dict[str, Any]:
+    """GET_GROUP_HISTORY, which only Rocketlet's brokers answer."""
+    lists = ("members", "lag", "owners", "disagreements", "events")
+    return {**data, **{name: list(data[name]) for name in lists}, "broker": str(data["broker"])}
+
+
+@answers("accounts")
+def decode_accounts(data: Any) -> dict[str, Any]:
+    """GET_BROKER_CLUSTER_ACL_CONFIG."""
+    return {**data}

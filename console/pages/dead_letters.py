@@ -7,11 +7,11 @@ from collections import Counter
 from starlette.requests import Request
 
 from ...client.admin import Topic
+from ...client.arguments import parse_place
 from ...client.errors import ConfigError, TopicNotFound
 from ...client.message import Message
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.bodies import Queue
 from ..change import Change
 from ..config import MAX_REPLAY, PAGE_ROWS
 from ..console import Console
@@ -94,12 +94,5 @@ async def _wanted(console: Console, group: str, form: Form) -> list[Message]:
             )
             raise ConfigError(text)
         return await newest(console, topic, MAX_REPLAY, "*")
-    places = [_parsed(text, group) for text in form.all("place")]
+    places = [parse_place(text, names.dlq_topic(group)) for text in form.all("place")]
     return [await at_place(console, queue, offset) for queue, offset in places]
-
-
-def _parsed(text: str, group: str) -> tuple[Queue, int]:
-    parts = text.rsplit(":", 2)
-    if len(parts) != 3 or not parts[1].isdecimal() or not parts[2].isdecimal():
-        raise ConfigError(f"place: {text[:80]!r} is not BROKER:QUEUE:OFFSET")
-    return Queue(names.dlq_topic(group), parts[0], int(parts[1])), int(parts[2])

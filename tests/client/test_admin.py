@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
-from rocketlet.client import BrokerRefused, ConfigError, Consumer, Producer, Reject, TopicNotFound, replay, settled
+from rocketlet.client import (
+    AnswerUnreadable,
+    BrokerRefused,
+    ConfigError,
+    Consumer,
+    Producer,
+    Reject,
+    TopicNotFound,
+    replay,
+    settled,
+)
 from rocketlet.client.admin import AdminClient
+from rocketlet.client.connection import Connection
 from rocketlet.client.message import Message
 from rocketlet.client.offset_change import OffsetChange
+from rocketlet.protocol.admin_answers import GroupConnections, MemberConnection
 from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import RequestCode as Code
+from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.protocol.message import encode_host
 
 from ..conftest import Node, Nodes, eventually
 
@@ -188,3 +204,61 @@ async def test_a_dead_letter_is_sent_to_its_group_again(
     assert (again.body, again.tag, again.keys, again.message_id) == (b"x" * 5000, "A", ["k1"], sent.message_id)
     assert (again.topic, again.properties["colour"]) == ("t", "red")
     assert (again.reconsume_times > 0) == takes_locks_for_order, "handed back counts as a try"
+
+
+QUEUE = Queue("t", "broker-a", 0)
+MEMBERS = {"broker-a": GroupConnections((MemberConnection("c", "127.0.0.1:1", "JAVA", 409),), {}, "", "", "")}
+
+
+async def _read(admin: AdminClient, address: str) -> None:
+    async for _ in admin.read(QUEUE, 0, 1):
+        pass
+
+
+def _offset_id(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    return (encode_host(host, int(port)) + bytes(8)).hex()
+
+
+@pytest.mark.parametrize(
+    ("code", "ask"),
+    [
+        (Code.GET_BROKER_CLUSTER_INFO, lambda admin, address: admin.brokers()),
+        (Code.GET_BROKER_RUNTIME_INFO, lambda admin, address: admin.broker_status(address)),
+        (Code.GET_BROKER_CONFIG, lambda admin, address: admin.broker_config(address)),
+        (Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, lambda admin, address: admin.topics()),
+        (Code.GET_ROUTEINFO_BY_TOPIC, lambda admin, address: admin.topic("t")),
+        (Code.GET_TOPIC_STATS_INFO, lambda admin, address: admin.topic("t")),
+        (Code.QUERY_TOPIC_CONSUME_BY_WHO, lambda admin, address: admin.consumed_by("t")),
+        (Code.GET_ALL_PRODUCER_INFO, lambda admin, address: admin.producers()),
+        (Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, lambda admin, address: admin.groups()),
+        (Code.GET_CONSUMER_CONNECTION_LIST, lambda admin, address: admin.connections("g")),
+        (Code.GET_CONSUMER_RUNNING_INFO, lambda admin, address: admin.running("g", {"broker-a": address}, MEMBERS)),
+        (Code.GET_GROUP_HISTORY, lambda admin, address: admin.history("g")),
+        (Code.GET_CONSUME_STATS, lambda admin, address: admin.progress("g")),
+        (Code.SEARCH_OFFSET_BY_TIMESTAMP, lambda admin, address: admin.offset_at(QUEUE, 0)),
+        (Code.GET_ALL_DELAY_OFFSET, lambda admin, address: admin.delay_offsets()),
+        (Code.GET_BROKER_CLUSTER_ACL_CONFIG, lambda admin, address: admin.accounts()),
+        (Code.QUERY_MESSAGE, lambda admin, address: admin.messages_with_key("t", "k")),
+        (Code.VIEW_MESSAGE_BY_ID, lambda admin, address: admin.message(_offset_id(address))),
+        (Code.PULL_MESSAGE, _read),
+    ],
+)
+async def test_an_answer_that_cannot_be_read_is_an_error_of_the_client(
+    node: Node, admin: AdminClient, monkeypatch: pytest.MonkeyPatch, code: Code, ask: Callable[..., Awaitable[Any]]
+) -> None:
+    await admin.create_topic("t", queues=1)
+    whole = Connection.call
+
+    def call(
+        connection: Connection, asked: int, ext: Any, body: bytes, answered: Callable[..., None], *rest: Any
+    ) -> None:
+        def spoilt(answer: Frame | Exception) -> None:
+            is_meant = asked == code and isinstance(answer, Frame)
+            answered(answer._replace(code=0, ext={}, body=b"\xffjunk") if is_meant else answer)
+
+        whole(connection, asked, ext, body, spoilt, *rest)
+
+    monkeypatch.setattr(Connection, "call", call)
+    with pytest.raises(AnswerUnreadable):
+        await ask(admin, node.address)

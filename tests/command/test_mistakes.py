@@ -8,11 +8,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from rocketlet.client import AdminClient
+from rocketlet.client import AdminClient, AnswerUnreadable
 from rocketlet.command import logs
 from rocketlet.command.cli import main
 from rocketlet.command.listening import listening_fault
-from rocketlet.protocol.schema import BodyError
 
 from ..conftest import Node
 from .conftest import Run
@@ -127,7 +126,7 @@ async def test_a_topic_of_more_queues_than_a_route_may_have_is_refused(run: Run,
 
 async def test_an_answer_that_cannot_be_read_is_one_line(run: Run, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     async def unreadable(admin: AdminClient, **options: object) -> list[str]:
-        raise BodyError("the route body cannot be read")
+        raise AnswerUnreadable("the route body cannot be read")
 
     monkeypatch.setattr(AdminClient, "topics", unreadable)
     ran = await run("topics", "list")
