@@ -254,8 +254,9 @@ async def test_an_answer_that_cannot_be_read_is_an_error_of_the_client(
         connection: Connection, asked: int, ext: Any, body: bytes, answered: Callable[..., None], *rest: Any
     ) -> None:
         def spoilt(answer: Frame | Exception) -> None:
-            is_meant = asked == code and isinstance(answer, Frame)
-            answered(answer._replace(code=0, ext={}, body=b"\xffjunk") if is_meant else answer)
+            if asked == code and isinstance(answer, Frame):
+                answer = answer._replace(code=0, ext={}, body=b"\xffjunk")
+            answered(answer)
 
         whole(connection, asked, ext, body, spoilt, *rest)
 
