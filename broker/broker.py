@@ -32,6 +32,7 @@ from .groups.watch import Watch
 from .histogram import Histogram
 from .messages.appender import Appender
 from .messages.delays import Delays, tag_code_of
+from .messages.filters import Filters
 from .messages.held_pulls import HeldPulls
 from .messages.statistics import Statistics
 from .messages.topics import Topics
@@ -85,6 +86,7 @@ class Broker:
 
         self.store = _store(config, clock)
         self.turns = Turns()
+        self.filters = Filters(self.turns)
         self._device = ThreadPoolExecutor(1, "device")
         self._jobs = asyncio.Lock()
         self.topics = Topics(config, clock, on_change=self._topic_changed)
@@ -205,6 +207,7 @@ class Broker:
             self._saving_locks.cancel()
         await self.tasks.stop()
         self.delays.stop()
+        await self.filters.stop()
         self.held_pulls.answer_all()
         await self.turns.done()
         if self.flusher is not None:

@@ -6,5 +6,6 @@ held_pulls    pulls that wait for a message
 delays        delayed messages
 transactions  half messages
 statistics    the counters behind rates
-sql_filter    SQL92 filters
+filters       SQL92 filters that clients have asked for
+sql_filter    what they mean
 """

@@ -5,24 +5,23 @@ RocketMQ's rules, compared with its own classes in tests: a property is text and
 boolean where it is compared with one; a missing property is NULL; logic has three values; what cannot be compared (`'x' > 5`,
 `'1.5' > 1`) ends the evaluation, and the message does not match.
 
-Imported with the first filter: most brokers never see one, and sqlglot takes longer to load than the broker.
+Imported with the first filter (`filters`): most brokers never see one, and sqlglot takes longer to load than the broker.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlglot import TokenType, errors, exp, parse_one, tokenize
 
 from ...protocol.properties import decode
-from ..config import MAX_FILTER_CHARS, MAX_FILTER_DEPTH, MAX_FILTER_TOKENS
+from ..config import MAX_FILTER_DEPTH, MAX_FILTER_TOKENS
 
 Value = str | int | float | bool | None
 Term = Callable[[Mapping[str, str]], Value]
-Filter = Callable[[str], bool]
 
 MAX_LONG: Final = 2**63 - 1
 
@@ -35,27 +34,31 @@ class _Incomparable(Exception):
     """Two values that no rule compares."""
 
 
-@lru_cache(maxsize=256)
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A function of a record's properties text. It takes the longer, the more words it has."""
+
+    words: int
+    _term: Term
+
+    def __call__(self, properties: str) -> bool:
+        try:
+            return self._term(decode(properties)) is True
+        except _Incomparable:
+            return False
+
+
 def parse_filter(expression: str) -> Filter:
-    """A function of a record's properties text. Raises FilterError."""
-    if len(expression) > MAX_FILTER_CHARS:
-        raise FilterError(f"the filter has {len(expression)} characters; {MAX_FILTER_CHARS} are allowed")
+    """Raises FilterError. `Filters` parses an expression once."""
     try:
-        fault = _unportable(expression)
+        tokens = tokenize(expression)
+        fault = _unportable(tokens)
         if fault:
             raise FilterError(f"the filter {expression[:200]!r} has {fault}")
         tree = parse_one(expression, into=exp.Condition)
     except (errors.SqlglotError, RecursionError) as error:
         raise FilterError(f"the filter {expression[:200]!r} cannot be read: {_why(error)}") from None
-    term = _Compiler(expression).logic(tree, 0)
-
-    def matches(properties: str) -> bool:
-        try:
-            return term(decode(properties)) is True
-        except _Incomparable:
-            return False
-
-    return matches
+    return Filter(len(tokens), _Compiler(expression).logic(tree, 0))
 
 
 def _why(error: errors.SqlglotError | RecursionError) -> str:
@@ -75,10 +78,9 @@ def _why(error: errors.SqlglotError | RecursionError) -> str:
     return f"{text} cannot stand there"
 
 
-def _unportable(expression: str) -> str | None:
+def _unportable(tokens: Sequence[Any]) -> str | None:
     """What sqlglot would read as SQL does and RocketMQ would not; None if there is nothing of it."""
     before = None
-    tokens = tokenize(expression)
     if len(tokens) > MAX_FILTER_TOKENS:
         raise FilterError(f"the filter has {len(tokens)} words and signs; {MAX_FILTER_TOKENS} are allowed")
     for index, token in enumerate(tokens):

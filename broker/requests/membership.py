@@ -17,7 +17,7 @@ from ...protocol.subscription import SQL92, TAG
 from ..broker import Broker
 from ..groups.member import shape_of
 from ..groups.members import ConsumerGroup
-from ..net.answers import Buffers, answer
+from ..net.answers import Buffers, Refused, answer, small
 from ..net.connection import Connection
 from ..store.files import StoreFull
 from .offsets import fence_fault, offset_fault, store_offset
@@ -203,7 +203,7 @@ def _foreign_client(broker: Broker, connection: Connection, request: group_bodie
     return None
 
 
-def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
     """CHECK_CLIENT_CONFIG: whether the broker can filter as the client wants."""
     check = group_bodies.decode_client_check(frame.body)
     kind = check.kind or TAG
@@ -212,10 +212,21 @@ def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     if kind != SQL92:
         remark = f"the expression type {kind} is unknown; use TAG or SQL92"
         return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=remark)
-    from ..messages.sql_filter import FilterError, parse_filter
+    request = small(frame)
+    if broker.filters.find(check.expression) is None:
+        broker.filters.when_parsed(
+            connection,
+            check.expression,
+            lambda: connection.write(_checked(broker, request, check.expression)),
+            len(check.expression),
+        )
+        return None
+    return answer(frame)
 
+
+def _checked(broker: Broker, frame: Frame, expression: str) -> Buffers:
     try:
-        parse_filter(check.expression)
-    except FilterError as error:
-        return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+        broker.filters.find(expression)
+    except Refused as refusal:
+        return refusal.answer(frame)
     return answer(frame)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,6 +25,7 @@ from ..config import (
     FOREIGN_PULL_MESSAGES,
     MAX_HOLD_S,
     OTHERS_QUEUE_WAIT_S,
+    SCAN_WORDS,
     SUBSCRIPTION_LOOK_S,
     SUBSCRIPTION_LOOKS,
     TAG_BYTES,
@@ -36,20 +38,35 @@ from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
 from .offsets import fence_fault, is_foreign_member, offset_fault, store_offset
 
+if TYPE_CHECKING:
+    from ..messages.sql_filter import Filter
+
 log = structlog.get_logger("rocketlet.pulls")
 
 
-def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: int = 1) -> Buffers | None:
-    header = read(PullMessage, frame.ext)
+def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    return _pull(broker, connection, small(frame), read(PullMessage, frame.ext))
+
+
+def _pull(
+    broker: Broker, connection: Connection, frame: Frame, header: PullMessage, attempt: int = 1
+) -> Buffers | None:
     try:
         # In the order of Apache's PullMessageProcessor: clients react to the code of the first fault.
         _check_group_and_topic(broker, header)
         subscription = _subscription(broker, connection, header)
     except Refused as refusal:
         if refusal.code == ResponseCode.SUBSCRIPTION_NOT_LATEST and attempt < SUBSCRIPTION_LOOKS:
-            broker.clock.call_later(SUBSCRIPTION_LOOK_S, _look_again, broker, connection, frame, attempt + 1)
+            broker.clock.call_later(SUBSCRIPTION_LOOK_S, _look_again, broker, connection, frame, header, attempt + 1)
             return None
         raise
+    look_again = partial(_look_again, broker, connection, frame, header, attempt)
+    matches = None
+    if subscription is not None and subscription.kind == SQL92:
+        matches = broker.filters.find(subscription.expression)  # its faults are said before anything is read or held
+        if matches is None:
+            broker.filters.when_parsed(connection, subscription.expression, look_again, _text_bytes(header))
+            return None
     # Whatever the read will find, as in PullMessageProcessor.
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
@@ -59,9 +76,7 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
     if header.sys_flag & codes.PULL_SUSPEND and _belongs_to_another(broker, connection, header):
         broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_nothing_new, connection, frame, header)
         return None
-    if header.sys_flag & codes.PULL_SUSPEND and broker.draining.gates(
-        connection, header, lambda: _look_again(broker, connection, frame, attempt)
-    ):
+    if header.sys_flag & codes.PULL_SUSPEND and broker.draining.gates(connection, header, look_again):
         return None
     committed = _overtaken_by(broker, connection, header)
     if committed is not None:
@@ -75,27 +90,30 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame, attempt: 
         return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, queue.begin, queue.next)
     # Only at the very end. An offset beyond it is wrong: the client is told at once, so that it corrects it.
     if wants_hold and queue.next == header.queue_offset:
-        held = small(frame)
         pull = HeldPull(
             connection,
             queue,
             subscription,
             header.queue_offset,
-            lambda: connection.write(_read_held(broker, held, header, queue, subscription)),
-            size=sum(len(text) for text in header if isinstance(text, str))
-            + (TAG_BYTES * len(subscription.tags) if subscription is not None else 0),
+            lambda: connection.write(_read_held(broker, frame, header, queue, subscription, matches)),
+            size=_text_bytes(header) + (TAG_BYTES * len(subscription.tags) if subscription is not None else 0),
         )
         if broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
             return None
-    return _read(broker, frame, header, queue, subscription)
+    return _read(broker, frame, header, queue, subscription, matches)
 
 
-def _look_again(broker: Broker, connection: Connection, frame: Frame, attempt: int) -> None:
+def _text_bytes(header: PullMessage) -> int:
+    """What a pull that waits keeps of its client's texts."""
+    return sum(len(text) for text in header if isinstance(text, str))
+
+
+def _look_again(broker: Broker, connection: Connection, frame: Frame, header: PullMessage, attempt: int) -> None:
     """A client pulls before the heartbeat that has its new subscription; refused, a Java client would wait for a second."""
     if connection.is_closed:  # nothing is kept any more for who is gone
         return
     try:
-        reply = pull_message(broker, connection, frame, attempt)
+        reply = _pull(broker, connection, frame, header, attempt)
     except Refused as refusal:
         reply = refusal.answer(frame)
     except (StoreError, MessageError, LimitExceeded) as error:  # outside of the dispatch, which would say it
@@ -196,21 +214,7 @@ def _subscription(broker: Broker, connection: Connection, header: PullMessage) -
         raise Refused(
             ResponseCode.SYSTEM_ERROR, f"the broker does not support consumer to filter message by {found.kind}"
         )
-    if found.kind == SQL92:
-        _filter_of(found)  # its faults are the consumer's, and said before anything is read or held
     return None if found.takes_all else found
-
-
-def _filter_of(subscription: Subscription | None) -> Callable[[str], bool] | None:
-    """What an SQL92 subscription lets through."""
-    if subscription is None or subscription.kind != SQL92:
-        return None
-    from ..messages.sql_filter import FilterError, parse_filter
-
-    try:
-        return parse_filter(subscription.expression)
-    except FilterError as error:
-        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
 
 
 def _registered_subscription(broker: Broker, connection: Connection, header: PullMessage) -> Subscription:
@@ -245,21 +249,31 @@ def _commit(broker: Broker, connection: Connection, header: PullMessage) -> None
 
 
 def _read_held(
-    broker: Broker, frame: Frame, header: PullMessage, queue: ConsumeQueue, subscription: Subscription | None
+    broker: Broker,
+    frame: Frame,
+    header: PullMessage,
+    queue: ConsumeQueue,
+    subscription: Subscription | None,
+    matches: Filter | None,
 ) -> Buffers:
     """As `_read`, outside of the dispatch, which would say what the store cannot read."""
     if broker.store.queues.get((queue.topic, queue.queue_id)) is not queue:
         remark = f"topic[{queue.topic}] not exist, it was deleted"
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark)
     try:
-        return _read(broker, frame, header, queue, subscription)
+        return _read(broker, frame, header, queue, subscription, matches)
     except (StoreError, MessageError) as error:
         log.error("pull_failed", topic=header.topic, queue=header.queue_id, reason=str(error))
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
 
 
 def _read(
-    broker: Broker, frame: Frame, header: PullMessage, queue: ConsumeQueue, subscription: Subscription | None
+    broker: Broker,
+    frame: Frame,
+    header: PullMessage,
+    queue: ConsumeQueue,
+    subscription: Subscription | None,
+    matches: Filter | None,
 ) -> Buffers:
     """The answer of a pull, whatever the offset finds."""
     offset, begin, end = header.queue_offset, queue.begin, queue.next
@@ -272,7 +286,8 @@ def _read(
             if frame.language == Language.PYTHON
             else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
         )
-        found = broker.store.fetch(queue, offset, limit, subscription, _filter_of(subscription), header.max_msg_bytes)
+        looks = SCAN_WORDS // matches.words if matches is not None else 0
+        found = broker.store.fetch(queue, offset, limit, subscription, matches, header.max_msg_bytes, looks)
         if found.messages:
             broker.statistics.got[f"{header.topic}@{header.consumer_group}"] += found.messages
             ext = write(PullMessageResult(0, found.next_offset, begin, end))

@@ -25,6 +25,7 @@ from ..config import (
     PULL_BYTES,
     PULL_MESSAGES,
     READ_GAP_BYTES,
+    SCAN_BYTES,
     SCAN_ENTRIES,
 )
 from .commit_log import CommitLog
@@ -68,16 +69,17 @@ class Reader:
         subscription: Subscription | None = None,
         matches: Callable[[str], bool] | None = None,
         max_bytes: int | None = None,
+        max_looks: int = SCAN_ENTRIES,
     ) -> Fetched:
         """Messages from `offset`, which must lie in the queue, as far as the limits of a pull go; those of a bulk pull if
         `max_bytes` is given.
 
-        `subscription` filters by tag code, `matches` by the properties' text; None takes all.
+        `subscription` filters by tag code, `matches` by the properties' text, `max_looks` times at most; None takes all.
         """
         limit = min(max(max_messages, 1), PULL_MESSAGES if max_bytes is None else BULK_PULL_MESSAGES)
         room = PULL_BYTES if max_bytes is None else min(max(max_bytes, 1), BULK_PULL_BYTES)
         if matches is not None:
-            return self._fetch_matching(queue, offset, limit, room, matches)
+            return self._fetch_matching(queue, offset, limit, room, matches, max_looks)
         if subscription is None or subscription.expression == "*":
             return self._fetch_all(queue, offset, limit, room)
         return self._fetch_tagged(queue, offset, limit, room, subscription)
@@ -126,12 +128,16 @@ class Reader:
         return self._checked(queue, entries)
 
     def _fetch_matching(
-        self, queue: ConsumeQueue, offset: int, limit: int, room: int, matches: Callable[[str], bool]
+        self, queue: ConsumeQueue, offset: int, limit: int, room: int, matches: Callable[[str], bool], max_looks: int
     ) -> Fetched:
-        entries = struct.iter_unpack(">QIq", queue.entries(offset, max(SCAN_ENTRIES, limit)))
+        """Reads each record and looks at its properties: as many as a turn has time for. The client asks again at once."""
+        entries = struct.iter_unpack(">QIq", queue.entries(offset, min(max(max_looks, 1), SCAN_ENTRIES)))
         pieces: list[Buffer] = []
-        scanned = 0
+        scanned = scanned_bytes = 0
         for position, size, _ in entries:
+            scanned_bytes += size
+            if scanned and scanned_bytes > SCAN_BYTES:
+                break
             data = self._bytes(position, size)
             record = self._record(queue, offset + scanned, position, data)
             if record is not None and matches(record.properties):
