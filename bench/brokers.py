@@ -134,7 +134,8 @@ async def measure(sizes: Sequence[int], seconds: float) -> Measured:
 
 def parser() -> ArgumentParser:
     made = common.parser(__doc__ or "")
-    made.add_argument("--seconds", type=float, default=SECONDS)
+    made.add_argument("--only", type=common.counts, default=list(BROKERS), help="how many brokers, separated by commas")
+    made.add_argument("--seconds", type=common.positive, default=SECONDS)
     made.add_argument("--client", metavar="ADDRESS", help="be one of the clients: what the program starts itself")
     return made
 
@@ -149,7 +150,7 @@ async def run() -> None:
     if options.client:
         print(json.dumps(await client(options.client, WARM_S, options.seconds)), flush=True)
         return
-    sizes = [int(size) for size in options.only.split(",")] if options.only else BROKERS
+    sizes = options.only
     rounds: dict[int, list[Measured]] = {size: [] for size in sizes}
     apart: dict[int, list[Measured]] = {size: [] for size in sizes}
     for _ in range(options.rounds):

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import uvloop
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.cluster import Cluster
+from rocketlet.command.numbers import whole
 from rocketlet.protocol.bodies import decode_cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
@@ -25,6 +26,7 @@ from rocketlet.protocol.headers import CreateTopic, write
 from . import common
 from .peers import Peer, compiled, java_options
 
+NAMES = ("rocketlet", "apache", "java-on-rocketlet")
 TOPIC = "churn"
 STAY_S = 2.5
 SETTLED_AFTER_S = 1.5
@@ -271,15 +273,15 @@ def figures(run: Run) -> dict[str, float]:
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--churns", type=int, default=20)
-    parser.add_argument("--queues", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=1000.0, help="messages a second")
-    parser.add_argument("--handler-ms", type=int, default=50)
-    parser.add_argument("--members", type=int, default=2, help="members that stay; one more comes and goes")
-    parser.add_argument("--threads", type=int, default=40, help="handlers at once in each member")
+    parser = common.parser(__doc__ or "", NAMES)
+    parser.add_argument("--churns", type=whole(1), default=20)
+    parser.add_argument("--queues", type=whole(1), default=8)
+    parser.add_argument("--rate", type=common.positive, default=1000.0, help="messages a second")
+    parser.add_argument("--handler-ms", type=whole(0), default=50)
+    parser.add_argument("--members", type=whole(1), default=2, help="members that stay; one more comes and goes")
+    parser.add_argument("--threads", type=whole(1), default=40, help="handlers at once in each member")
     options = parser.parse_args()
-    names = common.chosen(options.only, ("rocketlet", "apache", "java-on-rocketlet"))
+    names = common.chosen(options.only, NAMES)
     async with AsyncExitStack() as stack:
         peers = await stack.enter_async_context(common.started(names))
         found = {name: figures(await churn(peer, options)) for name, peer in peers.items()}

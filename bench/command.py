@@ -99,7 +99,7 @@ def _cost(command: tuple[str, ...]) -> tuple[float, float]:
 
 
 async def run() -> None:
-    options = common.parser(__doc__ or "").parse_args()
+    options = common.parser(__doc__ or "", TOOLS).parse_args()
     tools = options.only.split(",") if options.only else TOOLS
     found = await measure(options.rounds, tools)
     medians = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rocketlet.client import Message
 from rocketlet.command import logs
+from rocketlet.command.numbers import whole
 
 from .kafka_broker import kafka, kafka_fault
 from .peers import (
@@ -42,23 +44,68 @@ BODY = os.urandom(BODY_BYTES // 2).hex().encode()
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
-def parser(description: str) -> argparse.ArgumentParser:
+def parser(description: str, names: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """names: what `--only` chooses from."""
     logs.configure("error")
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    made.add_argument("--rounds", type=int, default=3)
-    made.add_argument("--only", help="the peers to measure, separated by commas; default: all that can run here")
+    made.add_argument("--rounds", type=whole(1), default=3)
+    if names := tuple(names):
+        text = f"what to measure, separated by commas, of {', '.join(names)}; default: all that can run here"
+        made.add_argument("--only", type=among(names), metavar="NAMES", help=text)
     return made
 
 
+def among(names: Sequence[str]) -> Callable[[str], str]:
+    """For `--only` and its like: names separated by commas."""
+
+    def checked(text: str) -> str:
+        for name in text.split(","):
+            if name not in names:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(names)}")
+        return text
+
+    return checked
+
+
+def counts(text: str) -> list[int]:
+    """Whole numbers from 1, separated by commas."""
+    return list(map(whole(1), text.split(",")))
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
+def positives(text: str) -> list[float]:
+    """Numbers above 0, separated by commas."""
+    return list(map(positive, text.split(",")))
+
+
+def folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is not a folder; make it first")
+    return Path(text)
+
+
 def chosen(only: str | None, names: Sequence[str]) -> list[str]:
-    """The peers that are asked for and can run; says which are left out and why."""
+    """The peers that are asked for and can run; says which are left out and why. Exits if none is left."""
     wanted = only.split(",") if only else list(names)
     faults = {name: FAULTS[name]() for name in wanted if name in FAULTS}
     for name, fault in faults.items():
         if fault:
             console.print(f"{name} is left out: {fault}")
-    return [name for name in wanted if not faults.get(name)]
+    left = [name for name in wanted if not faults.get(name)]
+    if not left:
+        raise SystemExit("nothing is left to measure")
+    return left
 
 
 FAULTS: Mapping[str, Callable[[], str | None]] = {

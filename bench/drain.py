@@ -15,6 +15,7 @@ from nats.js.api import ConsumerConfig
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.cluster import Cluster
 from rocketlet.client.config import PullLimits
+from rocketlet.command.numbers import whole
 from rocketlet.protocol.allocation import subscribe_queues
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rocketlet.protocol.headers import PullMessage, PullMessageResult, read, write
@@ -23,6 +24,7 @@ from . import common
 from .common import BODY
 from .peers import Peer, compiled, java_options
 
+NAMES = ("rocketlet", "apache", "jetstream")
 BACKLOG = 200_000
 BATCH = 100
 FETCH = 256
@@ -153,10 +155,10 @@ async def timed(drain: Drain, peer: Peer, count: int, run: int) -> tuple[float, 
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--messages", type=int, default=BACKLOG)
+    parser = common.parser(__doc__ or "", NAMES)
+    parser.add_argument("--messages", type=whole(1), default=BACKLOG)
     options = parser.parse_args()
-    names = common.chosen(options.only, ("rocketlet", "apache", "jetstream"))
+    names = common.chosen(options.only, NAMES)
     found: dict[str, dict[str, list[tuple[float, float]]]] = {
         name: {way: [] for way, _ in WAYS[name]} for name in names
     }

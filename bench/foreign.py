@@ -21,6 +21,7 @@ from . import common
 from .common import BODY, console
 from .peers import Peer
 
+NAMES = ("rocketlet", "apache")
 IN_FLIGHT = (1, 16, 128)
 SECONDS = 2.0
 TOPIC = "foreign"
@@ -125,10 +126,10 @@ async def prepared(peer: Peer) -> str:
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser = common.parser(__doc__ or "", NAMES)
+    parser.add_argument("--seconds", type=common.positive, default=SECONDS)
     options = parser.parse_args()
-    names = common.chosen(options.only, ("rocketlet", "apache"))
+    names = common.chosen(options.only, NAMES)
     cases = {
         (what, encoding, count): frames
         for encoding, kind in ENCODINGS.items()

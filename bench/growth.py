@@ -20,6 +20,7 @@ from typing import Final
 import uvloop
 from rocketlet.client import AdminClient, Consumer, Message, Producer
 from rocketlet.client.cluster import Cluster
+from rocketlet.command.numbers import whole
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rocketlet.protocol.headers import PullMessage, PullMessageResult, read, write
 
@@ -209,15 +210,19 @@ CURVES: Final[Mapping[str, tuple[Curve, tuple[int, ...]]]] = {
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--most", type=int, default=10_000_000, help="the largest size")
-    parser.add_argument("--least", type=int, default=1, help="the smallest size")
-    parser.add_argument("--idle-s", type=float, default=60.0, help="how long an idle broker is watched")
-    parser.add_argument("--folder", type=Path, help="where messages are written; default: a temporary folder")
+    parser = common.parser(__doc__ or "", CURVES)
+    parser.add_argument("--most", type=whole(1), default=10_000_000, help="the largest size")
+    parser.add_argument("--least", type=whole(1), default=1, help="the smallest size")
+    parser.add_argument("--idle-s", type=common.positive, default=60.0, help="how long an idle broker is watched")
+    parser.add_argument("--folder", type=common.folder, help="where messages are written; default: a temporary folder")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the curves there, as SVG")
     options = parser.parse_args()
+    names = options.only.split(",") if options.only else list(CURVES)
+    if not any(options.least <= size <= options.most for name in names for size in CURVES[name][1]):
+        known = "; ".join(f"{name} {', '.join(map(str, CURVES[name][1]))}" for name in names)
+        parser.error(f"no size is from {options.least} to {options.most}; there are: {known}")
     found: dict[str, dict[int, Figures]] = {}
-    for name in options.only.split(",") if options.only else CURVES:
+    for name in names:
         curve, sizes = CURVES[name]
         for size in sizes:
             if options.least <= size <= options.most:

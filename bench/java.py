@@ -8,12 +8,14 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 import uvloop
+from rocketlet.command.numbers import whole
 
 from . import common
 from .common import console
 from .peers import Peer, compiled, java_options
 from .processes import cpu_s
 
+NAMES = ("rocketlet", "apache")
 THREADS = 64
 SECONDS = 5.0
 
@@ -73,11 +75,11 @@ class Load:
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--threads", type=int, default=THREADS)
+    parser = common.parser(__doc__ or "", NAMES)
+    parser.add_argument("--seconds", type=common.positive, default=SECONDS)
+    parser.add_argument("--threads", type=whole(1), default=THREADS)
     options = parser.parse_args()
-    names = common.chosen(options.only, ("rocketlet", "apache"))
+    names = common.chosen(options.only, NAMES)
     found: dict[str, list[Measured]] = {name: [] for name in names}
     async with common.started(names) as peers, AsyncExitStack() as stack:
         loads: dict[str, Load] = {}

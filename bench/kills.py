@@ -19,11 +19,13 @@ from typing import Any
 
 import uvloop
 from rocketlet.client import Consumer, Message, Producer
+from rocketlet.command.numbers import whole
 
 from . import common
 from .churn import TOPIC, Handled, Run, make_topic, send_forever
 from .peers import Peer, compiled, java_options
 
+NAMES = ("rocketlet", "apache", "java-on-rocketlet")
 GROUP = "kills"
 READY_S = 120.0
 KILL_PAUSE_S = 1.0  # before a killed member is replaced; Apache's broker needs no more, the socket is closed
@@ -153,20 +155,22 @@ async def be_member(address: str, name: str, handler_ms: int, threads: int) -> N
 
 
 def _options() -> argparse.Namespace:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--members", type=int, default=3)
-    parser.add_argument("--queues", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=300.0, help="messages a second")
-    parser.add_argument("--handler-ms", type=int, default=50)
-    parser.add_argument("--threads", type=int, default=20, help="handlers at once in each member")
-    parser.add_argument("--stay-s", type=float, default=4.0, help="between a member's start and the next kill")
+    parser = common.parser(__doc__ or "", NAMES)
+    parser.add_argument("--kills", type=whole(1), default=10)
+    parser.add_argument("--members", type=whole(1), default=3)
+    parser.add_argument("--queues", type=whole(1), default=8)
+    parser.add_argument("--rate", type=common.positive, default=300.0, help="messages a second")
+    parser.add_argument("--handler-ms", type=whole(0), default=50)
+    parser.add_argument("--threads", type=whole(1), default=20, help="handlers at once in each member")
+    parser.add_argument(
+        "--stay-s", type=common.positive, default=4.0, help="between a member's start and the next kill"
+    )
     return parser.parse_args()
 
 
 async def run() -> None:
     options = _options()
-    names = common.chosen(options.only, ("rocketlet", "apache", "java-on-rocketlet"))
+    names = common.chosen(options.only, NAMES)
     async with common.started(names) as peers:
         found = {name: await kills(peer, options) for name, peer in peers.items()}
     rows = [[key, *(item[key] for item in found.values())] for key in next(iter(found.values()))]

@@ -26,6 +26,7 @@ import nats
 import uvloop
 from nats.js.api import StreamConfig
 from rocketlet.client import Producer
+from rocketlet.command.numbers import whole
 
 from . import common
 from .churn import make_topic
@@ -34,6 +35,7 @@ from .drain import fill
 from .latency_reader import HEAD, NAME, PADDING
 from .peers import Peer
 
+NAMES = ("rocketlet", "apache", "jetstream")
 RATES = (100, 1_000, 10_000, 30_000)
 SECONDS = 5.0
 BACKLOG = 1_000_000
@@ -228,13 +230,15 @@ def cases(rates: Sequence[float], seconds: float, backlog: int) -> dict[str, Cas
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--rates", default=",".join(map(str, RATES)), help="messages/s, separated by commas")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each run; the other cases end by themselves")
-    parser.add_argument("--backlog", type=int, default=BACKLOG, help="0 leaves out the cases beside the rates")
+    parser = common.parser(__doc__ or "", NAMES)
+    parser.add_argument("--rates", type=common.positives, default=list(RATES), help="messages/s, separated by commas")
+    parser.add_argument(
+        "--seconds", type=common.positive, default=SECONDS, help="of each run; the other cases end by themselves"
+    )
+    parser.add_argument("--backlog", type=whole(0), default=BACKLOG, help="0 leaves out the cases beside the rates")
     options = parser.parse_args()
-    names = common.chosen(options.only, ("rocketlet", "apache", "jetstream"))
-    chosen = cases([float(rate) for rate in options.rates.split(",")], options.seconds, options.backlog)
+    names = common.chosen(options.only, NAMES)
+    chosen = cases(options.rates, options.seconds, options.backlog)
     found: dict[str, dict[str, list[Measured]]] = {name: {case: [] for case in chosen} for name in names}
     async with common.started(names) as peers, AsyncExitStack() as stack:
         systems = {name: await System.start(peer, stack, options.backlog) for name, peer in peers.items()}

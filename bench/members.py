@@ -106,15 +106,19 @@ async def _at_rest(members: Sequence[Consumer], queues: int, topic: str) -> None
 
 async def _measure(peer: Peer, options: Any, traffic: Traffic, found: dict[str, dict[str, float]]) -> None:
     for strategy in options.strategies.split(","):
-        for size in map(int, options.sizes.split(",")):
+        for size in options.sizes:
             cost = found[f"{strategy} {size}"] = await join(peer, size, strategy, traffic)
             common.console.print(f"{strategy}, {size} members: {cost}")
 
 
 async def run() -> None:
     parser = common.parser(__doc__ or "")
-    parser.add_argument("--sizes", default=SIZES, help=f"how many members, separated by commas; default: {SIZES}")
-    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="default: AVG,STICKY")
+    parser.add_argument(
+        "--sizes", type=common.counts, default=SIZES, help=f"how many members, separated by commas; default: {SIZES}"
+    )
+    parser.add_argument(
+        "--strategies", type=common.among(tuple(STRATEGIES)), default=",".join(STRATEGIES), help="default: AVG,STICKY"
+    )
     options = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
     with counted() as traffic:

@@ -11,11 +11,13 @@ from typing import Any
 
 import uvloop
 from rocketlet.client import Producer
+from rocketlet.command.numbers import whole
 
 from . import common
 from .churn import Run, make_topic, members_of
 from .peers import Peer
 
+NAMES = ("rocketlet", "java-on-rocketlet", "apache", "python-on-apache")
 TOPICS = ("mixed-a", "mixed-b")
 PATIENCE_S = 10.0
 
@@ -44,13 +46,13 @@ async def mixed(peer: Peer, options: Any) -> dict[str, float]:
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long messages are sent")
-    parser.add_argument("--queues", type=int, default=4)
-    parser.add_argument("--handler-ms", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=8)
+    parser = common.parser(__doc__ or "", NAMES)
+    parser.add_argument("--seconds", type=common.positive, default=60.0, help="how long messages are sent")
+    parser.add_argument("--queues", type=whole(1), default=4)
+    parser.add_argument("--handler-ms", type=whole(0), default=1)
+    parser.add_argument("--threads", type=whole(1), default=8)
     options = parser.parse_args()
-    names = common.chosen(options.only, ("rocketlet", "java-on-rocketlet", "apache", "python-on-apache"))
+    names = common.chosen(options.only, NAMES)
     async with AsyncExitStack() as stack:
         peers = await stack.enter_async_context(common.started(names))
         results = await asyncio.gather(*(mixed(peer, options) for peer in peers.values()))

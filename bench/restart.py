@@ -21,8 +21,11 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.store.store import Store
 from rocketlet.command import logs
+from rocketlet.command.numbers import whole
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.message import encode_host
+
+from . import common
 
 QUEUES = 1000
 QUEUES_PER_TOPIC = 10
@@ -105,7 +108,7 @@ def end(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 def measure(folder: Path, present: int, wanted: int, rounds: int) -> dict[str, float]:
     """Fills the folder up, then starts a broker over it after each kind of end."""
-    unsaved = min(UNSAVED, wanted // 10)
+    unsaved = min(UNSAVED, wanted // 10, (wanted - present) // rounds)
     fill(folder, wanted - present - rounds * unsaved)
     clean_ms: list[float] = []
     killed_ms: list[float] = []
@@ -124,9 +127,9 @@ def measure(folder: Path, present: int, wanted: int, rounds: int) -> dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--messages", type=int, default=GROWTH[-1])
-    parser.add_argument("--folder", type=Path, help="where the data is written (2.5 GB); default: a temporary folder")
+    parser.add_argument("--rounds", type=whole(1), default=3)
+    parser.add_argument("--messages", type=whole(1), default=GROWTH[-1])
+    parser.add_argument("--folder", type=common.folder, help="where 2.5 GB are written; default: a temporary folder")
     options = parser.parse_args()
     logs.configure("error")
     growth: list[dict[str, float]] = []

@@ -122,6 +122,7 @@ SYSTEMS: Mapping[str, tuple[str, Connect]] = {
     "aiokafka": ("kafka", aiokafka),
     "confluent-kafka": ("kafka", confluent),
 }
+NAMES = tuple(SYSTEMS)
 USUAL = ("rocketlet", "apache", "jetstream", "aiokafka", "confluent-kafka")
 SYNCED = ("rocketlet", "apache", "jetstream")
 
@@ -155,8 +156,8 @@ Runs = dict[str, dict[int, list[Measured]]]
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser = common.parser(__doc__ or "", NAMES)
+    parser.add_argument("--seconds", type=common.positive, default=SECONDS)
     parser.add_argument("--sync", action="store_true")
     options = parser.parse_args()
     suffix = "-synced" if options.sync else ""

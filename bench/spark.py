@@ -16,6 +16,7 @@ from typing import Any
 import pyspark
 import uvloop
 from rocketlet.client.cluster import Cluster
+from rocketlet.command.numbers import whole
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
@@ -24,6 +25,8 @@ from .kafka_broker import kafka, kafka_fault, kafka_jars
 from .peers import CACHE, Peer, rocketlet
 from .processes import spark_use
 
+NAMES = ("rocketlet", "kafka")
+PARTS = ("read", "write", "trickle")
 ROWS = 2_000_000
 CONNECTOR_VERSION = "4.0.0"  # runs with PySpark of the same version: the connector fits no other
 NEEDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")  # Spark has the others
@@ -102,14 +105,16 @@ async def create_topic(peer: Peer, spark: Session | None, topic: str, queues: in
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--queues", default="4,16,64")
-    parser.add_argument("--trickle-seconds", type=float, default=20.0)
-    parser.add_argument("--parts", default="read,write,trickle", help="what to measure")
+    parser = common.parser(__doc__ or "", NAMES)
+    parser.add_argument("--rows", type=whole(1), default=ROWS)
+    parser.add_argument("--queues", type=common.counts, default="4,16,64")
+    parser.add_argument("--trickle-seconds", type=common.positive, default=20.0)
+    parser.add_argument("--parts", type=common.among(PARTS), default=",".join(PARTS), help="what to measure")
     options = parser.parse_args()
     parts = options.parts.split(",")
-    names = [name for name in (options.only or "rocketlet,kafka").split(",") if name != "kafka" or not kafka_fault()]
+    names = [
+        name for name in (options.only.split(",") if options.only else NAMES) if name != "kafka" or not kafka_fault()
+    ]
     if "kafka" not in names and kafka_fault():
         common.console.print(f"kafka is left out: {kafka_fault()}")
     result: dict[str, dict[str, float]] = {name: {} for name in names}
@@ -120,7 +125,7 @@ async def run() -> None:
         starters = {"rocketlet": rocketlet, "kafka": kafka}
         peers = [await stack.enter_async_context(starters[name](folder)) for name in names]
         sessions = [(peer, await stack.enter_async_context(session(peer, folder))) for peer in peers]
-        counts = [int(text) for text in options.queues.split(",")]
+        counts = options.queues
         for peer, spark in sessions:
             topics = (("trickle", 4), ("written", 4), *((f"t{queues}", queues) for queues in counts))
             for topic, queues in topics:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from rocketlet.client.cluster import Cluster
 from rocketlet.client.producer import Producer
+from rocketlet.command.numbers import whole
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
@@ -79,8 +80,8 @@ def measure(background: Background, address: str, broker: str, queues: int) -> d
 
 
 def main() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--queues", type=int, default=2560)
+    parser = common.parser(__doc__ or "", ("rocketlet", "apache"))
+    parser.add_argument("--queues", type=whole(1), default=2560)
     options = parser.parse_args()
     background, stack = Background(), AsyncExitStack()
     starters: dict[str, Any] = {"rocketlet": (rocketlet, "broker-a"), "apache": (apache, "apache")}

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark
 import uvloop
+from rocketlet.command.numbers import whole
 from rocketlet.spark.options import write_options
 from rocketlet.spark.sink import send_all
 from rocketlet.testing.ports import free_port
@@ -43,10 +44,12 @@ SHOWN = 20  # points of the curve that are printed
 
 def parser() -> Any:
     made = common.parser(__doc__ or "")
-    made.add_argument("--rows", type=int, default=100_000_000)
-    made.add_argument("--triggers", type=int, default=1000)
+    made.add_argument("--rows", type=whole(1), default=100_000_000)
+    made.add_argument("--triggers", type=whole(0), default=1000)
     made.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "rocketlet" / "spark-soak")
-    made.add_argument("--batch-rows", type=int, default=500_000, help="the most rows of a trigger that reads them all")
+    made.add_argument(
+        "--batch-rows", type=whole(1), default=500_000, help="the most rows of a trigger that reads them all"
+    )
     made.add_argument("--fill", action="store_true", help="write all rows first, without Spark")
     made.add_argument("--anew", action="store_true", help="begin again instead of going on")
     return made

@@ -11,11 +11,13 @@ from pathlib import Path
 import uvloop
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import PullLimits
+from rocketlet.command.numbers import whole
 
 from . import common
 from .common import BODY
 from .peers import Peer, apache, rocketlet
 
+NAMES = ("rocketlet", "apache")
 MESSAGES = 1_000_000
 BATCH = 50
 STARTERS = {"rocketlet": rocketlet, "apache": apache}
@@ -74,10 +76,10 @@ async def measure(name: str, count: int) -> dict[str, float]:
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
-    parser.add_argument("--messages", type=int, default=MESSAGES)
+    parser = common.parser(__doc__ or "", NAMES)
+    parser.add_argument("--messages", type=whole(1), default=MESSAGES)
     options = parser.parse_args()
-    names = common.chosen(options.only, ("rocketlet", "apache"))
+    names = common.chosen(options.only, NAMES)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(options.rounds):
         for name in names:

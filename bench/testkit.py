@@ -27,6 +27,7 @@ import redis.asyncio
 import uvloop
 from fakeredis import TcpFakeServer
 from rocketlet.client import AdminClient, Consumer, Message, Producer
+from rocketlet.command.numbers import whole
 from rocketlet.testing import Broker, RemoteBroker
 from rocketlet.testing.ports import free_port
 
@@ -217,9 +218,9 @@ async def measure(name: str, tests: int) -> dict[str, float]:
 
 
 async def run() -> None:
-    parser = common.parser(__doc__ or "")
+    parser = common.parser(__doc__ or "", SYSTEMS)
     parser.add_argument(
-        "--tests", type=int, default=TESTS, help="how many tests to run; the result is scaled to a hundred"
+        "--tests", type=whole(1), default=TESTS, help="how many tests to run; the result is scaled to a hundred"
     )
     options = parser.parse_args()
     names = common.chosen(options.only, tuple(SYSTEMS))
