@@ -9,13 +9,15 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from socketserver import ThreadingMixIn
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Metric
 
 from .config import METRICS_ANSWER_S
+
+_NO_ANSWER: Final = f"the event loop has not answered for {METRICS_ANSWER_S:g} s"
 
 
 class Measured(Protocol):
@@ -63,15 +65,23 @@ class MetricsPort:
         return found
 
     def _ask(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs in the loop, for a thread. Raises TimeoutError when the loop does not answer."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(METRICS_ANSWER_S)
+        """Runs in the loop, for a thread. Raises TimeoutError when the loop does not answer; nothing goes on then."""
+        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return asked.result(METRICS_ANSWER_S)
+        except TimeoutError:
+            asked.cancel()
+            raise
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ.get("PATH_INFO")
         if path == "/metrics":
-            found: Iterable[bytes] = self._metrics(environ, start_response)
-            return found
-        if path in ("/healthz", "/readyz"):
+            try:
+                found: Iterable[bytes] = self._metrics(environ, start_response)
+                return found
+            except TimeoutError:
+                status, text = "503 Service Unavailable", _NO_ANSWER
+        elif path in ("/healthz", "/readyz"):
             fault = self._fault(is_ready=path == "/readyz")
             status, text = ("503 Service Unavailable", fault) if fault else ("200 OK", "ok")
         else:
@@ -84,7 +94,7 @@ class MetricsPort:
         try:
             return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return] # a text, or None
         except TimeoutError:
-            return f"the event loop has not answered for {METRICS_ANSWER_S:g} s"
+            return _NO_ANSWER
 
     def close(self) -> None:
         self._server.shutdown()

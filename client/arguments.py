@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..protocol import names
 from ..protocol.bodies import Queue
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
-from .config import MAX_NAME_SERVERS
+from .config import MAX_INT, MAX_NAME_SERVERS, PullLimits
 from .errors import ConfigError
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]").fullmatch
@@ -78,6 +78,15 @@ def check_callable(name: str, value: Any, *takes: str) -> None:
 def check_start(start: Any) -> None:
     if start not in ("last", "first") and (type(start) is not int or start < 0):
         raise ConfigError(f"start: {start!r} is neither 'last' nor 'first' nor a time in ms since 1970")
+
+
+def check_pull_limits(limits: Any) -> None:
+    if limits is None:
+        return
+    if not isinstance(limits, PullLimits):
+        raise ConfigError(f"pull: {limits!r} is no PullLimits")
+    for name in ("batch_size", "messages", "size_bytes", "span"):
+        check_count(f"pull.{name}", getattr(limits, name), 1, MAX_INT if name == "batch_size" else None)
 
 
 def check_strategy(strategy: Any) -> None:

@@ -89,6 +89,8 @@ SEND_BACKOFF_S: Final = 0.05  # before a send is tried again; doubled each time
 MAX_SEND_BACKOFF_S: Final = 1.0
 MAX_IN_FLIGHT: Final = 65_536
 MAX_NAME_SERVERS: Final = 64
+MAX_INT: Final = 2**31 - 1  # of a number that Java reads as an `int`: brokers refuse more with each request
+MAX_RECONSUME_TIMES: Final = 16  # as of Apache's push consumer
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from .arguments import (
     check_callable,
     check_count,
     check_group,
+    check_pull_limits,
     check_seconds,
     check_start,
     check_strategy,
@@ -29,7 +30,17 @@ from .assignment import Assignment
 from .broadcast import Broadcast
 from .cluster import Cluster
 from .commits import Commits
-from .config import COMMIT_INTERVAL_S, MAX_HANDLER_CONCURRENCY, OFFSET_TIMEOUT_S, SUSPEND_QUEUE_S, At, PullLimits, Start
+from .config import (
+    COMMIT_INTERVAL_S,
+    MAX_HANDLER_CONCURRENCY,
+    MAX_INT,
+    MAX_RECONSUME_TIMES,
+    OFFSET_TIMEOUT_S,
+    SUSPEND_QUEUE_S,
+    At,
+    PullLimits,
+    Start,
+)
 from .deliveries import Deliveries, Receiver
 from .errors import ConfigError
 from .handling import (
@@ -53,8 +64,6 @@ from .pulling import Puller, check_filters
 from .questions import Questions
 
 log = get_logger("rocketlet.consumer")
-
-MAX_RECONSUME_TIMES = 16
 
 
 class Consumer(Receiver):
@@ -128,12 +137,13 @@ class Consumer(Receiver):
         _check_callables(handler, middleware, on_assigned, on_revoked, takes_batches=batch_size is not None)
         check_count("concurrency", concurrency, 1, MAX_HANDLER_CONCURRENCY)
         check_count("batch_size", 1 if batch_size is None else batch_size, 1)
-        check_count("max_reconsume_times", 0 if max_reconsume_times is None else max_reconsume_times, 0)
+        check_count("max_reconsume_times", 0 if max_reconsume_times is None else max_reconsume_times, 0, MAX_INT)
         check_seconds("commit_interval_s", commit_interval_s)
         check_seconds("suspend_queue_s", suspend_queue_s)
         check_seconds("drain_s", drain_s, may_be_zero=True)
         check_start(start)
         check_strategy(strategy)
+        check_pull_limits(pull)
         super().__init__(takes_batches=batch_size is not None, has_handler=handler is not None)
         self.group = group
         self.subscriptions = _with_retries(group, parse_subscriptions(subscriptions), broadcasting=broadcasting)
@@ -236,7 +246,7 @@ class Consumer(Receiver):
     @property
     def _max_tries(self) -> int:
         """Of a message in order, which its member tries itself."""
-        return 2**31 if self._max_reconsume_times is None else self._max_reconsume_times
+        return MAX_INT if self._max_reconsume_times is None else self._max_reconsume_times
 
     async def __aexit__(self, *exception: object) -> None:
         await self.stop()
@@ -380,8 +390,10 @@ class Consumer(Receiver):
         self._assignment.spawn(self._commit_and_pull(process_queue, process_queue.commit_offset))
 
     async def _commit_and_pull(self, process_queue: ProcessQueue, offset: int) -> None:
-        await self._membership.commit({process_queue.queue: offset})
-        self._puller.pull(process_queue)
+        try:
+            await self._membership.commit({process_queue.queue: offset})
+        finally:  # also when the file of a broadcasting consumer cannot be written
+            self._puller.pull(process_queue)
 
     async def _send_back(self, message: Message, delay_level: int) -> None:
         """To the broker, which delivers it again or keeps it as a dead letter. Raises RocketletError."""

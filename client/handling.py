@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
-from .config import DEAD_LETTER_LEVEL, RESTART_S, SEND_BACK_RETRY_S
+from .config import DEAD_LETTER_LEVEL, MAX_INT, RESTART_S, SEND_BACK_RETRY_S
 from .errors import ConfigError, RocketletError
 from .log import get_logger
 from .message import Message
@@ -33,12 +33,12 @@ log = get_logger("rocketlet.handler")
 @dataclass(frozen=True, slots=True)
 class RetryLater:
     """Returned by a handler: deliver the message again. `delay_level` 0 waits longer each time; 1 to 18 wait as long as the
-    broker's levels say. Raises ConfigError for other levels."""
+    broker's levels say, and a higher one as the highest. Raises ConfigError for what is not a number from 0."""
 
     delay_level: int = 0
 
     def __post_init__(self) -> None:
-        if type(self.delay_level) is not int or self.delay_level < 0:
+        if type(self.delay_level) is not int or not 0 <= self.delay_level <= MAX_INT:
             raise ConfigError(f"delay_level: {self.delay_level!r} is not a number from 0; Reject() gives a message up")
 
 

@@ -146,7 +146,7 @@ class Mirror:
     async def run(self, *, follow: bool = False, on_round: Callable[[], None] = lambda: None) -> None:
         """Copies what is there, then the progress of groups; with `follow` goes on until it is cancelled. `on_round` is
         called after each round."""
-        deadline_s, told = _now_s() + self._patience_s, ""
+        deadline_s, copied, told = 0.0, -1, ""
         while True:
             try:
                 for topic in await self._topics():
@@ -158,6 +158,8 @@ class Mirror:
                     raise
                 if isinstance(error, TopicNotFound) and not follow and not self.copies:
                     raise  # nothing is away: the name is wrong
+                if self._copied != copied:  # patience counts from the first failure since something was copied
+                    deadline_s, copied = _now_s() + self._patience_s, self._copied
                 if not follow and _now_s() > deadline_s:
                     raise
                 if str(error) != told:
@@ -172,7 +174,10 @@ class Mirror:
                 return
             told = ""
             await asyncio.sleep(MIRROR_POLL_S)
-            deadline_s = _now_s() + self._patience_s
+
+    @property
+    def _copied(self) -> int:
+        return sum(copy.copied for copy in self.copies.values())
 
     async def waiting(self) -> Waiting:
         """What is at the source now and will not be copied as it is."""

@@ -8,6 +8,7 @@ from typing import Final
 from ..protocol import names
 from ..protocol import properties as props
 from ..protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
+from .config import MAX_INT
 from .errors import MessageIllegal
 
 PROPERTY_BYTES: Final = MAX_PROPERTY_BYTES - 100  # the broker adds its own
@@ -38,7 +39,7 @@ def properties_text(
         joined = keys if isinstance(keys, str) else _joined(keys)
         text = f"KEYS\x01{_plain('keys', joined)}\x02{text}"
     if delay_level:
-        if not isinstance(delay_level, int) or delay_level < 0:
+        if not isinstance(delay_level, int) or not 0 <= delay_level <= MAX_INT:
             raise MessageIllegal(f"the delay level is {delay_level!r}; 1 to 18 delay, 0 does not")
         text = f"DELAY\x01{delay_level}\x02{text}"
     if properties:

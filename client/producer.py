@@ -18,7 +18,7 @@ from ..protocol.frame import Frame
 from ..protocol.headers import UnregisterClient, write
 from .access import Access
 from .arguments import check_callable, check_count, check_group, check_seconds
-from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S, TOPIC_QUEUES
+from .config import HEARTBEAT_INTERVAL_S, MAX_INT, REQUEST_TIMEOUT_S, TOPIC_QUEUES
 from .errors import (
     ConfigError,
     MessageIllegal,
@@ -91,7 +91,7 @@ class Producer(Sender):
         check_seconds("timeout_s", timeout_s)
         check_count("retries", retries, 0)
         check_count("compress_over_bytes", compress_over_bytes, 0)
-        check_count("default_queues", default_queues, 1)
+        check_count("default_queues", default_queues, 1, MAX_INT)
         check_callable("check", check, "a message")
         super().__init__(
             name_server,

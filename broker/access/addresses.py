@@ -95,7 +95,8 @@ def _span(part: str, text: str, *, is_ipv6: bool) -> Span:
     except ValueError:
         raise PatternError(f"the address pattern {text!r} has the part {part!r}; write a number, a-b or *") from None
     if not low <= high <= highest:
-        raise PatternError(f"the address pattern {text!r} has the part {part!r}; 0 to {highest:x} are allowed")
+        allowed = "0 to ffff" if is_ipv6 else "0 to 255"
+        raise PatternError(f"the address pattern {text!r} has the part {part!r}; {allowed} is allowed")
     return low, high
 
 

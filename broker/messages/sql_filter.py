@@ -11,6 +11,7 @@ Imported with the first filter (`filters`): most brokers never see one, and sqlg
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -208,12 +209,27 @@ class _Compiler:
 _ORDER: Final = {"GT": operator.gt, "GTE": operator.ge, "LT": operator.lt, "LTE": operator.le}
 
 
+# What Long.valueOf and Double.valueOf take. Python takes more, such as 1_000 and inf, and less, such as 1d.
+_LONG: Final = re.compile(r"[+-]?\d{1,1000}").fullmatch
+_DOUBLE: Final = re.compile(
+    r"\s*[+-]?(?:NaN|Infinity|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fFdD]?)\s*", re.ASCII
+).fullmatch
+_HEX_DOUBLE: Final = re.compile(
+    r"\s*[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?\d+[fFdD]?\s*", re.ASCII
+).fullmatch
+
+
 def _number_of(text: str, other: Value) -> int | float:
     """Text as a number of the other's kind. Raises _Incomparable if it is not one."""
-    try:
-        return int(text) if isinstance(other, int) else float(text)
-    except ValueError:
-        raise _Incomparable from None
+    if isinstance(other, int):
+        number = int(text) if _LONG(text) else MAX_LONG + 1
+        if -MAX_LONG - 1 <= number <= MAX_LONG:
+            return number
+    elif _DOUBLE(text):
+        return float(text.strip().rstrip("fFdD"))
+    elif _HEX_DOUBLE(text):
+        return float.fromhex(text.strip().rstrip("fFdD"))
+    raise _Incomparable
 
 
 def _and(left: Term, right: Term) -> Term:

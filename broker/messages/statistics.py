@@ -22,7 +22,6 @@ PUT = "TOPIC_PUT_NUMS"
 GOT = "GROUP_GET_NUMS"
 
 _SAMPLES = int(3600 / SAMPLE_INTERVAL_S) + 1
-_DAY_S = 86_400
 
 Key = tuple[str, str]
 """A statistic's name in Apache's words (TOPIC_PUT_NUMS, GROUP_GET_NUMS) and its key (`topic`, `topic@group`)."""
@@ -62,7 +61,7 @@ class Statistics:
         self.got: Counter[str] = Counter()  # by `topic@group`; pulls add to it
         self.boot_ms = clock.time_ms()
         self._last = self._midnight = self._yesterday = finish(self.totals())
-        self._day = self._today()
+        self._day, self._midnight_s = self._today(), clock.monotonic_s()
         self._samples.append(_Sample(clock.monotonic_s(), {}, self._last.sums))
 
     def totals(self) -> Work[Totals]:
@@ -99,6 +98,7 @@ class Statistics:
         today = self._today()
         if today != self._day:
             self._day, self._yesterday, self._midnight = today, self._midnight, totals
+            self._midnight_s = self._clock.monotonic_s()
         yield from self._trimming(grown)
 
     def _trimming(self, grown: Mapping[Key, int]) -> Work[None]:
@@ -152,7 +152,7 @@ class Statistics:
     def today(self, name: str, of: str) -> Rate:
         """Since midnight, or since the start if that was later."""
         count = self._now((name, of)) - self._midnight.of.get((name, of), 0)
-        return Rate(count, count / max(self._clock.time_s() % _DAY_S, 1.0))
+        return Rate(count, count / max(self._clock.monotonic_s() - self._midnight_s, 1.0))
 
     def sums(self, name: str, now: Totals) -> tuple[int, int, int]:
         """The count of all keys yesterday morning, this morning, and now."""

@@ -194,7 +194,8 @@ class Transactions:
 
     def _check_one(self, offset: int, half: Half, now_ms: float, keep_ms: float) -> None:
         record = self._store.record_at(half.position)
-        if record is None:  # expired
+        if record is None:
+            log.warning("half_message_lost", offset=offset, hint="it has expired or is damaged, and had no outcome")
             del self._halves[offset]
             return
         if now_ms - half.stored_ms < self._patience_ms(record):

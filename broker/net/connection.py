@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -13,7 +15,7 @@ from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.frame import Frame, FrameError, FrameReader
 from ...protocol.message import encode_host
-from ..config import HELD_PULL_BYTES, KEPT_FRAME_BYTES, LARGE_HOLDING_BYTES, WRITE_HIGH_BYTES
+from ..config import HELD_PULL_BYTES, KEPT_FRAME_BYTES, LARGE_HOLDING_BYTES, TURN_S, WRITE_HIGH_BYTES
 from .answers import Buffers, answer
 from .memory import Memory
 from .reports import Reports
@@ -95,7 +97,7 @@ class Connection(asyncio.Protocol):
         self.active_s = self.heard_s = 0.0
         self.counted_bytes = self.charged_bytes = self.held_pulls = 0
         self._answering_bytes = 0
-        self._later: list[Callable[[], None]] = []
+        self._later: deque[Callable[[], None]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -266,8 +268,12 @@ class Connection(asyncio.Protocol):
         """Serves what waits, unless the client does not read again, or is gone."""
         if self.is_paused or self.is_held or self._transport is None or self._transport.is_closing():
             return
+        end_s = time.perf_counter() + TURN_S
         while self._later and not self.is_paused:
-            self._later.pop(0)()
+            self._later.popleft()()
+            if time.perf_counter() > end_s:  # of very many held pulls, the rest has the next turns
+                asyncio.get_running_loop().call_soon(self._go_on)
+                return
         if self.is_paused:
             return
         # In the order in which they came: a client may rely on it, as with one that is read at once.
@@ -286,7 +292,7 @@ class Connection(asyncio.Protocol):
         if isinstance(error, OSError) and error.errno in _UNREACHED:
             self.is_left = False
         self.kept = []
-        self._later = []
+        self._later.clear()
         for action in self._lost:
             action(self)
         self._host.closed(self)

@@ -55,6 +55,12 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
         parse_pattern(pattern)
 
 
+@pytest.mark.parametrize(("pattern", "allowed"), [("10.0.0.256", "0 to 255"), ("::9-3", "0 to ffff")])
+def test_a_number_that_is_too_large_is_told_what_is_allowed(pattern: str, allowed: str) -> None:
+    with pytest.raises(PatternError, match=f"{allowed} is allowed"):
+        parse_pattern(pattern)
+
+
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_no_text_breaks_the_patterns(pattern: str, host: str) -> None:
     try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.store.consume_queue import ConsumeQueue
@@ -97,6 +98,19 @@ async def test_statistics_count_what_went_through(wire: Wire) -> None:
     answer = await wire.call(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": "NOPE", "statsKey": "t"})
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "TOPIC_PUT_NUMS" in (answer.remark or "")
+
+
+async def test_the_rate_of_a_day_is_that_of_the_time_since_midnight_or_the_start(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    for _ in range(5):
+        await send(wire)
+    node.clock.advance(10)
+    found = value(await wire.call(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": "TOPIC_PUT_NUMS", "statsKey": "t"}))
+    assert found["statsDay"]["tps"] == 0.5
 
 
 @pytest.mark.parametrize(

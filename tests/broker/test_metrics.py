@@ -130,3 +130,24 @@ async def test_health_is_told_apart_from_readiness(nodes: Nodes) -> None:
     status, text = await fetched(node, "/readyz")
     assert (status, "check the disk" in text) == (503, True)
     assert (await fetched(node, "/"))[0] == 404
+
+
+async def test_a_scrape_that_takes_too_long_says_so_and_does_not_go_on(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node = await nodes.start(metrics_port=0)
+    ended = asyncio.Event()
+
+    async def endless(_: object) -> list[object]:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+        return []
+
+    monkeypatch.setattr("rocketlet.broker.metrics.Collector.snapshot", endless)
+    monkeypatch.setattr("rocketlet.broker.metrics_port.METRICS_ANSWER_S", 0.01)
+    status, text = await fetched(node, "/metrics")
+    assert (status, text) == (503, "the event loop has not answered for 5 s\n")
+    await asyncio.wait_for(ended.wait(), PATIENCE_S)
+    assert "Traceback" not in capfd.readouterr().err

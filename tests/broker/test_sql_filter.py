@@ -36,6 +36,20 @@ from rocketlet.protocol.properties import encode
         ("a > 1", {"a": "word"}, False),
         ("NOT (a > 1)", {"a": "word"}, False),
         ("größe = 'ü'", {"größe": "ü"}, True),
+        # a number is what Java's Long.valueOf and Double.valueOf take
+        ("a > 5", {"a": "1_0"}, False),
+        ("a > 0", {"a": " 1"}, False),
+        ("a > 0", {"a": "+1"}, True),
+        ("a > 0", {"a": "9223372036854775807"}, True),
+        ("a > 0", {"a": "9223372036854775808"}, False),
+        ("a > 0.5", {"a": "1_0"}, False),
+        ("a > 0.5", {"a": " 1 "}, True),
+        ("a > 0.5", {"a": "1d"}, True),
+        ("a > 0.5", {"a": "1.e1F"}, True),
+        ("a > 0.5", {"a": ".75"}, True),
+        ("a > 0.5", {"a": "Infinity"}, True),
+        ("a > 0.5", {"a": "inf"}, False),
+        ("a > 0.5", {"a": "0x1p1"}, True),
     ],
 )
 def test_a_filter_decides_as_rocketmq_does(expression: str, properties: dict[str, str], matches: bool) -> None:

@@ -11,6 +11,8 @@ from rocketlet.protocol.bodies import Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.message import Record, decode_record, decode_records
+from rocketlet.protocol.work import finish
+from structlog.testing import capture_logs
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..requests import COMMIT, ROLLBACK, UNKNOWN, end, half, pull
@@ -113,3 +115,13 @@ async def test_what_was_decided_and_what_was_not_survives_a_restart(nodes: Nodes
     for number in (0, 1, 2):
         await wire.call(RequestCode.END_TRANSACTION, end(sent[number], COMMIT))
     assert [item.body for item in await found(wire)] == [b"1", b"0", b"2"]
+
+
+async def test_a_half_message_that_is_gone_is_named(wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await create_topic(wire, "t")
+    await half(wire)
+    monkeypatch.setattr(node.broker.store, "record_at", lambda _: None)  # as of one that has expired
+    with capture_logs() as logs:
+        finish(node.broker.transactions.checking())
+    assert [entry["event"] for entry in logs] == ["half_message_lost"]
+    assert node.broker.transactions.waiting == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,7 +24,7 @@ from rocketlet.protocol.registration_body import decode_registration, encode_reg
 from rocketlet.protocol.work import LOOKS, SLICE, Work, finish, joined
 
 from ..campaigns.frames import Peer
-from ..conftest import Node, Wire, create_topic
+from ..conftest import Node, Wire, create_topic, eventually
 from ..requests import half, pull
 
 PIECE = 4 * SLICE  # an honest client waits for that much at most
@@ -437,3 +438,25 @@ async def test_a_message_for_very_many_held_pulls_is_handed_out_in_turns(
     assert all(peer.received()[0].code == 0 for peer in peers)
     for peer in peers:
         peer.hang_up()
+
+
+async def test_pulls_that_waited_for_their_reader_are_answered_in_turns(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that reads again may have left very many unread."""
+    await create_topic(wire, "t")
+    (connection,) = node.server.connections
+    now_s = iter(range(10_000))
+    monkeypatch.setattr("rocketlet.broker.net.connection.time.perf_counter", lambda: next(now_s))
+    monkeypatch.setattr("rocketlet.broker.net.connection.TURN_S", 4)
+    answered: list[int] = []
+    connection.pause_writing()
+    for number in range(20):
+        connection.when_read(partial(answered.append, number))
+    connection.resume_writing()
+    assert 0 < len(answered) < 20
+    await asyncio.sleep(0)
+    assert len(answered) < 20
+    await eventually(lambda: len(answered) == 20)
+    assert answered == sorted(answered)
+    assert (await wire.call(Code.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})).code == 0, "and it is read from again"

@@ -479,6 +479,13 @@ async def test_a_group_that_may_not_consume_gets_nothing_and_no_error(node: Node
         ({"handler": "print"}, "handler: 'print' cannot be called"),
         ({"on_assigned": 5}, "on_assigned: 5 cannot be called"),
         ({"max_reconsume_times": -5}, "max_reconsume_times: -5 is not a whole number from 0"),
+        ({"max_reconsume_times": 2**31}, "max_reconsume_times: 2147483648 is not a whole number from 0 to 2147483647"),
+        ({"pull": PullLimits(batch_size=0)}, "pull.batch_size: 0 is not a whole number from 1"),
+        ({"pull": PullLimits(batch_size=2**31)}, "pull.batch_size"),
+        ({"pull": PullLimits(messages=0)}, "pull.messages"),
+        ({"pull": PullLimits(size_bytes=0)}, "pull.size_bytes"),
+        ({"pull": PullLimits(span=0)}, "pull.span"),
+        ({"pull": 32}, "pull: 32 is no PullLimits"),
         ({"commit_interval_s": 0}, "commit_interval_s"),
         ({"drain_s": -1}, "drain_s"),
         ({"name_server": "http://127.0.0.1:9876"}, "is not host:port"),
@@ -493,3 +500,22 @@ async def test_a_group_that_may_not_consume_gets_nothing_and_no_error(node: Node
 async def test_wrong_arguments_name_themselves(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         Consumer(**{"name_server": "h:1", "group": "g", "subscriptions": "t", **arguments})
+
+
+async def test_a_queue_goes_on_though_its_new_offset_cannot_be_kept(
+    node: Node, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t", 1)
+    async with Consumer(node.address, "g", "t", broadcasting=True, offsets_file=tmp_path / "offsets.json") as consumer:
+        (queue,) = await consumer.assigned()
+        pulled: list[object] = []
+
+        async def refused(_: object) -> None:
+            raise OSError("no room")
+
+        with monkeypatch.context() as patches:
+            patches.setattr(consumer._membership, "commit", refused)
+            patches.setattr(consumer._puller, "pull", pulled.append)
+            with pytest.raises(OSError, match="no room"):
+                await consumer._commit_and_pull(consumer.queues[queue], 0)
+        assert pulled == [consumer.queues[queue]]

@@ -201,7 +201,7 @@ async def test_a_listener_may_raise_anything(nodes: Nodes, caplog: pytest.LogCap
     assert {type(record.exc_info[1]) for record in failures if record.exc_info} == {RuntimeError, SystemExit}
 
 
-@pytest.mark.parametrize("level", [-1, "3", 1.5])
+@pytest.mark.parametrize("level", [-1, "3", 1.5, 2**31])
 def test_a_delay_level_is_a_number_from_0(level: Any) -> None:
     with pytest.raises(ValueError, match="delay_level"):
         RetryLater(level)

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import PULL_BYTES
-from rocketlet.client import AdminClient, ConfigError, Consumer, Producer, RetryLater, TopicNotFound
+from rocketlet.client import (
+    AdminClient,
+    ConfigError,
+    ConnectionFailed,
+    Consumer,
+    Producer,
+    RetryLater,
+    Topic,
+    TopicNotFound,
+)
+from rocketlet.client import mirror as mirror_module
 from rocketlet.client.mirror import ORIGIN, Begin, Mirror, Waiting
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.names import retry_topic
@@ -199,6 +209,43 @@ async def test_a_mirror_that_follows_goes_on_when_either_end_was_killed(rocketle
             if kill is not None:
                 await kill()
     assert by_queue(there, "orders") == {0: bodies}
+
+
+async def test_patience_counts_from_a_failure_and_anew_when_something_was_copied(
+    rocketlet: Broker, there: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy may take hours before the first failure, and between two."""
+    rocketlet.create_topic("orders", queues=1)
+    now_s, rounds = 0.0, 0
+    copy = Mirror._copy
+
+    async def failing(mirror: Mirror, topic: Topic) -> None:
+        nonlocal now_s, rounds
+        now_s, rounds = now_s + 3600, rounds + 1
+        await producer.send("orders", b"%d" % rounds)
+        await copy(mirror, await mirror._source.topic(topic.name))
+        if rounds < 4:
+            raise ConnectionFailed("it is away for a moment")
+
+    monkeypatch.setattr(mirror_module, "_now_s", lambda: now_s)
+    monkeypatch.setattr(mirror_module, "MIRROR_BACKOFF_S", 0.0)
+    monkeypatch.setattr(Mirror, "_copy", failing)
+    async with Producer(rocketlet.address) as producer:
+        await mirrored(rocketlet, there, topics=["orders"])
+        monkeypatch.setattr(Mirror, "_copy", copy)
+        async with Mirror(rocketlet.address, there.address, topics=["orders"], patience_s=10) as mirror:
+            failures = 0
+
+            async def away() -> list[Topic]:
+                nonlocal now_s, failures
+                now_s, failures = now_s + 4, failures + 1
+                raise ConnectionFailed("it stays away")
+
+            monkeypatch.setattr(mirror, "_topics", away)
+            with pytest.raises(ConnectionFailed, match="stays away"):
+                await mirror.run()
+    assert rounds == 4
+    assert failures == 4, "the first one, and those within 10 s of it, are waited for"
 
 
 async def test_queues_of_several_brokers_are_spread(rocketlet: Broker) -> None:

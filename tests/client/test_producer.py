@@ -270,6 +270,7 @@ async def test_the_connection_opens_in_json_and_switches(node: Node) -> None:
         ({"retries": -1}, "retries"),
         ({"compress_over_bytes": -1}, "compress_over_bytes"),
         ({"default_queues": 0}, "default_queues"),
+        ({"default_queues": 2**31}, "default_queues: 2147483648 is not a whole number from 1 to 2147483647"),
         ({"check": True}, "check: True cannot be called"),
         ({"check": lambda: True}, "is called with a message: too many"),
         ({"middleware": [lambda sending: None]}, "is called with a sending and what to call next"),
@@ -292,6 +293,7 @@ def test_wrong_settings_are_refused_when_the_producer_is_made(arguments: dict[st
         ({"properties": {"a": 5}}, "'a' is 5; names and values must be text"),
         ({"properties": [("a", "b")]}, "not a mapping"),
         ({"delay_level": "3"}, "the delay level is '3'"),
+        ({"delay_level": 2**31}, "the delay level is 2147483648"),
     ],
 )
 async def test_what_is_no_text_is_refused_by_name(node: Node, arguments: dict[str, Any], reason: str) -> None:

@@ -110,7 +110,26 @@ _expression = st.recursive(
     ),
     max_leaves=6,
 )
-_properties = st.dictionaries(_name, st.sampled_from(["0", "1", "2", "1.0", "1.5", "x", "it's", "true", "-1", "10"]))
+_ODD = [
+    "1_0",
+    " 1",
+    "1 ",
+    "+1",
+    "1e1",
+    "1d",
+    "0x1p1",
+    ".5",
+    "1.",
+    "NaN",
+    "nan",
+    "Infinity",
+    "-inf",
+    "9223372036854775808",
+]
+"""What one of the two languages takes for a number, and the other does not."""
+_properties = st.dictionaries(
+    _name, st.sampled_from(["0", "1", "2", "1.0", "1.5", "x", "it's", "true", "-1", "10", *_ODD])
+)
 
 
 @feature("SQL92 filters decide as Apache's own classes do, compared over 2,000 random filters", "Filters")
