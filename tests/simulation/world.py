@@ -129,9 +129,14 @@ class World:
         times = self._handled[queue.topic, queue.broker_name, queue.queue_id, message.queue_offset]
         now_s = self.loop.time()
         is_waited_for = not self.plan.long_handlers or self.plan.drain_s > LONGEST_HANDLER_S
-        if times and is_waited_for and not any(times[-1][0] - 10 <= crash <= now_s for crash in self._crashes):
+        if times and is_waited_for and not self._may_repeat(*times[-1]):
             raise_later(Violation(f"{queue} {message.queue_offset} handled again by {member.name} without a crash"))
         times.append((now_s, member))
+
+    def _may_repeat(self, handled_s: float, member: Member | ForeignMember) -> bool:
+        """Whether what a member handled then may be handled again now: its commit may be lost."""
+        was_unheard = handled_s <= member.process.silent_until_s  # it goes on while its lease lasts
+        return was_unheard or any(handled_s - 10 <= crash <= self.loop.time() for crash in self._crashes)
 
     def done(self, message: Message) -> None:
         """A handler has ended: what only began in a member that was killed must come again."""
