@@ -51,7 +51,8 @@ from .timeline import Mark, Sample, double_owned_ms, panel_of, read_told
 QUEUES = 8
 MOST_PER_S = 6000.0
 LEAST_S = 24.0
-STALL_S = 90.0  # Apache's brokers keep the queues of a killed member for 60 s
+STALL_S = 180.0  # Apache's brokers keep the queues of a killed member for 60 s
+SPARK_START_S = 300.0  # two JVMs; a busy machine takes minutes
 GROUP = "departures"
 BROKERS = ("broker-a", "broker-b")
 Cluster = contextlib.AbstractAsyncContextManager[str]
@@ -141,7 +142,7 @@ class Job:
             await self.start_member(name)
         screen.event("ada, ben and cem are members of departures")
         if self.spark is not None:
-            await self.spark.wait_for("ready", 90)
+            await self.spark.wait_for("ready", SPARK_START_S)
             screen.event("Spark is up; its query delays has a group of its own")
         status = self.folder / "sent"
         self._replay = await self.child(
@@ -241,7 +242,7 @@ class Job:
     async def _spark_joins(self, screen: Screen) -> None:
         if self.spark is not None:
             await self.spark.tell("join")
-            await self.spark.wait_for("done join", 60)
+            await self.spark.wait_for("done join")
             self.mark(SPARK_JOINS)
             screen.event("a Spark query joined departures")
 
@@ -249,7 +250,7 @@ class Job:
         if self.spark is not None:
             self.mark("Spark leaves")
             await self.spark.tell("leave")
-            await self.spark.wait_for("done leave", 60)
+            await self.spark.wait_for("done leave")
             screen.event("the Spark query left departures")
 
     async def stop(self) -> None:

@@ -48,7 +48,7 @@ class Child:
         async with self._news:
             self._news.notify_all()
 
-    async def wait_for(self, text: str, timeout_s: float = 60.0) -> str:
+    async def wait_for(self, text: str, timeout_s: float = 180.0) -> str:
         """The first line that holds the text. Raises RuntimeError with the end of its log if none comes in time."""
         try:
             async with asyncio.timeout(timeout_s), self._news:

@@ -24,7 +24,7 @@ def run(tmp_path: Path, *options: str, path: str | None = None) -> subprocess.Co
         [sys.executable, "-m", "rocketlet.demo", "--flights", "2000", "--output", tmp_path / "out", *options],
         capture_output=True,
         text=True,
-        timeout=290,
+        timeout=780,
         check=False,
         env=environment,
     )
@@ -36,7 +36,7 @@ def page_of(tmp_path: Path) -> Any:
     return orjson.loads(text.partition('id="data">')[2].partition("</script>")[0])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(800)
 @pytest.mark.spark
 @pytest.mark.skipif(shutil.which("java") is None, reason="Java is missing, which Spark needs")
 def test_every_flight_is_accounted_for_and_sparks_table_is_the_files(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_every_flight_is_accounted_for_and_sparks_table_is_the_files(tmp_path: P
     assert any("Spark joins" in mark["text"] for mark in page_of(tmp_path)["panels"][0]["marks"])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(800)
 def test_without_java_it_says_how_to_get_it_and_runs_the_rest(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     found = run(tmp_path, path=str(tmp_path / "bin"))
