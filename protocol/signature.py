@@ -36,13 +36,18 @@ class Signer:
         self._inner = hashlib.sha1(bytes(byte ^ 0x36 for byte in key))
         self._outer = hashlib.sha1(bytes(byte ^ 0x5C for byte in key))
 
-    def signature(self, ext: Ext, body: bytes, without: str = SIGNATURE) -> str:
-        """Base64 of the HMAC. `without`: a field that does not count beside the signature."""
+    def signature(self, ext: Ext, body: bytes, without: str = "") -> str:
+        """Base64 of the HMAC. `without`: one of the fields, which does not count beside the signature."""
         inner, outer = self._inner.copy(), self._outer.copy()
+        signed = sorted(ext)
+        if SIGNATURE in ext:
+            signed.remove(SIGNATURE)
+        if without:
+            signed.remove(without)
+        # most values are texts and numbers: a call for each would cost more than the hash
         values = [
-            value if type(value := ext[name]) is str else text_of(value)
-            for name in sorted(ext)
-            if name != SIGNATURE and name != without
+            value if type(value := ext[name]) is str else str(value) if type(value) is int else text_of(value)
+            for name in signed
         ]
         inner.update("".join(values).encode())
         inner.update(body)

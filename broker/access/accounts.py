@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntFlag
+from enum import IntEnum
 from typing import Any, Final
 
 from ...protocol import names
@@ -34,8 +34,8 @@ ACCOUNTS: Final = "accounts"
 MIN_KEY_CHARS: Final = 7  # Apache: more than 6
 
 
-class Permission(IntFlag):
-    """What an account may do with a topic or group; 0 is DENY."""
+class Permission(IntEnum):
+    """What an account may do with a topic or group; 0 is DENY. Bits, but no IntFlag, whose & takes twelve times as long."""
 
     DENY = 0
     PUB = 4

@@ -38,11 +38,12 @@ _REMARK_CHARS: Final = 100
 class Known:
     """What is known of a connection under one version of the policy."""
 
-    __slots__ = ("access_key", "host", "identified", "is_white", "policy", "trusted")
+    __slots__ = ("access_key", "host", "identified", "is_white", "policy", "signing", "trusted")
 
     def __init__(self, policy: Policy, peer: str) -> None:
         self.identified: Account | None = None
         self.access_key = ""  # of the account that asked last
+        self.signing: Account | None = None  # it, if it has to sign here
         self.policy = policy
         self.host = peer.rpartition(":")[0]
         self.is_white = policy.is_white(self.host)
@@ -111,8 +112,8 @@ class Acl:
         account = policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))
         if account is None:
             raise self._stranger(connection, frame)
-        if known.trusts(account):
-            known.access_key = account.access_key
+        if known.signing is not account and known.trusts(account):
+            known.access_key, known.signing = account.access_key, None
             return
         try:
             has_signed = account.signer.has_signed(frame.ext, frame.body)
@@ -122,7 +123,7 @@ class Acl:
             raise self._refusal(
                 connection, frame, "signature", f"Check signature failed for accessKey={account.access_key}"
             )
-        known.access_key = account.access_key
+        known.access_key, known.signing = account.access_key, account
         self._check_rule(connection, frame, rule, account, records)
 
     def may_publish(self, connection: Connection, topic: str) -> bool:
@@ -153,15 +154,14 @@ class Acl:
     def _check_rule(
         self, connection: Connection, frame: Frame, rule: Rule, account: Account, records: Records | None
     ) -> None:
-        key = account.access_key
         if rule.is_admin and not account.is_admin:
+            key = account.access_key
             remark = f"Need admin permission for request code={frame.code}, but accessKey={key} is not"
             raise self._refusal(connection, frame, "admin", remark)
         for need in rule.needs(frame, records) if rule.needs else ():
             if need != _TRACE and not account.may(*need):
-                raise self._refusal(
-                    connection, frame, "permission", f"No default permission for {_words(need)}, accessKey={key}"
-                )
+                remark = f"No default permission for {_words(need)}, accessKey={account.access_key}"
+                raise self._refusal(connection, frame, "permission", remark)
 
     def _stranger(self, connection: Connection, frame: Frame) -> Refused:
         shown = frame.ext.get(ACCESS_KEY)

@@ -81,7 +81,11 @@ def fields(*, topics: Iterable[str] = (), groups: Iterable[str] = (), permission
 
 
 def _sends_to(field: str) -> Rule:
-    return needing(lambda frame, records: (topic(named(frame, field), PUB),))
+    def needs(frame: Frame, records: Records | None) -> tuple[Need]:
+        name = frame.ext.get(field)
+        return (topic(name if type(name) is str else named(frame, field), PUB),)
+
+    return needing(needs)
 
 
 def _heartbeat(frame: Frame, records: Records | None) -> Iterable[Need]:

@@ -149,6 +149,20 @@ async def test_white_addresses_need_no_signature(guarded: Node, wired: Wired, fi
     assert (await stranger.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code != 0
 
 
+async def test_each_account_of_a_connection_is_judged_as_itself(guarded: Node, wired: Wired) -> None:
+    """One that has signed, one whose address needs no signature, and the first again, without."""
+    wire = await wired("orders-key")
+    for key, secret, may in (
+        ("orders-key", SECRETS["orders-key"], True),
+        ("orders-key", "a-wrong-secret", False),
+        ("trusted-key", "a-wrong-secret", True),
+        ("orders-key", "a-wrong-secret", False),
+        ("trusted-key", "a-wrong-secret", True),
+    ):
+        wire.access_key, wire.secret = key, secret
+        assert ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0) is may
+
+
 async def test_a_changed_account_holds_on_open_connections(guarded: Node, wired: Wired, file: AccountsFile) -> None:
     wire = await wired("orders-key")
     assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
