@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 from ..protocol.codes import (
     EXT_ACCEPT_ENCODING,
@@ -327,6 +327,10 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
+_OTHER_HOST: Final = "if a broker gives this address, start it with --advertise and a name of its certificate"
+_CURES: Final = {9: "look at both clocks", 10: "renew it", 62: _OTHER_HOST, 64: _OTHER_HOST}  # OpenSSL's X509_V_ERR_*
+
+
 def _reason(error: Exception, context: ssl.SSLContext | None) -> str:
     """Why no connection was made, in words that say what to look at."""
     text = str(error)
@@ -337,7 +341,8 @@ def _reason(error: Exception, context: ssl.SSLContext | None) -> str:
     if isinstance(error, socket.gaierror):
         return "the host name is not known; correct it"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}; name who signed it (ca_file, --tls-ca)"
+        cure = _CURES.get(error.verify_code, "name who signed it (ca_file, --tls-ca)")
+        return f"its certificate is not trusted: {error.verify_message}; {cure}"
     return f"{text}; does it take TLS?" if context and _is_no_tls(error) else text
 
 

@@ -163,6 +163,24 @@ async def test_a_tls_client_at_a_plain_port_is_told_so(node: Node, certificates:
     assert "--tls-cert" in entry["reason"]
 
 
+@pytest.mark.parametrize(
+    ("host", "ca_file", "cure"),
+    [
+        ("broker.example", "ca.pem", "start it with --advertise and a name of its certificate"),
+        ("127.0.0.1", None, "name who signed it"),
+    ],
+)
+async def test_a_certificate_that_does_not_fit_is_told_with_its_cure(
+    nodes: Nodes, certificates: Certificates, host: str, ca_file: str | None, cure: str
+) -> None:
+    certificates.write_server(host)
+    node = await nodes.start(tls=Tls("permissive", certificates.files))
+    trusted = str(certificates.folder / ca_file) if ca_file else None
+    with pytest.raises(ConnectionFailed, match=cure):
+        async with Producer(node.address, access=Access(tls=True, ca_file=trusted)):
+            pass
+
+
 async def test_registration_goes_over_tls(nodes: Nodes, certificates: Certificates) -> None:
     port = free_port()
     name_server = Server("127.0.0.1", port, broker=None, routes=Routes(), tls=Tls("enforcing", certificates.files))

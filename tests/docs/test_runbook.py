@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.client import Consumer, Producer, Reject
+from rocketlet.client import Access, Consumer, Producer, Reject
 from rocketlet.console.server import ConsoleServer
 from rocketlet.testing.ports import free_port
 
@@ -28,8 +28,20 @@ from ..interop.conftest import fetch_apache
 from ..interop.systems import HEAP
 
 __all__ = ["fetch_apache"]
-RUNBOOK = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+RUNBOOK, SECURITY = ((DOCS / name).read_text() for name in ("operations.md", "security.md"))
 pytestmark = pytest.mark.timeout(300)
+
+
+def _accounts() -> str:
+    found = re.search(r"```yaml\n(globalWhiteRemoteAddresses.*?)```", SECURITY, re.DOTALL)
+    assert found
+    return found[1]
+
+
+ACCOUNTS = _accounts()
+NAMED = dict(re.findall(r"(ROCKETLET_\w+_KEY)=(\S+)", RUNBOOK))  # as whom the page's commands sign
+ADMINISTRATOR = Access(access_key=NAMED["ROCKETLET_ACCESS_KEY"], secret_key=NAMED["ROCKETLET_SECRET_KEY"])
 
 
 def steps() -> list[list[str]]:
@@ -39,11 +51,21 @@ def steps() -> list[list[str]]:
 
 
 def settings(folder: Path, port: int) -> Path:
-    """The service's settings, with this machine's folders and ports; accounts and TLS have tests of their own."""
+    """The service's settings, with this machine's folders and ports, and the accounts that the page sends readers to; TLS
+    has tests of its own."""
     text = re.search(r'title="/etc/rocketlet.toml"\n(.*?)```', RUNBOOK, re.DOTALL)
     assert text
-    here = {"host": '"127.0.0.1"', "data": f'"{folder}/data"', "metrics-port": str(free_port()), "port": str(port)}
-    lines = [line for line in text[1].splitlines() if line.split(" = ")[0] not in {*here, "acl", "tls-cert", "tls-key"}]
+    accounts = folder / "plain_acl.yml"
+    accounts.write_text(ACCOUNTS)
+    here = {
+        "host": '"127.0.0.1"',
+        "advertise": '"127.0.0.1"',
+        "data": f'"{folder}/data"',
+        "metrics-port": str(free_port()),
+        "port": str(port),
+        "acl": f'"{accounts}"',
+    }
+    lines = [line for line in text[1].splitlines() if line.split(" = ")[0] not in {*here, "tls-cert", "tls-key"}]
     file = folder / "rocketlet.toml"
     file.write_text("\n".join((*lines, *(f"{name} = {value}" for name, value in here.items()))))
     return file
@@ -66,7 +88,7 @@ async def ran(words: list[str], address: str) -> tuple[int, str]:
     assert words[0] == "rocketlet"
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rocketlet.command.cli", *words[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, "ROCKETLET_NAMESERVER": address},
+        env={**os.environ, **NAMED, "ROCKETLET_NAMESERVER": address},
     )  # fmt: skip
     out, _ = await child.communicate(b"y\n")
     assert child.returncode is not None
@@ -101,7 +123,7 @@ async def a_camera(address: str, folder: Path | None, kind: str) -> AsyncIterato
 
     from ..console.test_browser import CHROMIUM, FLAGS
 
-    async with ConsoleServer(address) as server, async_playwright() as started:
+    async with ConsoleServer(address, access=ADMINISTRATOR) as server, async_playwright() as started:
         browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield Camera(await browser.new_page(viewport={"width": 1080, "height": 460}), server.url, folder, kind)
         await browser.close()
@@ -127,7 +149,8 @@ async def test_from_an_empty_folder_to_a_replayed_dead_letter(
         async with asyncio.timeout(120):
             while "orders" not in (await ran("rocketlet topics create orders".split(), address))[1]:  # until it is up
                 await asyncio.sleep(0.1)
-        async with Consumer(address, "shop", "orders", handle, start="first"), Producer(address) as producer:
+        consumer = Consumer(address, "shop", "orders", handle, start="first", access=ADMINISTRATOR)
+        async with consumer, Producer(address, access=ADMINISTRATOR) as producer:
             sent = await producer.send("orders", b"order 4711")
             async with asyncio.timeout(120):
                 while "dead_letters" not in (await ran(doctor, address))[1]:
