@@ -26,6 +26,7 @@ from rocketlet.client.handling import Outcome
 SCOPE = "rocketlet"
 
 Attributes = dict[str, str | int]
+SpanAttributes = dict[str, str | int | Sequence[str]]
 
 
 class TracedSends:
@@ -65,7 +66,7 @@ class TracedSends:
             span.set_attribute(
                 "messaging.destination.partition.id", f"{result.queue.broker_name}:{result.queue.queue_id}"
             )
-            if result.message_id:
+            if result.message_id and not sending.is_batch:
                 span.set_attribute("messaging.message.id", result.message_id)
             return result
 
@@ -93,7 +94,11 @@ class TracedHandlers:
         topic = messages[0].topic
         attributes = _about("process", topic) | {"messaging.consumer.group.name": self._group}
         senders = [propagate.extract(message.properties) for message in messages]
-        links = [Link(sender) for sender in map(_sender, senders) if sender.is_valid]
+        links = [
+            Link(sender, {"messaging.message.id": message.message_id})
+            for message, sender in zip(messages, map(_sender, senders), strict=True)
+            if sender.is_valid
+        ]
         with (
             self._tracer.start_as_current_span(
                 f"process {topic}",
@@ -109,9 +114,7 @@ class TracedHandlers:
             self._consumed.add(len(messages), attributes)
             outcome = await call(given)
             if isinstance(outcome, RetryLater | Reject):
-                span.set_attribute(
-                    "messaging.rocketmq.outcome", "retry" if isinstance(outcome, RetryLater) else "reject"
-                )
+                span.set_attribute("rocketlet.outcome", "retry" if isinstance(outcome, RetryLater) else "reject")
             return outcome
 
 
@@ -148,13 +151,15 @@ def _about(operation: str, topic: str) -> Attributes:
     }
 
 
-def _of_outgoing(sending: Sending) -> Attributes:
+def _of_outgoing(sending: Sending) -> SpanAttributes:
     if sending.is_batch:
         return {}
     (one,) = sending.messages
-    found: Attributes = {"messaging.message.body.size": len(one.body), "messaging.rocketmq.message.type": "normal"}
+    found: SpanAttributes = {"messaging.message.body.size": len(one.body), "messaging.rocketmq.message.type": "normal"}
     if one.tag:
         found["messaging.rocketmq.message.tag"] = one.tag
+    if keys := one.keys:
+        found["messaging.rocketmq.message.keys"] = tuple(keys.split() if isinstance(keys, str) else keys)
     if one.delay_level:
         found |= {
             "messaging.rocketmq.message.type": "delay",
@@ -167,16 +172,18 @@ def _of_outgoing(sending: Sending) -> Attributes:
     return found
 
 
-def _of_received(given: Any) -> Attributes:
+def _of_received(given: Any) -> SpanAttributes:
     if isinstance(given, list):
         return {"messaging.batch.message_count": len(given)}
     message: Message = given
-    found: Attributes = {
+    found: SpanAttributes = {
         "messaging.message.id": message.message_id,
         "messaging.message.body.size": len(message.record.body),
         "messaging.destination.partition.id": f"{message.queue.broker_name}:{message.queue.queue_id}",
-        "messaging.rocketmq.message.delivery_attempt": message.reconsume_times + 1,
+        "rocketlet.message.delivery_attempt": message.reconsume_times + 1,
     }
     if message.tag:
         found["messaging.rocketmq.message.tag"] = message.tag
+    if message.keys:
+        found["messaging.rocketmq.message.keys"] = tuple(message.keys)
     return found

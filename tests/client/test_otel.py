@@ -12,12 +12,15 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RetryLater
 from rocketlet.otel import RocketletInstrumentor, TracedHandlers, TracedSends
 from rocketlet.testing import Broker, Fault
 
 from ..conftest import eventually
+
+CONVENTIONS = {value for name, value in vars(messaging_attributes).items() if name.isupper()}
 
 
 class Recorded:
@@ -77,7 +80,7 @@ async def test_a_handler_continues_the_trace_of_the_sender(rocketlet: Broker, re
         Producer(rocketlet.address, middleware=[TracedSends(**recorded.providers)]) as producer,
     ):
         with recorded.tracer_provider.get_tracer("test").start_as_current_span("checkout") as checkout:
-            await producer.send("orders", b"order", tag="new", queue_key="k", properties={"mine": "1"})
+            await producer.send("orders", b"order", tag="new", keys=("a", "b"), queue_key="k", properties={"mine": "1"})
         await handled.wait()
         await eventually(lambda: recorded.has("process orders"))
     (sent,), (processed,) = recorded.spans("send orders"), recorded.spans("process orders")
@@ -91,6 +94,10 @@ async def test_a_handler_continues_the_trace_of_the_sender(rocketlet: Broker, re
     assert processed.attributes is not None
     assert sent.attributes is not None
     assert sent.attributes["messaging.rocketmq.message.group"] == "k"
+    for span in (sent, processed):
+        assert (span.attributes or {})["messaging.rocketmq.message.keys"] == ("a", "b")
+        odd = {name for name in span.attributes or {} if name not in CONVENTIONS}
+        assert odd <= {"rocketlet.message.delivery_attempt"}, "others' names are theirs to give"
     assert processed.attributes["messaging.message.id"] == sent.attributes["messaging.message.id"] == message.message_id
     assert processed.attributes["messaging.consumer.group.name"] == "shop"
     assert (
@@ -128,8 +135,11 @@ async def test_a_batch_is_linked_to_each_sender(rocketlet: Broker, recorded: Rec
     (processed,) = recorded.spans("process orders")
     assert processed.parent is None
     assert [link.context.span_id for link in processed.links] == [*senders, senders[-1]]
+    ids = [message.message_id for message in rocketlet.messages("orders")]
+    assert [(link.attributes or {})["messaging.message.id"] for link in processed.links] == ids
     assert processed.attributes is not None
     assert processed.attributes["messaging.batch.message_count"] == 4
+    assert "messaging.message.id" not in (recorded.spans("send orders")[-1].attributes or {}), "it is one message's"
 
 
 async def test_failures_and_retries_are_seen(rocketlet: Broker, recorded: Recorded) -> None:
@@ -170,11 +180,9 @@ async def test_failures_and_retries_are_seen(rocketlet: Broker, recorded: Record
     assert failed.attributes["error.type"] == "ValueError"
     assert failed.events[0].name == "exception"
     assert late.attributes is not None
-    assert late.attributes["messaging.rocketmq.outcome"] == "retry"
+    assert late.attributes["rocketlet.outcome"] == "retry"
     attempts = [
-        span.attributes["messaging.rocketmq.message.delivery_attempt"]
-        for span in (failed, late, last)
-        if span.attributes
+        span.attributes["rocketlet.message.delivery_attempt"] for span in (failed, late, last) if span.attributes
     ]
     assert attempts == [1, 2, 3]
     refused = recorded.spans("send orders")[-1]
