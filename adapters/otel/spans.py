@@ -52,7 +52,7 @@ class TracedSends:
             self._tracer.start_as_current_span(
                 f"send {sending.topic}",
                 kind=SpanKind.PRODUCER,
-                attributes=attributes | _of_outgoing(sending),
+                attributes={**attributes, **_of_outgoing(sending)},
                 record_exception=False,
                 set_status_on_exception=False,
             ) as span,
@@ -104,7 +104,7 @@ class TracedHandlers:
                 f"process {topic}",
                 context=None if isinstance(given, list) else senders[0],
                 kind=SpanKind.CONSUMER,
-                attributes=attributes | _of_received(given),
+                attributes={**attributes, **_of_received(given)},
                 links=links if isinstance(given, list) else (),
                 record_exception=False,
                 set_status_on_exception=False,
