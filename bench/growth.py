@@ -47,8 +47,10 @@ async def broker() -> AsyncIterator[Peer]:
 
 
 async def idle(peer: Peer, options: Namespace) -> float:
-    """Processor time of the broker in a minute in which nothing is sent, s."""
+    """Processor time of the broker in a minute in which nothing is sent, s. All pulls begin together and are held for a
+    minute, so what is watched begins half a minute later."""
     watched_s: float = options.idle_s
+    await asyncio.sleep(watched_s / 2)
     before_s = cpu_s(peer.pid)
     await asyncio.sleep(watched_s)
     return (cpu_s(peer.pid) - before_s) * 60 / watched_s

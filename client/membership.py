@@ -14,12 +14,13 @@ from ..protocol import names
 from ..protocol.allocation import AVG, Strategy
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
 from ..protocol.codes import RequestCode
+from ..protocol.config import MAX_REQUEST_QUEUES
 from ..protocol.frame import Frame
 from ..protocol.headers import UnregisterClient, write
 from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
-from .config import At, Start
+from .config import HEARTBEAT_BYTES, HEARTBEAT_QUEUE_BYTES, At, Start
 from .connection import Connection
 from .errors import RocketletError
 from .heartbeats import Heartbeats
@@ -183,7 +184,6 @@ class Membership:
     # What heartbeats say
 
     def _described(self) -> Heartbeat:
-        owned = tuple(sorted(self.owned))
         consumer = ConsumerData(
             self.group,
             self._consume_type,
@@ -192,7 +192,7 @@ class Membership:
             tuple(self._subscriptions.values()),
             strategy=self._strategy.name,
             leaving=self._has_left,
-            assigned=owned,
+            assigned=told_queues(self.owned),
             queue_counts=self._queue_counts(),
         )
         return Heartbeat(self.client_id, (consumer,), (names.INNER_PRODUCER_GROUP,))
@@ -213,6 +213,14 @@ class Membership:
             for data in route.queues if route else ():
                 counts.setdefault(data.broker_name, {})[topic] = data.read_queues
         return counts
+
+
+def told_queues(owned: Iterable[Queue]) -> tuple[Queue, ...]:
+    """The first of a member's queues, as many as a broker takes in a heartbeat. One that has more would be refused, and its
+    member with it. Brokers log them, and give STICKY members back what they had before the broker started."""
+    queues = sorted(owned)[:MAX_REQUEST_QUEUES]
+    longest = max((len(f"{queue.topic}{queue.broker_name}".encode()) for queue in queues), default=0)
+    return tuple(queues[: HEARTBEAT_BYTES // (longest + HEARTBEAT_QUEUE_BYTES)])
 
 
 async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:

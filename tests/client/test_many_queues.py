@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client import Consumer, Message, Producer, membership
 from rocketlet.client import config as client_config
+from rocketlet.client.membership import told_queues
 from rocketlet.protocol import config, group_bodies
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue, decode_heartbeat, encode_heartbeat
 from rocketlet.protocol.group_bodies import LockRequest
 
 from ..conftest import Node, Wire, create_topic, eventually
@@ -51,3 +52,31 @@ def test_what_is_asked_in_one_request_is_what_brokers_take() -> None:
     body = group_bodies.encode_lock_request(LockRequest("c" * 100, "g" * 100, queues, True, numbers, numbers))
     assert len(body) <= config.MAX_JSON_BYTES
     assert len(queues) <= config.MAX_REQUEST_QUEUES
+
+
+@pytest.mark.parametrize(("topic", "broker", "count"), [("t", "b", 8192), ("t" * 127, "b" * 100, 2000)])
+def test_a_heartbeat_names_no_more_queues_than_brokers_take(topic: str, broker: str, count: int) -> None:
+    """One that is refused costs its member all of its queues: without a heartbeat no lock is renewed."""
+    owned = {Queue(topic, broker, number) for number in range(10_000)}
+    told = told_queues(owned)
+    assert count <= len(told) < len(owned)
+    beat = Heartbeat("c", (ConsumerData("g", assigned=told),))
+    assert decode_heartbeat(encode_heartbeat(beat)) == beat
+    few = sorted(owned)[:3]
+    assert told_queues(few) == tuple(few)
+    assert told_queues(()) == ()
+
+
+async def test_a_member_tells_some_of_its_queues_and_keeps_them_all(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "MAX_REQUEST_QUEUES", 4)
+    await create_topic(wire, "t", QUEUES)
+
+    def told() -> list[int]:
+        group = node.broker.groups.get("g")
+        return [len(member.data.assigned) for member in group.members.values()] if group is not None else []
+
+    async with Consumer(node.address, "g", "t", lambda message: None) as consumer:
+        await eventually(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES)
+        await eventually(lambda: told() == [4])
