@@ -83,6 +83,10 @@ class Consumer(Receiver):
     - `start`: where a group without offsets begins. `strategy`: how members share queues. `pull`: how far to read ahead.
     - `max_reconsume_times`: how often a message is tried again; default 16.
     - `drain_s`: how long a queue that is given up waits for running handlers. What still runs then is delivered again.
+    - `commit_interval_s`: how often offsets are committed that neither a pull nor an idle queue has committed.
+    - `on_assigned`, `on_revoked`: called with a set of queues that have come or gone. The first may return where to begin, an
+      offset by queue.
+    - `middleware`: around every call of the handler. `access`: TLS, and the account that signs.
     """
 
     @overload

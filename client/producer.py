@@ -68,6 +68,7 @@ class Producer(Sender):
       to roll back, None if it is not known yet. The broker may ask any producer of the group, also after a restart.
     - `middleware`: around every `send`, `send_batch`, `send_oneway`, and the sends of transactions: `async def layer(sending,
       call): return await call(sending)`. A layer with a method `transaction_ended(end)` is told each outcome.
+    - `access`: TLS, and the account that signs.
     """
 
     def __init__(

@@ -53,6 +53,8 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
 
     names = await admin.groups(system=options.system)
     output.records(("group", "members", "topics", "lag"), await side_by_side(row, names))
+    if not names:
+        output.text("there is no group yet: its first consumer makes one")
     return 0
 
 

@@ -19,7 +19,7 @@ class Output:
         self.as_json = as_json
 
     def records(self, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Rows with these columns; as JSON with all of their fields. Nothing but a note if there are none."""
+        """Rows with these columns; as JSON with all of their fields. Nothing if there are none."""
         found = list(rows)
         if self.as_json:
             for row in found:

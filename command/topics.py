@@ -45,6 +45,8 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
             }
         )
     output.records(("topic", "brokers", "queues", "messages", "last_message"), rows)
+    if not rows:
+        output.text("there is no topic yet: the first send to it makes one, or rocketlet topics create NAME")
     return 0
 
 

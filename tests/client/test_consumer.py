@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Outgoing, Producer, Reject, RetryLater
-from rocketlet.client.config import PullLimits
+from rocketlet.client.config import MAX_HANDLER_CONCURRENCY, MAX_NAME_SERVERS, PullLimits
 from rocketlet.client.offsets import Position
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
@@ -495,6 +495,8 @@ async def test_a_group_that_may_not_consume_gets_nothing_and_no_error(node: Node
         ({"name_server": "my host:9876"}, "is not host:port"),
         ({"name_server": None}, "None is not a text"),
         ({"name_server": ""}, "0 addresses given"),
+        ({"name_server": ";".join(["h:1"] * (MAX_NAME_SERVERS + 1))}, "65 addresses given; 1 to 64 are needed"),
+        ({"concurrency": MAX_HANDLER_CONCURRENCY + 1}, "concurrency: 10001 is not a whole number from 1 to 10000"),
     ],
 )
 async def test_wrong_arguments_name_themselves(arguments: dict[str, Any], reason: str) -> None:

@@ -20,7 +20,7 @@ from rocketlet.client import (
 from rocketlet.client.config import ONEWAY_AT_ONCE
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
-from rocketlet.protocol.frame import MSGPACK
+from rocketlet.protocol.frame import MSGPACK, Frame
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.properties import decode
 from rocketlet.testing.ports import free_port
@@ -327,3 +327,13 @@ async def test_a_producer_that_does_not_run_says_so_at_once(node: Node) -> None:
             await send
     with pytest.raises(ConfigError, match="has been stopped"):
         await producer.send_oneway("t", b"x")
+
+
+async def test_a_connection_has_only_so_many_requests_in_flight(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.client.connection.MAX_IN_FLIGHT", 2)
+    async with Producer(node.address) as producer:
+        connection = await producer._cluster.connection(node.address)
+        asked = [connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}) for _ in range(3)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [Frame, Frame, ConnectionFailed]
+    assert "2 requests in flight" in str(answers[2])

@@ -14,6 +14,12 @@ from ..conftest import Node, eventually
 from .conftest import Run
 
 
+async def test_an_empty_cluster_says_that_it_is_empty(run: Run) -> None:
+    assert "there is no topic yet" in (await run("topics", "list")).out
+    assert "there is no group yet" in (await run("groups", "list")).out
+    assert (await run("topics", "list", "--json")).out == (await run("groups", "list", "--json")).out == ""
+
+
 async def test_a_topic_is_created_listed_shown_and_deleted(run: Run) -> None:
     assert "has 3 queues" in (await run("topics", "create", "orders", "--queues", "3")).out
     (record,) = (await run("topics", "list", "--json")).records
