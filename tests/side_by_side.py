@@ -18,13 +18,16 @@ not answered after 10 s."""
 GROUPS: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        r"tests/spark/test_(?:source|faults)\.py",
+        r"tests/spark/test_(?:source|faults)\.py|tests/spark/test_worker_start\.py::test_processes_of_the_format",
         r"tests/spark/test_(?:sink|standalone|stop)\.py",
         r"tests/interop/test_(?:our_client|planners|console|message_trace)\.py::.*\[(rocketlet|4\.9\.7|5\.3\.3)\b",
         r"tests/interop/test_access\.py",
         r"_pyright_",  # npx installs it where it finds none
     )
 )
+
+QUICK: Final = re.compile(r"tests/(?:broker|client|command|protocol|store|testing)/|tests/[^/]*\.py")
+"""Tests of milliseconds, most of them."""
 
 
 def group(test: str) -> str:
@@ -37,8 +40,13 @@ def group(test: str) -> str:
 
 
 def place(test: str, *, is_long: bool) -> int:
-    """What takes longest begins first, so that no worker is left alone with it at the end."""
-    return 0 if is_long else 1 if "tests/spark/" in test else 2 if group(test) != test else 3
+    """What takes longest begins first, so that no worker is left alone with it at the end. A worker is given three tests at
+    a time, so the thousand that take milliseconds come last."""
+    if is_long:
+        return 0
+    if "tests/spark/" in test:
+        return 1
+    return 3 if QUICK.search(test) and group(test) == test else 2
 
 
 class Scheduling(LoadScopeScheduling):

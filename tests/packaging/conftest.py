@@ -35,9 +35,11 @@ class Environment:
 
     def run(self, *arguments: str | Path, cwd: Path) -> str:
         """What a command of the environment prints. It sees neither this repository nor our packages."""
+        return output([self.folder / "bin" / arguments[0], *arguments[1:]], cwd=cwd, env=self.variables())
+
+    def variables(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        clean["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{clean['PATH']}"
-        return output([self.folder / "bin" / arguments[0], *arguments[1:]], cwd=cwd, env=clean)
+        return clean | {"PATH": f"{self.folder / 'bin'}{os.pathsep}{clean['PATH']}"}
 
 
 def output(command: list[str | Path], *, cwd: Path, env: dict[str, str] | None = None) -> str:
@@ -79,7 +81,9 @@ def with_broker(distributions: Distributions, tmp_path_factory: pytest.TempPathF
 
 def installed(requirement: str, factory: pytest.TempPathFactory, name: str) -> Environment:
     def make(folder: Path) -> None:
-        venv.create(folder, with_pip=True, symlinks=True)
-        Environment(folder).run("python", "-m", "pip", "install", "--quiet", requirement, cwd=folder)
+        venv.create(folder, symlinks=True)  # a pip in it would take longer than what it installs
+        environment = Environment(folder)
+        pip = (sys.executable, "-m", "pip", "--python", environment.python)
+        output([*pip, "install", "--quiet", requirement], cwd=folder, env=environment.variables())
 
     return Environment(made_once(factory, name, make))
