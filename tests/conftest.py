@@ -51,8 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets what Spark reads in all processes that tests start; workers of pytest-xdist inherit it."""
+    """Sets what Spark and Maven read in all processes that tests start; workers of pytest-xdist inherit it."""
     os.environ.update(spark_home.environment())
+    os.environ.setdefault("MAVEN_OPTS", " ".join(spark_home.JVM))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -251,18 +251,38 @@ def fetch_apache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], No
 
 
 @pytest.fixture(scope="session", params=["rocketlet", "4.9.7", "5.3.3"])
-def system(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fetch_apache: Callable[[str], None]
-) -> Iterator[System]:
+def version(request: pytest.FixtureRequest) -> str:
+    """Of the system. Of the session, so that the tests of one version follow each other."""
+    return str(request.param)
+
+
+@pytest.fixture
+def system(version: str, tmp_path_factory: pytest.TempPathFactory, fetch_apache: Callable[[str], None]) -> System:
     """Shared with the tests of other files: topics and groups have names of their own, or are deleted."""
-    folder = tmp_path_factory.mktemp("system")
-    if request.param == "rocketlet":
-        found = System(Ours(folder))
-    else:
-        fetch_apache(request.param)
-        found = System(Apache(folder, request.param, HEAP, **SETTINGS))
-    yield found
-    found.stop()
+    if version not in _systems:
+        folder = tmp_path_factory.mktemp("system")
+        if version == "rocketlet":
+            _systems[version] = System(Ours(folder))
+        else:
+            fetch_apache(version)
+            _systems[version] = System(Apache(folder, version, HEAP, **SETTINGS))
+    return _systems[version]
+
+
+_systems: dict[str, System] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Stops a system behind its last test: Apache's brokers use the processor while nobody uses them, for as long as the
+    tests of others last."""
+    try:
+        yield
+    finally:
+        callspec = getattr(nextitem, "callspec", None)
+        version = callspec.params.get("version") if callspec else None
+        for name in _systems.keys() - {version}:
+            _systems.pop(name).stop()
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ async def told(peer: Program, name_server: str, message_id: str, groups: set[str
 
 
 @pytest.mark.feature("Our client", "the message trace, read by mqadmin", client="mqadmin 4.9.8")
-@pytest.mark.parametrize("system", ["rocketlet", "4.9.7"], indirect=True)
+@pytest.mark.parametrize("version", ["rocketlet", "4.9.7"], indirect=True)
 async def test_apaches_tool_reads_our_trace(system: System, java: Run) -> None:
     topic, packers, readers = await system.topic(), await system.group(), await system.group()
     inbox, sends = Inbox(), []
