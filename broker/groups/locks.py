@@ -43,7 +43,7 @@ log = structlog.get_logger("rocketlet.groups")
 @dataclass(slots=True)
 class Lock:
     """`connection` is None after a restart, and when the broker has closed it, until the client has come back.
-    `former_end`: of a lease from a run before, where its queue ended when this run began, until its owner has pulled."""
+    `former_end`: of a lease from a run before, where its queue ended when a run began, until its owner has pulled."""
 
     client_id: str
     connection: Connection | None
@@ -97,9 +97,14 @@ class Locks:
         self._awake_s = since_s = clock.monotonic_s()
         self._held_until_s = -math.inf if ledger.is_known else since_s + HANDOVER_LEASE_S
         self._is_closed = False
-        for key, (client_id, epoch) in ledger.leases.items():
-            self._locks[key] = Lock(client_id, None, epoch, True, since_s, former_end=end_of(*key[1:]))
+        for key, former in ledger.leases.items():
+            end = end_of(*key[1:])
+            if former.end is None or end < former.end:
+                former = former._replace(end=end)
+                ledger.ended_at(key, former)
+            self._locks[key] = Lock(former.client_id, None, former.epoch, True, since_s, former_end=former.end)
             self._of_group.setdefault(key[0], {})[key] = None
+        ledger.write()
         ledger.leases.clear()
 
     def saving(self, *, closes: bool = False) -> Job[None]:
@@ -114,7 +119,7 @@ class Locks:
         locks = list(self._locks.items())
         # Apache's locks are not kept: its broker forgets them, too (RebalanceLockManager), and its clients lock
         # again within 20 s.
-        return ((*key, lock.client_id, lock.epoch) for key, lock in locks if lock.handover), self._epoch
+        return (line for key, lock in locks if lock.handover for line in _lines(key, lock)), self._epoch
 
     def lock(self, request: LockRequest, connection: Connection) -> dict[Queue, int]:
         """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
@@ -272,7 +277,12 @@ class Locks:
 
     def forget_former_end(self, group: str, topic: str, queue_id: int) -> None:
         """The owner reads what this run has."""
-        self._locks[group, topic, queue_id].former_end = None
+        key = (group, topic, queue_id)
+        lock = self._locks[key]
+        lock.former_end = None
+        self._ledger.pulled(key, lock.client_id, lock.epoch)
+        self._ledger.write()
+        self._on_change()
 
     def note_pull(self, group: str, topic: str, queue_id: int) -> None:
         """A pull: the owner's first one is history."""
@@ -374,3 +384,10 @@ class Locks:
             self._ledger.freed(key, lock.epoch)
         self._on_change()
         self._history.add(key[0], event, lock.client_id, topic=key[1], queue=key[2], epoch=lock.epoch)
+
+
+def _lines(key: Key, lock: Lock) -> Iterator[Change]:
+    """As the ledger keeps a lease."""
+    yield *key, lock.client_id, lock.epoch
+    if lock.former_end is not None:
+        yield *key, lock.client_id, lock.epoch, lock.former_end

@@ -12,10 +12,11 @@ in has ended (`is_known`).
 
 The file is a list, and so is each line of the journal:
 
-    [group, topic, queue id, client id, epoch]   a lease
-    [group, topic, queue id, epoch]              it has ended
-    [boot id]                                    what follows was written since the machine's start of this id
-    epoch                                        the file's: no later one was granted when it was written
+    [group, topic, queue id, client id, epoch]        a lease
+    [group, topic, queue id, client id, epoch, end]   where its queue ended when a later run began; null: its owner has pulled
+    [group, topic, queue id, epoch]                   it has ended
+    [boot id]                                         what follows was written since the machine's start of this id
+    epoch                                             the file's: no later one was granted when it was written
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import structlog
@@ -40,7 +41,7 @@ from .journal import Journal
 log = structlog.get_logger("rocketlet.store")
 
 Key = tuple[str, str, int]  # group, topic, queue id
-Change = tuple[str, str, int, str, int]  # as a lease is written
+Change = tuple[str | int, ...]  # as it is written
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -52,8 +53,16 @@ def boot_id() -> str:
     return ""
 
 
+class Former(NamedTuple):
+    """A lease of a run before. `end`: where its queue ended when a run began in which its owner has not pulled."""
+
+    client_id: str
+    epoch: int
+    end: int | None = None
+
+
 class Ledger:
-    """`leases` are those of the run before, client id and epoch by queue; `epoch` is the last one granted."""
+    """`leases` are those of the run before; `epoch` is the last one granted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -65,7 +74,7 @@ class Ledger:
         self._freed: list[object] = []
         self._count = 0  # of the changes in the journal
         self._saved = 0  # leases in the file
-        self.leases: dict[Key, tuple[str, int]] = {}
+        self.leases: dict[Key, Former] = {}
         self.epoch = 0
         fault = self._read()
         is_unused = not fault and not disk.is_there(path) and not self._journal.lines
@@ -108,13 +117,19 @@ class Ledger:
         elif len(change) == 1:
             self._written_at = change[0]
         else:
-            group, topic, queue_id, *client_id, epoch = change
-            key = (group, topic, queue_id)
-            self.epoch = max(self.epoch, epoch)
-            if client_id and epoch > saved_epoch:
-                self.leases[key] = client_id[0], epoch
-            elif not client_id and key in self.leases and self.leases[key][1] == epoch:
+            self._apply_to_lease((change[0], change[1], change[2]), change[3:], saved_epoch)
+
+    def _apply_to_lease(self, key: Key, change: Any, saved_epoch: int) -> None:
+        epoch = change[0] if len(change) == 1 else change[1]
+        self.epoch = max(self.epoch, epoch)
+        if len(change) == 2:
+            if epoch > saved_epoch:
+                self.leases[key] = Former(change[0], epoch)
+        elif key in self.leases and self.leases[key].epoch == epoch:
+            if len(change) == 1:
                 del self.leases[key]
+            else:
+                self.leases[key] = Former(*change)
 
     # Changes
 
@@ -129,6 +144,14 @@ class Ledger:
     def freed(self, key: Key, epoch: int) -> None:
         """To be written soon. A later grant may be written first: it has another epoch."""
         self._freed.append([*key, epoch])
+
+    def ended_at(self, key: Key, former: Former) -> None:
+        """To be written before anything is appended to the queue."""
+        self._changes.append([*key, *former])
+
+    def pulled(self, key: Key, client_id: str, epoch: int) -> None:
+        """To be written before the answer: what the owner reads from now on would be repeated."""
+        self._changes.append([*key, client_id, epoch, None])
 
     def write(self) -> None:
         """Writes what must be written before an answer. If the disk refuses, a mark says so to the next run."""

@@ -83,6 +83,32 @@ def test_the_first_run_of_a_broker_keeps_what_was_granted_after_its_journal_was_
     assert again.lock(renewal(TWO, second), peer()) == {QUEUE: second}
 
 
+@pytest.mark.parametrize("lines", [0, JOURNAL_LINES])
+@pytest.mark.parametrize("closes", [False, True])
+def test_where_a_queue_ended_is_known_until_its_owner_has_pulled(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, lines: int, closes: bool
+) -> None:
+    """Its owner may be as far as the queue was before any of the runs since."""
+    monkeypatch.setattr(ledger, "JOURNAL_LINES", lines)
+    place = ("g", "t", 0)
+    locks = make_locks(tmp_path, clock)
+    first = locks.lock(ONE, peer())[QUEUE]
+    assert locks.former_end(*place) is None
+    for end, known in ((7, 7), (5, 5), (9, 5)):
+        run(locks.saving(closes=closes))
+        locks = make_locks(tmp_path, clock, end=end)
+        assert locks.lock(renewal(ONE, first), peer()) == {QUEUE: first}
+        assert locks.former_end(*place) == known
+    locks.forget_former_end(*place)
+    run(locks.saving(closes=closes))
+    locks = make_locks(tmp_path, clock, end=11)
+    assert locks.former_end(*place) == 11
+    assert locks.unlock(ONE, peer()) == []
+    assert locks.lock(TWO, peer())[QUEUE] > first
+    run(locks.saving(closes=closes))
+    assert make_locks(tmp_path, clock, end=12).former_end(*place) == 12, "11 was of the owner before"
+
+
 def test_what_was_unlocked_is_free_after_a_kill(tmp_path: Path, clock: MovableClock) -> None:
     locks, one = make_locks(tmp_path, clock), peer()
     first = locks.lock(ONE, one)[QUEUE]

@@ -146,8 +146,8 @@ async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connec
     assert group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE] == epoch
 
 
-def make_locks(folder: Path, clock: MovableClock, told: list[Connection] | None = None) -> Locks:
-    """Locks alone; who is told of a free queue is in `told`."""
+def make_locks(folder: Path, clock: MovableClock, told: list[Connection] | None = None, end: int = 0) -> Locks:
+    """Locks alone; who is told of a free queue is in `told`. end: where each queue ends."""
     return Locks(
         History(clock),
         folder / "locks.json",
@@ -156,7 +156,7 @@ def make_locks(folder: Path, clock: MovableClock, told: list[Connection] | None 
         on_change=lambda: None,
         is_held_back=lambda group, topic, queue_id: False,
         queues_of=lambda topic: 8,
-        end_of=lambda topic, queue_id: 0,
+        end_of=lambda topic, queue_id: end,
     )
 
 

@@ -68,6 +68,57 @@ async def test_what_takes_the_offset_of_a_lost_message_is_delivered(
         assert (await consumer.lag(), len(broker.messages("t"))) == (0, 4)
 
 
+@pytest.mark.parametrize("lost_again", [0, 1, 2])
+async def test_the_broker_restarts_again_before_the_member_has_pulled(
+    broker: Broker, lost_again: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bytes] = []
+    async with (
+        Producer(broker.address) as producer,
+        reader(broker, lambda message: seen.append(message.body)) as consumer,
+    ):
+        for body in (b"1", b"2", b"3"):
+            await producer.send("t", body)
+        await broker.until(lambda: len(seen) == 3)
+        await consumer.pause()
+        await broker.akill(lose=1)
+        for body in (b"new", b"newer"):
+            await producer.send("t", body)
+        await back(broker, consumer)
+        await broker.akill(lose=lost_again)
+        await producer.send("t", b"last")
+        await back(broker, consumer)
+        await consumer.resume()
+        expected = [b"new", b"newer"][: 2 - lost_again] + [b"last"]
+        await broker.until(lambda: len(seen) == 3 + len(expected))
+        assert seen[3:] == expected
+        assert "queue_lost" not in caplog.text, "it has kept its lease: the case is the one of this test"
+
+
+async def test_a_restart_after_the_member_has_pulled_sets_nothing_back(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bytes] = []
+    async with (
+        Producer(broker.address) as producer,
+        reader(broker, lambda message: seen.append(message.body)) as consumer,
+    ):
+        await producer.send("t", b"1")
+        await broker.until(lambda: len(seen) == 1)
+        await broker.akill()
+        await producer.send("t", b"2")
+        await broker.until(lambda: len(seen) == 2)
+        await consumer.pause()
+        await broker.akill()
+        await producer.send("t", b"3")
+        await back(broker, consumer)
+        await consumer.resume()
+        await broker.until(lambda: len(seen) == 3)
+        await consumer.commit()
+        assert await consumer.lag() == 0
+        assert "set_back" not in caplog.text and "offset_moved" not in caplog.text
+
+
 async def test_what_was_read_before_the_loss_and_is_still_there_is_handled(broker: Broker) -> None:
     begun: list[bytes] = []
     may_end = asyncio.Event()
