@@ -319,8 +319,14 @@ class Leases:
             self._user.suspend_queue(queue)
 
     async def reclaim(self) -> None:
-        """Asks brokers that are back for the queues that were ours."""
-        await self._renew_all(self._suspended | self._releasing.keys())
+        """Asks brokers that are back, or have another address, for the queues that were ours."""
+        moved = {queue for queue, lease in self.owned.items() if self._has_moved(queue, lease)}
+        await self._renew_all(self._suspended | self._releasing.keys() | moved)
+
+    def _has_moved(self, queue: Queue, lease: Lease) -> bool:
+        """Whether the queue's broker has another address than the lease was granted or renewed at: there it takes a commit
+        only when it has heard a renewal."""
+        return bool(lease.address) and lease.address != self._cluster.master(queue.broker_name)
 
     async def renew_forever(self) -> None:
         """Renews every 5 s, and more often what is overdue; suspends what is over."""
@@ -378,9 +384,11 @@ class Leases:
         if fresh is None or fresh.epoch != lease.epoch:
             self._lose(queue, "its lease ended" if fresh is None else "its broker has another epoch")
             return
-        had_ended = lease.is_over  # also when nobody has noticed: what was held back then goes on now
+        # Also when nobody has noticed: what was held back then goes on now. What pulls committed at another address was not
+        # stored.
+        goes_on = lease.is_over or lease.address != fresh.address or queue in self._suspended
         lease.ends_s, lease.address = fresh.ends_s, fresh.address
-        if queue in self.owned and (had_ended or queue in self._suspended):
+        if queue in self.owned and goes_on:
             self._suspended.discard(queue)
             self._user.resume_queue(queue)
             self._wake.set()
@@ -388,13 +396,17 @@ class Leases:
     # Commits
 
     async def commit(self, offsets: Mapping[Queue, int]) -> set[Queue]:
-        """Stores the group's offsets; returns the queues for which that was done. A fenced queue is lost, a suspended one
-        is left for later.
+        """Stores the group's offsets; returns the queues for which that was done. A fenced queue is lost; a suspended one,
+        and one whose broker has another address since the last renewal, are left for later.
 
         Raises nothing for a broker that cannot be reached: the next commit says the same or more.
         """
         ready = {
-            queue: offset for queue, offset in offsets.items() if queue in self.owned and queue not in self._suspended
+            queue: offset
+            for queue, offset in offsets.items()
+            if (lease := self.owned.get(queue)) is not None
+            and queue not in self._suspended
+            and not self._has_moved(queue, lease)
         }
         stored = await asyncio.gather(
             *(

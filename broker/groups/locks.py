@@ -136,23 +136,19 @@ class Locks:
         key = (request.group, queue.topic, queue.queue_id)
         lock = self._locks.get(key)
         if lock is not None and not lock.is_over(now_s):
-            # A renewal by an epoch that has ended must fail: its sender would go on reading what another had
-            # meanwhile (decision 6).
-            asked_epoch = request.epochs.get(queue, lock.epoch)
-            # An id on a second open connection is a copied one, or a client whose old socket has not closed yet. It
-            # has to wait; Apache's locks know only the id.
-            its_own = lock.connection is None or lock.connection is connection or not lock.handover
-            if lock.client_id == request.client_id and its_own and asked_epoch == lock.epoch:
+            epoch = request.epochs.get(queue)
+            if lock.client_id == request.client_id and _is_its_own(lock, connection, epoch):
                 lock.renewed_s = now_s
                 if lock.connection is not connection:
                     self._forget_key(lock.connection, key)
                     lock.connection = connection
                     self._note_key(connection, key)
                 return lock.epoch
-            if request.handover and queue not in request.epochs:
-                # Told when the queue is free: a hand-over would otherwise last until its next try.
-                self._wait(connection, key, lock)
-            return None
+            if lock.client_id != request.client_id or lock.connection is not None or epoch is not None:
+                if request.handover and epoch is None:
+                    # Told when the queue is free: a hand-over would otherwise last until its next try.
+                    self._wait(connection, key, lock)
+                return None
         if queue in request.epochs:
             return None  # a renewal takes nothing anew: its sender must first let go of what it has
         if now_s < self._held_until_s or self._is_closed:
@@ -384,6 +380,19 @@ class Locks:
             self._ledger.freed(key, lock.epoch)
         self._on_change()
         self._history.add(key[0], event, lock.client_id, topic=key[1], queue=key[2], epoch=lock.epoch)
+
+
+def _is_its_own(lock: Lock, connection: Connection, epoch: int | None) -> bool:
+    """Whether a client of the owner's id is the owner, or Apache's locks, which know only the id.
+
+    An id alone may be copied, or of a client whose former socket has not closed yet: it has to wait. Who names the epoch was
+    granted it, and may come by another connection; what it sent on the former one may arrive later and must not bring the lease
+    back there. A renewal by an epoch that has ended must fail: its sender would go on reading what another had meanwhile
+    (decision 6). Who owns the lease of a run before and does not name its epoch has never heard of it, and gets one anew.
+    """
+    if lock.connection is connection or not lock.handover:
+        return epoch in (None, lock.epoch)
+    return epoch == lock.epoch and (lock.connection is None or lock.connection.number < connection.number)
 
 
 def _lines(key: Key, lock: Lock) -> Iterator[Change]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,7 @@ def is_loopback(address: str) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
+_numbers = itertools.count(1)
 _SMALL_BYTES = 65_536
 _UNREACHED = (
     errno.ETIMEDOUT,
@@ -53,7 +55,7 @@ class Host(Protocol):
 
 class Connection(asyncio.Protocol):
     """`active_s` is when it was last read from or written to, in the loop's time; `known` is what the check of accounts
-    keeps of it. `is_left`: if it is gone, the client has ended it, and knows."""
+    keeps of it. `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection."""
 
     __slots__ = (
         "_answering_bytes",
@@ -76,11 +78,13 @@ class Connection(asyncio.Protocol):
         "is_vip",
         "kept",
         "known",
+        "number",
         "peer",
     )
 
     def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
         self._host = host
+        self.number = next(_numbers)
         self.is_vip = is_vip
         self.is_external = is_external
         self.is_encrypted = False

@@ -72,6 +72,40 @@ async def test_an_owner_whom_the_broker_hangs_up_keeps_its_queues_until_it_can_k
     assert QUEUE in group_bodies.decode_locked((await lock(two, "c2")).body)
 
 
+def test_an_owner_that_comes_by_another_connection_proves_itself_by_its_epoch(tmp_path: Path) -> None:
+    """As when its broker got another address, or when its former connection hangs."""
+    locks = make_locks(tmp_path, MovableClock())
+    one, another, latest = peer(), peer(), peer()
+    ask = LockRequest("c1", "g", (QUEUE,), True)
+    first = locks.lock(ask, one)[QUEUE]
+    renewal = LockRequest("c1", "g", (QUEUE,), True, {QUEUE: first})
+    assert locks.lock(ask, another) == {}, "the client id alone may be a copy"
+    assert locks.lock(LockRequest("c1", "g", (QUEUE,), True, {QUEUE: first - 1}), another) == {}
+    assert locks.lock(LockRequest("c2", "g", (QUEUE,), True, {QUEUE: first}), another) == {}
+    assert locks.lock(renewal, another) == {QUEUE: first}
+    assert locks.commit_fault("g", ("t", 0), another, first) is None
+    assert locks.lock(renewal, one) == {}, "what comes late on the former connection does not bring the lease back to it"
+    locks.drop(one)
+    assert locks.lock(LockRequest("c2", "g", (QUEUE,), True), latest) == {}
+    locks.drop(another)
+    assert locks.lock(LockRequest("c2", "g", (QUEUE,), True), latest)[QUEUE] > first
+
+
+def test_after_a_restart_who_does_not_know_its_epoch_gets_another(tmp_path: Path) -> None:
+    """It does not go on, it begins: with the old epoch it would be below what the queue has seen, if the folder is a copy."""
+    clock = MovableClock()
+    ask = LockRequest("c1", "g", (QUEUE,), True)
+    first = make_locks(tmp_path, clock).lock(ask, peer())[QUEUE]
+    again = make_locks(tmp_path, clock)
+    assert again.lock(LockRequest("c2", "g", (QUEUE,), True), peer()) == {}
+    one = peer()
+    second = again.lock(ask, one)[QUEUE]
+    assert second > first
+    assert again.lock(ask, one) == {QUEUE: second}
+    assert again.lock(LockRequest("c1", "g", (QUEUE,), True, {QUEUE: first}), one) == {}
+    assert make_locks(tmp_path, clock).lock(LockRequest("c1", "g", (QUEUE,), True, {QUEUE: second}), peer()) == {QUEUE: second}
+
+
 async def test_a_foreign_client_id_locks_and_unlocks_nothing(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
     await create_topic(one, "t")

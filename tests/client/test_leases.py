@@ -186,6 +186,32 @@ async def test_nothing_begins_when_its_connection_is_gone_also_if_the_broker_has
         consumer._cluster._masters["broker-a"] = node.address
 
 
+async def test_a_queue_stays_its_owner_s_when_its_broker_gets_another_address(
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    await create_topic(wire, "t", 1)
+    gate = Gate()
+    gate.open.set()
+    async with Consumer(node.address, "g", "t", gate.handle, start="first") as consumer:
+        await send(node, 1)
+        await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 1)
+        lock = node.broker.locks._locks["g", "t", 0]
+        former, epoch = lock.connection, lock.epoch
+        port = node.address.rpartition(":")[2]
+        node.broker.advertise(f"localhost:{port}", None)
+        await consumer._cluster.find_route("t")
+        await eventually(lambda: lock.connection is not former)
+        await send(node, 2)
+        await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 3)
+        assert former is not None
+        former.abort()
+        await eventually(lambda: former not in node.server.connections)
+        await send(node, 1)
+        await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 4)
+        assert [message.epoch for message in gate.begun] == [epoch] * 4
+        assert "queue_lost" not in caplog.text
+
+
 @pytest.mark.usefixtures("quick")
 async def test_a_queue_is_taken_again_only_when_its_earlier_handlers_have_ended(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client import Consumer, Message, Producer, Reject
 from rocketlet.client.lease import Lease
 from rocketlet.client.process_queue import ProcessQueue
 from rocketlet.protocol.bodies import Queue
@@ -117,6 +117,35 @@ async def test_a_restart_after_the_member_has_pulled_sets_nothing_back(
         await consumer.commit()
         assert await consumer.lag() == 0
         assert "set_back" not in caplog.text and "offset_moved" not in caplog.text
+
+
+async def test_a_lost_message_that_is_given_up_does_not_take_the_one_in_its_place_along(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Message] = []
+    may_end = asyncio.Event()
+
+    async def handle(message: Message) -> Reject | None:
+        seen.append(message)
+        if message.body != b"lost":
+            return None
+        await may_end.wait()
+        return Reject()
+
+    async with Producer(broker.address) as producer, reader(broker, handle) as consumer:
+        for body in (b"kept", b"lost"):
+            await producer.send("t", body)
+        await broker.until(lambda: len(seen) == 2)
+        await consumer.pause()
+        await broker.akill(lose=1)
+        await producer.send("t", b"next")
+        await back(broker, consumer)
+        may_end.set()
+        await broker.until(lambda: "send_back_failed" in caplog.text or bool(broker.messages("%DLQ%g")))
+        await consumer.resume()
+        await broker.until(lambda: [message.body for message in seen[:3]] == [b"kept", b"lost", b"next"])
+    assert seen[1].record.physical_offset == seen[2].record.physical_offset, "the case is the one of this test"
+    assert broker.messages("%DLQ%g") == []
 
 
 async def test_what_was_read_before_the_loss_and_is_still_there_is_handled(broker: Broker) -> None:
