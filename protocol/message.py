@@ -17,6 +17,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
 
+from . import properties as props
 from .checksum import crc32
 from .codes import (
     SYS_BORNHOST_V6,
@@ -137,6 +138,12 @@ class Record(NamedTuple):
     @property
     def offset_id(self) -> str:
         return offset_id(self.store_host, self.physical_offset)
+
+    def may_be(self, message_id: str | None) -> bool:
+        """Whether a client that names a message and its place in the log can mean this record. A message that was lost with
+        the end of the log is another than the one in its place. Clients know a message by its unique key, or by its place."""
+        key = props.find(self.properties, props.UNIQUE_KEY)
+        return not message_id or key is None or message_id in (key, self.offset_id)
 
 
 def decode_record(data: bytes, position: int = 0) -> Record:

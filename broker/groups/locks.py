@@ -386,9 +386,10 @@ def _is_its_own(lock: Lock, connection: Connection, epoch: int | None) -> bool:
     """Whether a client of the owner's id is the owner, or Apache's locks, which know only the id.
 
     An id alone may be copied, or of a client whose former socket has not closed yet: it has to wait. Who names the epoch was
-    granted it, and may come by another connection; what it sent on the former one may arrive later and must not bring the lease
-    back there. A renewal by an epoch that has ended must fail: its sender would go on reading what another had meanwhile
-    (decision 6). Who owns the lease of a run before and does not name its epoch has never heard of it, and gets one anew.
+    granted it, and may come by another connection; what it sent on the former one may arrive later, and must not bring the
+    lease back there. A renewal by an epoch that has ended must fail: its sender would go on reading what another had
+    meanwhile (decision 6). Who owns the lease of a run before and does not name its epoch never heard of it, and gets
+    another.
     """
     if lock.connection is connection or not lock.handover:
         return epoch in (None, lock.epoch)

@@ -131,8 +131,9 @@ class Transactions:
         half = self._halves.get(offset)
         record = self._store.record_at(header.commit_log_offset)
         # EndTransactionProcessor.checkPrepareMessage: a producer ends only what its own group has prepared, and both
-        # positions must fit.
-        if record is None or record.topic != names.HALF_TOPIC or record.queue_offset != offset:
+        # positions must fit. The id must, too: after a power cut another half message may be there.
+        is_there = record is not None and record.topic == names.HALF_TOPIC and record.queue_offset == offset
+        if record is None or not is_there or not record.may_be(header.msg_id):
             return f"no half message is at {header.commit_log_offset} with the queue offset {offset}"
         if half is not None and half.position != header.commit_log_offset:
             return f"the half message {offset} is at {half.position}, not at {header.commit_log_offset}"

@@ -272,7 +272,7 @@ def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     if settings.retry_queues <= 0:
         return answer(frame)
     record = broker.store.record_at(header.offset)
-    if record is None or _is_another(record, header.origin_msg_id):
+    if record is None or not record.may_be(header.origin_msg_id):
         remark = f"look message by offset failed, {header.offset}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
@@ -284,13 +284,6 @@ def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     if level:
         broker.delays.expect(level)
     return answer(frame)
-
-
-def _is_another(record: Record, message_id: str | None) -> bool:
-    """Whether a record is not the consumer's message, which was lost, and whose place in the log another one has taken since.
-    Clients name a message by its unique key, or by its place."""
-    key = props.find(record.properties, props.UNIQUE_KEY)
-    return bool(message_id) and key is not None and message_id not in (key, record.offset_id)
 
 
 def _stage_again(broker: Broker, header: SendBack, record: Record, settings: GroupConfig, level: int) -> None:

@@ -66,7 +66,9 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._behind_path = path.with_suffix(".behind")  # there while the disk does not have what was granted
+        # One of two empty files. Which name it has says whether the disk has what was granted: another name needs neither
+        # room nor a descriptor.
+        self._sound_path, self._behind_path = path.with_suffix(".sound"), path.with_suffix(".behind")
         self._journal = Journal(path)
         self._boot = boot_id()
         self._written_at = ""
@@ -81,6 +83,7 @@ class Ledger:
         self._is_behind = bool(fault)
         self._changes.append([self._boot])
         self.write()
+        self._make(self._sound_path)
         self._is_unused = is_unused and not self._is_behind  # nothing but this run's name was ever written
         self.is_known = not self._is_behind
         if not self.is_known:
@@ -175,9 +178,15 @@ class Ledger:
             self._mark()
 
     def _mark(self) -> None:
-        """An empty file needs no room. Where not even that is taken, the next run cannot write, either."""
+        """Where not even that is taken, the file system takes nothing, and usually will not until the machine restarts."""
+        try:
+            disk.replace(self._sound_path, self._behind_path)
+        except OSError:
+            self._make(self._behind_path)
+
+    def _make(self, path: Path) -> None:
         with contextlib.suppress(OSError):
-            disk.close(disk.open_file(self._behind_path, disk.CREATE, 0o644))
+            disk.close(disk.open_file(path, disk.CREATE, 0o644))
 
     def saving(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:
         """Writes what has ended by itself, and the whole file when the journal has become long or lacks something. now: the
@@ -203,7 +212,7 @@ class Ledger:
             self._journal.clear()
         if not self._is_behind:
             with contextlib.suppress(OSError):
-                disk.remove(self._behind_path)
+                disk.replace(self._behind_path, self._sound_path)
 
     def _saving(self, leases: Iterator[Change], epoch: int, *, closes: bool) -> Job[None]:
         self._saved = 0

@@ -251,3 +251,25 @@ def test_a_folder_that_takes_nothing_is_not_believed(
         patch.setattr(disk, "open_file", refused)
         epoch = handed_over(locks)[3]
         nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, epoch)
+
+
+def test_a_process_without_descriptors_leaves_a_mark_for_the_next(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the journal nor a new file can be opened, and the next run can write both."""
+    locks = make_locks(tmp_path, clock)
+
+    def refused(*arguments: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open_file", refused)
+        epoch = handed_over(locks)[3]
+    again = restarted(tmp_path, clock)
+    last = nobody_gets_the_queue_for_a_lease(again, clock, epoch)
+    run(again.saving())
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open_file", refused)
+        assert again.unlock(ONE, peer()), "its owner has another connection"
+        again.lock(LockRequest("c3", "g", (OTHER_QUEUE,), True), peer())
+    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, last)

@@ -84,7 +84,9 @@ def test_an_owner_that_comes_by_another_connection_proves_itself_by_its_epoch(tm
     assert locks.lock(LockRequest("c2", "g", (QUEUE,), True, {QUEUE: first}), another) == {}
     assert locks.lock(renewal, another) == {QUEUE: first}
     assert locks.commit_fault("g", ("t", 0), another, first) is None
-    assert locks.lock(renewal, one) == {}, "what comes late on the former connection does not bring the lease back to it"
+    assert locks.lock(renewal, one) == {}, (
+        "what comes late on the former connection does not bring the lease back to it"
+    )
     locks.drop(one)
     assert locks.lock(LockRequest("c2", "g", (QUEUE,), True), latest) == {}
     locks.drop(another)
@@ -103,7 +105,8 @@ def test_after_a_restart_who_does_not_know_its_epoch_gets_another(tmp_path: Path
     assert second > first
     assert again.lock(ask, one) == {QUEUE: second}
     assert again.lock(LockRequest("c1", "g", (QUEUE,), True, {QUEUE: first}), one) == {}
-    assert make_locks(tmp_path, clock).lock(LockRequest("c1", "g", (QUEUE,), True, {QUEUE: second}), peer()) == {QUEUE: second}
+    renewal = LockRequest("c1", "g", (QUEUE,), True, {QUEUE: second})
+    assert make_locks(tmp_path, clock).lock(renewal, peer()) == {QUEUE: second}
 
 
 async def test_a_foreign_client_id_locks_and_unlocks_nothing(node: Node, connect: Connect) -> None:

@@ -53,6 +53,7 @@ async def test_a_message_rolled_back_is_never_delivered_nor_committed_later(node
         ({"tran_state_table_offset": 9}, "no half message"),
         ({"commit_log_offset": 10**9}, "no half message"),
         ({"commit_or_rollback": 4}, "commitOrRollback"),
+        ({"msg_id": "lost, and its place taken"}, "no half message"),
     ],
 )
 async def test_an_outcome_that_does_not_fit_changes_nothing(

@@ -89,7 +89,7 @@ async def test_the_broker_restarts_again_before_the_member_has_pulled(
         await producer.send("t", b"last")
         await back(broker, consumer)
         await consumer.resume()
-        expected = [b"new", b"newer"][: 2 - lost_again] + [b"last"]
+        expected = [*[b"new", b"newer"][: 2 - lost_again], b"last"]
         await broker.until(lambda: len(seen) == 3 + len(expected))
         assert seen[3:] == expected
         assert "queue_lost" not in caplog.text, "it has kept its lease: the case is the one of this test"
