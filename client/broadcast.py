@@ -98,6 +98,9 @@ class Broadcast:
         self._save()
         return set(offsets)
 
+    async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
+        await self.commit({queue: offset})
+
     async def _heartbeat(self) -> None:
         consumer = ConsumerData(
             self._group, "CONSUME_PASSIVELY", "BROADCASTING", subscriptions=tuple(self._subscriptions.values())

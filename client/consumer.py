@@ -315,7 +315,7 @@ class Consumer(Receiver):
         place = At(to[process_queue.queue]) if isinstance(to, Mapping) else to
         offset = await begin_offset(connection, process_queue.queue, place)
         process_queue.seek(offset)
-        await self._commit_and_pull(process_queue, offset)
+        await self._go_on_from(process_queue, offset, sought=not isinstance(to, Mapping))
 
     async def positions(self) -> dict[Queue, Position]:
         """How far this member has come in each of its queues. Raises RocketletError."""
@@ -359,7 +359,7 @@ class Consumer(Receiver):
         for queue, offset in offsets.items():
             process_queue = self.queues[queue]
             process_queue.seek(offset)
-            self._assignment.spawn(self._commit_and_pull(process_queue, offset))
+            self._assignment.spawn(self._go_on_from(process_queue, offset, sought=True))
 
     async def try_one(self, message: Message) -> Outcome:
         if self._workers is None:
@@ -398,6 +398,10 @@ class Consumer(Receiver):
             await self._membership.commit({process_queue.queue: offset})
         finally:  # also when the file of a broadcasting consumer cannot be written
             self._puller.pull(process_queue)
+
+    async def _go_on_from(self, process_queue: ProcessQueue, offset: int, *, sought: bool) -> None:
+        await self._membership.commit_place(process_queue.queue, offset, sought=sought)
+        self._puller.pull(process_queue)
 
     async def _send_back(self, message: Message, delay_level: int) -> None:
         """To the broker, which delivers it again or keeps it as a dead letter. Raises RocketletError."""

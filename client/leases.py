@@ -401,13 +401,7 @@ class Leases:
 
         Raises nothing for a broker that cannot be reached: the next commit says the same or more.
         """
-        ready = {
-            queue: offset
-            for queue, offset in offsets.items()
-            if (lease := self.owned.get(queue)) is not None
-            and queue not in self._suspended
-            and not self._has_moved(queue, lease)
-        }
+        ready = {queue: offset for queue, offset in offsets.items() if self._may_commit(queue)}
         stored = await asyncio.gather(
             *(
                 self._commit_at(broker_name, {queue: ready[queue] for queue in queues})
@@ -416,6 +410,19 @@ class Leases:
         )
         return set[Queue]().union(*stored)
 
+    def _may_commit(self, queue: Queue) -> bool:
+        lease = self.owned.get(queue)
+        return lease is not None and queue not in self._suspended and not self._has_moved(queue, lease)
+
+    async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
+        """Stores an offset that no message led to: where the user or an administrator wants to go on. sought: the broker has
+        named it. What an Apache broker has begun to store counts before. Raises nothing, as `commit`."""
+        lease = self.owned.get(queue)
+        if lease is not None and not lease.epoch and self._user.is_pull_committing(queue):
+            await self._offsets.pulls_stored(queue, offset)
+        if lease is not None and self.owned.get(queue) is lease and self._may_commit(queue):
+            await self._commit_one(queue, offset, lease, sought=sought)
+
     async def _commit_at(self, broker_name: str, offsets: Mapping[Queue, int]) -> set[Queue]:
         leases = {queue: lease for queue in offsets if (lease := self.owned.get(queue)) is not None}
         stored, alone = await self._together.commit(broker_name, {queue: offsets[queue] for queue in leases}, leases)
@@ -423,9 +430,9 @@ class Leases:
         found = await asyncio.gather(*(self._commit_one(queue, offsets[queue], leases[queue]) for queue in tried))
         return stored | {queue for queue, is_stored in zip(tried, found, strict=True) if is_stored}
 
-    async def _commit_one(self, queue: Queue, offset: int, lease: Lease) -> bool:
+    async def _commit_one(self, queue: Queue, offset: int, lease: Lease, *, sought: bool = False) -> bool:
         try:
-            await self._offsets.store(queue, offset, lease.epoch)
+            await self._offsets.store(queue, offset, lease.epoch, sought=sought)
         except BrokerRefused as error:
             log.warning("commit_refused", queue=str(queue), offset=offset, reason=str(error))
             if error.code == ResponseCode.NO_PERMISSION and self.owned.get(queue) is lease:

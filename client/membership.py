@@ -165,6 +165,10 @@ class Membership:
         """Stores the group's offsets of owned queues; returns the queues for which that was done."""
         return await self._leases.commit(offsets)
 
+    async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
+        """Stores where the user or an administrator wants an owned queue to go on. sought: its broker has named the offset."""
+        await self._leases.commit_place(queue, offset, sought=sought)
+
     # What is heard
 
     def _notified(self, connection: Connection, frame: Frame) -> None:

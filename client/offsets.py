@@ -184,8 +184,9 @@ class GroupOffsets:
             return None
         return read(Offset, answer.ext).offset
 
-    async def store(self, queue: Queue, offset: int, epoch: int) -> None:
-        """Returns when the broker has it. Raises RocketletError.
+    async def store(self, queue: Queue, offset: int, epoch: int, *, sought: bool = False) -> None:
+        """Returns when the broker has it. Raises RocketletError. sought: the broker itself has named the offset, not a message
+        that was read, which may be lost since.
 
         An Apache broker (epoch 0) loses offsets that reach it together while it has none of this group and topic: each
         makes the table of that pair anew (ConsumerOffsetManager.commitOffset). The first one therefore goes alone. It
@@ -193,7 +194,7 @@ class GroupOffsets:
         before it of the same queue is answered.
         """
         if epoch:
-            await self._send(queue, offset, epoch)
+            await self._send(queue, offset, epoch, sought=sought)
             return
         table = (queue.broker_name, queue.topic)
         async with self._turns[queue]:
@@ -227,9 +228,9 @@ class GroupOffsets:
             await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
             await asyncio.sleep(PULL_COMMIT_S)
 
-    def _send(self, queue: Queue, offset: int, epoch: int) -> asyncio.Future[Frame]:
+    def _send(self, queue: Queue, offset: int, epoch: int, *, sought: bool = False) -> asyncio.Future[Frame]:
         connection = self._cluster.connected(queue.broker_name)
         if connection is None:  # waiting for one, this commit would arrive after a later one that a pull carries
             raise ConnectionFailed(f"the broker {queue.broker_name} is not connected")
-        header = UpdateOffset(self._group, queue.topic, queue.queue_id, offset, epoch or None)
+        header = UpdateOffset(self._group, queue.topic, queue.queue_id, offset, epoch or None, sought or None)
         return connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, write(header), timeout_s=OFFSET_TIMEOUT_S)

@@ -68,11 +68,14 @@ class QueueOffset(NamedTuple):
 
 
 class UpdateOffset(NamedTuple):
+    """Our own: `epoch`, of the lease; `sought`, of an offset that this run of the broker has named to the member."""
+
     consumer_group: str
     topic: str
     queue_id: int
     commit_offset: int
     epoch: int | None = None
+    sought: bool | None = None
 
 
 class Offset(NamedTuple):

@@ -74,6 +74,8 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
         if connection.is_news("commit_refused"):
             log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
+    if header.sought and header.epoch is not None:
+        broker.locks.forget_former_end(group, *queue)
     store_offset(broker, group, queue, header.commit_offset, by_owner=header.epoch is not None)
     return answer(frame, ext={})
 

@@ -124,6 +124,25 @@ async def test_a_last_commit_that_was_undone_is_repeated(
     assert threads.owners() == {}
 
 
+async def test_a_place_that_is_sought_is_committed_behind_pulls_that_are_carried_out_late(
+    threads: ApacheLocks, apache: Node
+) -> None:
+    pulls = Waiting(PULL)
+    async with two_handled(apache) as (consumer, inbox):
+        threads.run = pulls.run
+        await fill(apache, 1)
+        await eventually(lambda: bool(pulls.works))
+        await handled(inbox, 3)
+        await consumer.pause()
+        seeking = asyncio.create_task(consumer.seek("first"))
+        await eventually(lambda: len(pulls.works) > 1 or seeking.done())
+        threads.run = at_once
+        for work in pulls.works:
+            work()
+        await seeking
+        assert offset(apache) == 0
+
+
 async def test_a_commit_waits_for_the_one_before_it(threads: ApacheLocks, apache: Node) -> None:
     commits = Waiting(COMMIT)
     async with two_handled(apache) as (consumer, inbox):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from rocketlet.client import Consumer, Message, Producer, Reject
+from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject
 from rocketlet.client.lease import Lease
 from rocketlet.client.process_queue import ProcessQueue
 from rocketlet.protocol.bodies import Queue
@@ -117,6 +117,35 @@ async def test_a_restart_after_the_member_has_pulled_sets_nothing_back(
         await consumer.commit()
         assert await consumer.lag() == 0
         assert "set_back" not in caplog.text and "offset_moved" not in caplog.text
+
+
+@pytest.mark.parametrize("by", ["the member", "an administrator"])
+async def test_a_place_that_is_sought_after_the_loss_counts(broker: Broker, by: str) -> None:
+    seen: list[bytes] = []
+    async with (
+        Producer(broker.address) as producer,
+        reader(broker, lambda message: seen.append(message.body)) as consumer,
+        AdminClient(broker.address) as admin,
+    ):
+        await producer.send("t", b"1")
+        await broker.until(lambda: seen == [b"1"])
+        await consumer.pause()
+        await broker.akill()
+        for body in (b"skipped", b"skipped, too"):
+            await producer.send("t", body)
+        await back(broker, consumer)
+        await consumer.commit()
+        if by == "the member":
+            await consumer.seek("last")
+        else:
+            await admin.reset("g", "t", to="last")
+            await broker.until(lambda: (queue := queue_of(consumer)) is not None and queue.next_offset == 3)
+        await consumer.commit()
+        assert (await consumer.positions())[Queue("t", "broker-a", 0)].committed == 3
+        await consumer.resume()
+        await producer.send("t", b"2")
+        await broker.until(lambda: seen[-1] == b"2")
+        assert seen == [b"1", b"2"]
 
 
 async def test_a_lost_message_that_is_given_up_does_not_take_the_one_in_its_place_along(
