@@ -166,7 +166,7 @@ class Membership:
         return await self._leases.commit(offsets)
 
     async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
-        """Stores where the user or an administrator wants an owned queue to go on. sought: its broker has named the offset."""
+        """Stores where the user or an administrator wants an owned queue to go on. sought: its broker named the offset."""
         await self._leases.commit_place(queue, offset, sought=sought)
 
     # What is heard
