@@ -185,8 +185,8 @@ class GroupOffsets:
         return read(Offset, answer.ext).offset
 
     async def store(self, queue: Queue, offset: int, epoch: int, *, sought: bool = False) -> None:
-        """Returns when the broker has it. Raises RocketletError. sought: the broker itself has named the offset; a message that
-        was read may be lost since.
+        """Returns when the broker has it. Raises RocketletError. sought: the broker itself has named the offset, which no
+        message did that may be lost since.
 
         An Apache broker (epoch 0) loses offsets that reach it together while it has none of this group and topic: each
         makes the table of that pair anew (ConsumerOffsetManager.commitOffset). The first one therefore goes alone. It
