@@ -324,22 +324,29 @@ def acl_of(options: argparse.Namespace) -> Acl | None:
 def _bind(options: argparse.Namespace) -> str:
     """The advertised address. With port 0 a free port is chosen here, because it must be known before listening."""
     if options.port == 0:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((options.host, 0))
             options.port = probe.getsockname()[1]
-    told = "" if options.advertise == AUTO else options.advertise or ""
-    return f"{_told_host(options)}:{told.partition(':')[2] or options.port}"
+    return f"{_told_host(options)}:{_told(options)[1] or options.port}"
 
 
 def _told_host(options: argparse.Namespace) -> str:
+    host = _told(options)[0] or _reachable(options.host)
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _told(options: argparse.Namespace) -> tuple[str, str]:
+    """Host and port of --advertise, empty where they are not given. An IPv6 address is in brackets."""
     told = "" if options.advertise == AUTO else options.advertise or ""
-    return told.partition(":")[0] or _reachable(options.host)
+    host, separator, port = told.rpartition(":")
+    return (host, port) if separator and not told.endswith("]") else (told, "")
 
 
 def _local(host: str) -> str:
     """Where this machine reaches what listens on a host."""
-    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    found = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{found}]" if ":" in found else found
 
 
 def _reachable(host: str) -> str:

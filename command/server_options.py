@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from ..broker.net.tls import TLS_MODES
@@ -210,9 +211,9 @@ def _hours(text: str) -> float:
 
 
 def _advertised(text: str) -> str:
-    host, separator, port = text.partition(":")
-    if not host or (separator and (not port.isdecimal() or not 0 < int(port) < 65_536)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT")
+    found = re.fullmatch(r"(?:[^:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?", text, re.ASCII)
+    if found is None or not 0 < int(found[1] or 1) < 65_536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT; an IPv6 address is in brackets")
     return text
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import socket
+from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 
 import pytest
 from rocketlet.broker.net.memory import default_budget
+from rocketlet.client.arguments import parse_addresses
 from rocketlet.client.errors import ConfigError
 from rocketlet.command import layout
 from rocketlet.command.cli import parser
 from rocketlet.command.config import MAX_LOCAL_BROKERS, MAX_RESTART_DELAY_S, PORT_STEP, RESTART_DELAY_S
+from rocketlet.command.serve import _bind
+from rocketlet.command.server_options import _advertised
 from rocketlet.command.supervisor import restart_delay_s
 
 OWN = {"name", "port", "data", "metrics_port", "advertise", "advertise_external", "nameserver", "stop_with_stdin"}
@@ -148,3 +152,27 @@ def test_a_broker_that_dies_soon_again_and_again_is_started_ever_later() -> None
     assert delays[:3] == [RESTART_DELAY_S, 2 * RESTART_DELAY_S, 4 * RESTART_DELAY_S]
     assert delays == sorted(delays)
     assert restart_delay_s(10**6) == MAX_RESTART_DELAY_S
+
+
+@pytest.mark.parametrize(
+    ("host", "advertise", "told"),
+    [
+        ("127.0.0.1", None, "127.0.0.1:9876"),
+        ("0.0.0.0", "broker.example", "broker.example:9876"),
+        ("0.0.0.0", "broker.example:5", "broker.example:5"),
+        ("::1", None, "[::1]:9876"),
+        ("::", "[2001:db8::1]", "[2001:db8::1]:9876"),
+        ("::", "[2001:db8::1]:5", "[2001:db8::1]:5"),
+    ],
+)
+def test_the_address_that_is_told_is_one_that_clients_take(host: str, advertise: str | None, told: str) -> None:
+    if advertise is not None:
+        assert _advertised(advertise) == advertise
+    assert _bind(Namespace(host=host, port=9876, advertise=advertise)) == told
+    assert parse_addresses(told) == [told]
+
+
+@pytest.mark.parametrize("text", ["", ":5", "h:0", "h:65536", "h:x", "::1", "[::1", "[h]", "a:b:5"])
+def test_what_is_no_address_is_not_advertised(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="an IPv6 address is in brackets"):
+        _advertised(text)
