@@ -84,11 +84,12 @@ class Batch:
                 key = key or keys.next()
                 self.ids, self.texts = (key,), (text or PLAIN + key,)
             return
+        if not self.messages:
+            return
         futures, ids, _, texts, _, _ = zip(*self.messages, strict=True)
         if any(map(_is_done, futures)):
             self.messages = [message for message in self.messages if not message[0].done()]
-            if self.messages:
-                self.close(keys)
+            self.close(keys)
         elif any(ids):
             self.ids = [key or keys.next() for key in ids]
             self.texts = [text or PLAIN + key for key, text in zip(self.ids, texts, strict=True)]

@@ -4,15 +4,16 @@ allowed. Each function raises ConfigError."""
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..protocol import names
 from ..protocol.bodies import Queue
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
-from .config import MAX_INT, MAX_NAME_SERVERS, PullLimits
+from .config import MAX_INT, MAX_LONG, MAX_NAME_SERVERS, PullLimits
 from .errors import ConfigError
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]").fullmatch
@@ -76,7 +77,7 @@ def check_callable(name: str, value: Any, *takes: str) -> None:
 
 
 def check_start(start: Any) -> None:
-    if start not in ("last", "first") and (type(start) is not int or start < 0):
+    if start not in ("last", "first") and not _is_long(start):
         raise ConfigError(f"start: {start!r} is neither 'last' nor 'first' nor a time in ms since 1970")
 
 
@@ -87,6 +88,36 @@ def check_pull_limits(limits: Any) -> None:
         raise ConfigError(f"pull: {limits!r} is no PullLimits")
     for name in ("batch_size", "messages", "size_bytes", "span"):
         check_count(f"pull.{name}", getattr(limits, name), 1, MAX_INT if name == "batch_size" else None)
+
+
+def check_place(place: Any) -> None:
+    allowed = "'first', 'last', a time in ms since 1970 as an int, or an offset for each queue"
+    if isinstance(place, Mapping):
+        odd = [f"{queue}: {offset!r}" for queue, offset in place.items() if not _is_long(offset)]
+        if odd:
+            raise ConfigError(f"seek: {odd[0]} is not an offset from 0; give {allowed}")
+    elif place not in ("last", "first") and not _is_long(place):
+        raise ConfigError(f"seek: {place!r} is not a place; give {allowed}")
+
+
+def _is_long(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_LONG
+
+
+def check_kind(name: str, value: Any, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{name}: {value!r} is a {type(value).__name__}; give {kind.__name__}(...)")
+
+
+def check_layers(layers: Any) -> None:
+    if not isinstance(layers, Iterable):
+        raise ConfigError(f"middleware: {layers!r} is not a list; give [{getattr(layers, '__name__', 'layer')}]")
+
+
+def check_timeout(value: Any) -> None:
+    """Of a call, whose time may be over before it begins."""
+    if type(value) not in (int, float) or math.isnan(value):
+        raise ConfigError(f"timeout_s: {value!r} is not a number of seconds")
 
 
 def check_strategy(strategy: Any) -> None:

@@ -137,4 +137,9 @@ class Assignment:
         task.add_done_callback(self._tasks.discard)
 
     async def finished(self) -> None:
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Ends what takes longer than a drain: a listener of the user, which may even wait for the end of this."""
+        tasks = self._tasks - {asyncio.current_task()}
+        if tasks:
+            _, running = await asyncio.wait(tasks, timeout=self._drain_s)
+            for task in running:
+                task.cancel()

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -74,16 +75,22 @@ class Broadcast:
         self._tasks = [asyncio.create_task(self._keep_up(), name="broadcast")]
 
     async def leave(self) -> None:
+        await self.abandon()
+        try:
+            for queue in list(self.owned):
+                del self.owned[queue]
+                offset = await self._user.give_queue(queue)
+                if offset is not None:
+                    self._offsets[queue] = offset
+                self._user.lose_queue(queue)
+        finally:  # also when who leaves is cancelled
+            self._save()
+
+    async def abandon(self) -> None:
+        """As that of `Membership`."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for queue in list(self.owned):
-            del self.owned[queue]
-            offset = await self._user.give_queue(queue)
-            if offset is not None:
-                self._offsets[queue] = offset
-            self._user.lose_queue(queue)
-        self._save()
 
     def unsettled(self) -> str:
         """What `settled` waits for."""
@@ -159,19 +166,43 @@ class Broadcast:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
         value = [[*queue, offset] for queue, offset in self._offsets.items()]
-        temporary = self._file.with_suffix(".new")
+        temporary = self._file.with_name(f"{self._file.name}.new")  # another file's has another name
         temporary.write_bytes(orjson.dumps(value))
         os.replace(temporary, self._file)
 
 
 def _load(path: Path | None) -> dict[Queue, int]:
-    if path is None or not path.exists():
+    if path is None:
         return {}
     try:
-        return {
-            Queue(topic, broker, number): offset for topic, broker, number, offset in orjson.loads(path.read_bytes())
-        }
-    except (ValueError, TypeError) as error:
+        kept = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"offsets_file: {path} cannot be read: {error}") from None
+    try:
+        return dict(map(_entry, _listed(orjson.loads(kept))))
+    except ValueError as error:
         raise ConfigError(
             f"offsets_file: {path} is damaged ({error}); restore it, or delete it to start again"
         ) from None
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"it holds {value!r} and no list")
+    return value
+
+
+def _entry(item: Any) -> tuple[Queue, int]:
+    match item:
+        case [str(topic), str(broker), int(number), int(offset)] if min(number, offset) >= 0:
+            return Queue(topic, broker, number), offset
+    raise ValueError(f"{item!r} is no offset of a queue")
+
+
+def offsets_path(file: Path | str | None) -> Path | None:
+    """Raises ConfigError for what is no path."""
+    if file is not None and not isinstance(file, str | os.PathLike):
+        raise ConfigError(f"offsets_file: {file!r} is not a path")
+    return None if file is None else Path(file)

@@ -49,7 +49,13 @@ class Cluster:
         )
 
     def start(self) -> None:
+        """Raises ConfigError in a process that was forked after this was made."""
+        self._connections.home.begin()
         self._refresher = asyncio.create_task(self._refresh_all(), name="routes")
+
+    def check_home(self) -> None:
+        """Raises ConfigError in another event loop or process than the one that it was started in."""
+        self._connections.home.check()
 
     async def close(self) -> None:
         try:

@@ -92,6 +92,7 @@ MAX_SEND_BACKOFF_S: Final = 1.0
 MAX_IN_FLIGHT: Final = 65_536
 MAX_NAME_SERVERS: Final = 64
 MAX_INT: Final = 2**31 - 1  # of a number that Java reads as an `int`: brokers refuse more with each request
+MAX_LONG: Final = 2**63 - 1  # of its `long`: an offset, a time
 MAX_RECONSUME_TIMES: Final = 16  # as of Apache's push consumer
 
 

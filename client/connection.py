@@ -49,6 +49,7 @@ from .config import (
     SILENT_S,
 )
 from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout
+from .home import Home
 from .log import get_logger
 from .running_time import running_timeout
 
@@ -204,10 +205,12 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         before, self._before_flush = self._before_flush, []
-        for action in before:
-            action()
-        self._is_flush_due = False
-        self.write_now()
+        try:
+            for action in before:
+                action()
+        finally:  # else nothing would be written any more
+            self._is_flush_due = False
+            self.write_now()
 
     def write_now(self) -> None:
         """Writes what this turn has asked for so far."""
@@ -372,6 +375,7 @@ class Connections:
         self._open: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._opened_s: dict[str, float] = {}
+        self.home = Home()
         self._is_closed = False
         self._all_closed = asyncio.Event()
 
@@ -380,7 +384,8 @@ class Connections:
         return self._open.get(address)
 
     async def get(self, address: str) -> Connection:
-        """The open connection, opened if need be. Raises ConnectionFailed."""
+        """The open connection, opened if need be. Raises ConnectionFailed, and ConfigError away from home."""
+        self.home.enter()
         connection = self._open.get(address)
         if connection is not None:
             return connection
@@ -438,11 +443,13 @@ class Connections:
             task.cancel()
         for connection in list(self._open.values()):
             connection.close()
-        if self._open:
-            with suppress(TimeoutError):
-                async with running_timeout(CLOSE_TIMEOUT_S):
-                    await self._all_closed.wait()
-        for connection in list(self._open.values()):
-            connection.abort()
+        try:
+            if self._open:
+                with suppress(TimeoutError):
+                    async with running_timeout(CLOSE_TIMEOUT_S):
+                        await self._all_closed.wait()
+        finally:  # also when who closes is cancelled
+            for connection in list(self._open.values()):
+                connection.abort()
         if self._open:
             await self._all_closed.wait()

@@ -20,6 +20,9 @@ from .arguments import (
     check_callable,
     check_count,
     check_group,
+    check_kind,
+    check_layers,
+    check_place,
     check_pull_limits,
     check_seconds,
     check_start,
@@ -27,7 +30,7 @@ from .arguments import (
     parse_subscriptions,
 )
 from .assignment import Assignment
-from .broadcast import Broadcast
+from .broadcast import Broadcast, offsets_path
 from .cluster import Cluster
 from .commits import Commits
 from .config import (
@@ -124,7 +127,7 @@ class Consumer(Receiver):
         concurrency: int = 20,
         orderly: bool = False,
         broadcasting: bool = False,
-        offsets_file: Path | None = None,
+        offsets_file: Path | str | None = None,
         start: Start = "last",
         strategy: Strategy = AVG,
         pull: PullLimits | None = None,
@@ -138,6 +141,7 @@ class Consumer(Receiver):
         middleware: Sequence[Middleware] = (),
     ) -> None:
         check_group(group)
+        check_layers(middleware)
         _check_callables(handler, middleware, on_assigned, on_revoked, takes_batches=batch_size is not None)
         check_count("concurrency", concurrency, 1, MAX_HANDLER_CONCURRENCY)
         check_count("batch_size", 1 if batch_size is None else batch_size, 1)
@@ -148,6 +152,7 @@ class Consumer(Receiver):
         check_start(start)
         check_strategy(strategy)
         check_pull_limits(pull)
+        check_kind("access", access, Access)
         super().__init__(takes_batches=batch_size is not None, has_handler=handler is not None)
         self.group = group
         self.subscriptions = _with_retries(group, parse_subscriptions(subscriptions), broadcasting=broadcasting)
@@ -165,7 +170,9 @@ class Consumer(Receiver):
             self._puller, drain_s=drain_s, on_assigned=on_assigned, on_revoked=on_revoked, on_resumed=self._resumed
         )
         self._membership: Membership | Broadcast = (
-            Broadcast(cluster, group, self.subscriptions, assignment, start=start, offsets_file=offsets_file)
+            Broadcast(
+                cluster, group, self.subscriptions, assignment, start=start, offsets_file=offsets_path(offsets_file)
+            )
             if broadcasting
             else Membership(cluster, group, self.subscriptions, assignment, start=start, strategy=strategy)
         )
@@ -256,9 +263,12 @@ class Consumer(Receiver):
         await self.stop()
 
     async def stop(self) -> None:
-        """Lets running handlers finish, commits, gives up its queues and leaves the group. Harmless if not running."""
+        """Lets running handlers finish, commits, gives up its queues and leaves the group. Harmless if not running. Raises
+        ConfigError in a handler, which cannot wait for its own end, and in another event loop."""
         if self._is_stopped or not self._is_started:
             return
+        self.check_stop()
+        self._cluster.check_home()
         self._is_stopped = True
         if self._deliveries is not None:
             self._deliveries.close()
@@ -268,8 +278,22 @@ class Consumer(Receiver):
             if self._workers is not None:
                 after.push_async_callback(self._workers.stop)
             after.callback(self._commits.stop_idle)
+            after.push_async_callback(self._membership.abandon)
             await self._commits.stop()
             await self._membership.leave()
+
+    def check_stop(self) -> None:
+        """Raises ConfigError in a handler."""
+        if self._workers is not None and self._workers.is_handling_here():
+            raise ConfigError(
+                "stop: a handler cannot wait for its own end; set an event for whoever opened the consumer, and return"
+            )
+
+    def _check_running(self) -> None:
+        if not self._is_started or self._is_stopped:
+            state = "has been stopped; make another one" if self._is_started else "has not been started"
+            raise ConfigError(f"this consumer {state}")
+        self._cluster.check_home()
 
     # For whoever watches
 
@@ -278,7 +302,9 @@ class Consumer(Receiver):
         return set(self._membership.owned)
 
     async def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
-        """Waits until this member holds what the last rebalance gave it; its queues. Raises TimeoutError, saying why."""
+        """Waits until this member holds what the last rebalance gave it; its queues. Raises TimeoutError, saying why, and
+        ConfigError for a consumer that does not run."""
+        self._check_running()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._membership.settled()
@@ -290,17 +316,22 @@ class Consumer(Receiver):
     async def pause(self, queues: Iterable[Queue] | None = None) -> None:
         """Stops these queues, or all, also those that come later. After it returns no handler begins; those that run finish.
         Raises ConfigError for a queue that is not this member's."""
+        self._cluster.check_home()
         self._assignment.pause(queues)
 
     async def resume(self, queues: Iterable[Queue] | None = None) -> None:
         """Continues where `pause` stopped. Raises as it does."""
+        self._cluster.check_home()
         self._assignment.resume(queues)
 
     async def seek(self, to: Place, queues: Iterable[Queue] | None = None) -> None:
         """Continues from another place and commits it: "first", "last", a store time in ms since the epoch, or an offset for
         each queue. Concerns the queues named, or all of this member's except those of retries. Messages in memory are
-        dropped; running handlers finish. Raises ConfigError for a queue that is not this member's, and RocketletError.
+        dropped; running handlers finish. Raises ConfigError for another place, for a queue that is not this member's and for
+        a consumer that does not run, and RocketletError.
         """
+        check_place(to)
+        self._check_running()
         named = to.keys() if isinstance(to, Mapping) else queues
         retry = names.retry_topic(self.group)
         sought = [
@@ -336,6 +367,7 @@ class Consumer(Receiver):
 
     async def commit(self) -> None:
         """Commits what was acknowledged, and returns when the brokers have answered."""
+        self._cluster.check_home()
         await self._commits.commit()
 
     # What brokers ask (Asked)

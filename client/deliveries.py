@@ -14,6 +14,7 @@ from typing import Self
 from .config import DEAD_LETTER_LEVEL
 from .errors import ConfigError
 from .handling import DeliveryWatch, Outcome, Reject, RetryLater, Settled
+from .home import Home
 from .message import Message
 from .process_queue import ProcessQueue, Run
 
@@ -64,6 +65,8 @@ class Deliveries:
         self._hands: set[Hand] = set()
         self._holding: dict[Message, Hand] = {}
         self.is_closed = False
+        self.home = Home()
+        self.home.begin()
 
     # Handing out
 
@@ -83,6 +86,7 @@ class Deliveries:
 
     async def take(self) -> Hand | None:
         """The next run, in hand from now on; None when the consumer has been stopped."""
+        self.home.check()
         while not self.is_closed:
             run = self._next()
             if run is not None:
@@ -166,6 +170,7 @@ class Deliveries:
         self._end(message, *self._held(message), None)
 
     def _held(self, message: Message) -> tuple[Hand, Run]:
+        self.home.check()
         hand = self._holding.get(message)
         if hand is None or hand.run is None:
             raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
@@ -249,6 +254,7 @@ class Batches:
         return self
 
     async def __anext__(self) -> list[Message]:
+        self._deliveries.home.check()
         hand, self._hand = self._hand, None
         if hand is not None and hand.run is not None:
             hand.run.process_queue.acknowledge(hand.run)

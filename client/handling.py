@@ -5,15 +5,16 @@ orderly handling takes a queue's runs one after the other, by one worker at a ti
 runs in a thread, so that it cannot stop the heartbeats.
 
 A handler may do anything. Only the outcomes that are documented count as success; everything else is a failure, which is
-logged and retried. Only KeyboardInterrupt is passed on to whoever runs the loop. A worker that is cancelled ends, because a
-loop that is being closed cancels its tasks and waits for them. If the consumer has not been stopped, a new worker takes its
-place.
+logged and retried. Only a coroutine's KeyboardInterrupt is passed on to whoever runs the loop. A worker that is cancelled
+ends, because a loop that is being closed cancels its tasks and waits for them. If the consumer has not been stopped, a new
+worker takes its place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,7 @@ class Workers:
         self._is_stopping = False
         self._loop = asyncio.get_running_loop()
         self._executor: ThreadPoolExecutor | None = None
+        self._threads: set[int] = set()
         self._call = self._as_coroutine(handler)
         for layer in reversed(middleware):
             self._call = _around(layer, self._call)
@@ -114,11 +116,13 @@ class Workers:
             return cast("Callable[[Any], Awaitable[Outcome]]", handler)
         # As many threads as workers: a handler never waits for a thread, and the loop's own pool stays free for
         # others.
-        self._executor = ThreadPoolExecutor(self._concurrency, "rocketlet-handler")
+        self._executor = ThreadPoolExecutor(
+            self._concurrency, "rocketlet-handler", initializer=lambda: self._threads.add(threading.get_ident())
+        )
         executor = self._executor
 
         async def in_thread(argument: Any) -> Outcome:
-            outcome, error = await self._loop.run_in_executor(executor, _caught, handler, argument)
+            outcome, error = await self._loop.run_in_executor(executor, caught, handler, argument)
             if error is not None:
                 raise error
             if inspect.isawaitable(outcome):
@@ -323,11 +327,16 @@ class Workers:
     async def stop(self) -> None:
         """Cancels what still runs; nothing of it is acknowledged."""
         self._is_stopping = True
-        for task in list(self._tasks):
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._tasks:  # no gather, which cancels them again: who stops may be waited for by one of them
+            await asyncio.wait(self._tasks)
+
+    def is_handling_here(self) -> bool:
+        """Whether it is a handler who asks."""
+        return threading.get_ident() in self._threads or any(task is _current_task() for task in self._tasks)
 
 
 def _around(layer: Middleware, call: Callable[[Any], Awaitable[Outcome]]) -> Callable[[Any], Awaitable[Outcome]]:
@@ -347,15 +356,26 @@ def _log_failure(run: Run, error: BaseException) -> None:
     )
 
 
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # in a thread without a loop
+        return None
+
+
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def _caught(handler: Handler, argument: Any) -> tuple[Any, BaseException | None]:
+def caught(handler: Handler, argument: Any) -> tuple[Any, BaseException | None]:
     """What a handler returned or raised in its thread. A future cannot hold every exception: StopIteration leaves it without
-    an end."""
+    an end. Nobody has pressed Ctrl-C here: Python tells that the main thread alone."""
     try:
         return handler(argument), None
+    except (StopIteration, KeyboardInterrupt) as error:
+        failed = RuntimeError(f"the handler raised {type(error).__name__}")
+        failed.__cause__ = error
+        return None, failed
     except BaseException as error:
-        return None, RuntimeError("the handler raised StopIteration") if isinstance(error, StopIteration) else error
+        return None, error

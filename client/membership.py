@@ -123,9 +123,13 @@ class Membership:
                 await self._heartbeats.beat()  # says that we leave: the others prepare while our handlers end
             await self._leases.give_all()
         finally:  # also when who leaves is cancelled
-            self._leases.abandon()
-            await _cancelled(self._tasks)
+            await self.abandon()
         await asyncio.gather(*map(self._unregister, self.cluster.masters().values()))
+
+    async def abandon(self) -> None:
+        """Ends at once whatever still goes on. Harmless after `leave`."""
+        self._leases.abandon()
+        await _cancelled(self._tasks)
 
     async def _unregister(self, address: str) -> None:
         if not self.cluster.is_connected(address):

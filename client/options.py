@@ -24,7 +24,7 @@ class Options(TypedDict, total=False):
     concurrency: int
     orderly: bool
     broadcasting: bool
-    offsets_file: Path | None
+    offsets_file: Path | str | None
     start: Start
     strategy: Strategy
     pull: PullLimits | None

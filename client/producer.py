@@ -17,7 +17,15 @@ from ..protocol.config import MAX_BODY_BYTES
 from ..protocol.frame import Frame
 from ..protocol.headers import UnregisterClient, write
 from .access import Access
-from .arguments import check_callable, check_count, check_group, check_seconds
+from .arguments import (
+    check_callable,
+    check_count,
+    check_group,
+    check_kind,
+    check_layers,
+    check_seconds,
+    check_timeout,
+)
 from .config import HEARTBEAT_INTERVAL_S, MAX_INT, REQUEST_TIMEOUT_S, TOPIC_QUEUES
 from .errors import (
     ConfigError,
@@ -27,7 +35,7 @@ from .errors import (
 )
 from .log import get_logger
 from .message import Message, Outgoing, SendResult
-from .outgoing import check_topic, checked_body, checked_id, properties_text
+from .outgoing import check_flag, check_queue, check_topic, checked_body, checked_id, outgoing, properties_text
 from .requests import Requests, reply_properties, request_properties
 from .running_time import running_timeout
 from .sender import Sender, sent_result
@@ -85,6 +93,7 @@ class Producer(Sender):
         access: Access | None = None,
         middleware: Sequence[SendMiddleware] = (),
     ) -> None:
+        check_layers(middleware)
         for layer in middleware:
             check_callable("middleware", layer, "a sending", "what to call next")
         self._middleware = tuple(middleware)
@@ -93,6 +102,7 @@ class Producer(Sender):
         check_count("retries", retries, 0)
         check_count("compress_over_bytes", compress_over_bytes, 0)
         check_count("default_queues", default_queues, 1, MAX_INT)
+        check_kind("access", access, Access)
         check_callable("check", check, "a message")
         super().__init__(
             name_server,
@@ -121,12 +131,14 @@ class Producer(Sender):
         """Raises ConnectionFailed if no name server can be reached, and ConfigError the second time."""
         if self._is_started:
             raise ConfigError("this producer has been started before; make another one")
+        self._cluster.start()
         self._is_started = True
         self._idle_reason = ""
-        self._cluster.start()
         try:
             await self._cluster.find_route(names.DEFAULT_TOPIC)
         except BaseException:
+            self._is_stopped = True
+            self._idle_reason = "this producer could not be started; make another one"
             await self._cluster.close()
             raise
         self._heartbeats = asyncio.create_task(self._heartbeat(), name="producer heartbeat")
@@ -135,9 +147,11 @@ class Producer(Sender):
         await self.stop()
 
     async def stop(self) -> None:
-        """Unregisters and closes. The second time, and before `start`, it does nothing."""
+        """Unregisters and closes. A check that runs gets `timeout_s` to end. The second time, and before `start`, it does
+        nothing. Raises ConfigError in another event loop."""
         if self._is_stopped or not self._is_started:
             return
+        self._cluster.check_home()
         self._is_stopped = True
         self._idle_reason = "this producer has been stopped; make another one"
         try:
@@ -154,7 +168,7 @@ class Producer(Sender):
             task.cancel()
         await asyncio.gather(*self._resending, return_exceptions=True)
         if self._transactions is not None:
-            await self._transactions.close()
+            await self._transactions.close(self._timeout_s)
         ext = write(UnregisterClient(self.client_id, producer_group=self.group))
         for connection in self._brokers():
             try:
@@ -199,6 +213,8 @@ class Producer(Sender):
         Raises MessageIllegal, TopicNotFound, ConnectionFailed, RequestTimeout, BrokerRefused, and ConfigError for a producer
         that does not run.
         """
+        if queue is not None:
+            check_queue(topic, queue)
         if self._middleware:
             message = Outgoing(body, tag, keys, properties or {}, delay_level, 0, message_id)
             return await self._call(Sending(topic, (message,), False, queue_key, queue))
@@ -304,7 +320,7 @@ class Producer(Sender):
 
         Raises what `send` raises, and MessageIllegal for delayed messages and for more than 4 MiB in all.
         """
-        items = tuple(Outgoing(item) if isinstance(item, bytes) else item for item in messages)
+        items = outgoing(messages)
         if self._middleware:
             return await self._call(Sending(topic, items, True, queue_key, queue))
         return await self._send_many(topic, items, queue_key, queue)
@@ -313,6 +329,7 @@ class Producer(Sender):
         self, topic: str, messages: Sequence[Outgoing], queue_key: str | None, queue: Queue | None
     ) -> SendResult:
         check_topic(topic)
+        check_queue(topic, queue)
         now_ms = int(time.time() * 1000)
         self._keys.stamp(now_ms)
         ids: list[str] = []
@@ -322,6 +339,7 @@ class Producer(Sender):
                 raise MessageIllegal("a batch cannot be delayed; send delayed messages one by one")
             ids.append(checked_id(message.message_id) if message.message_id else self._keys.next())
             text = properties_text(message.tag, message.keys, message.properties, ids[-1], 0)
+            check_flag(message.flag)
             entries.append((message.flag, checked_body(message.body), text))
         if not entries:
             raise MessageIllegal("the batch is empty")
@@ -367,6 +385,7 @@ class Producer(Sender):
 
         Raises what `send` raises, and RequestTimeout if no reply came in time.
         """
+        check_timeout(timeout_s)
         ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, 0)
         ext["i"] = request_properties(str(ext["i"]), key, self.client_id, timeout_s)
         with self._requests.expected(key) as reply:

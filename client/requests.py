@@ -16,10 +16,12 @@ from ..protocol.frame import Frame
 from ..protocol.headers import HeaderError, PushReply, read
 from ..protocol.message import Record
 from .cluster import Cluster
+from .config import MAX_INT
 from .connection import Connection
 from .errors import ConfigError, MessageIllegal
 from .log import get_logger
 from .message import Message
+from .outgoing import encoded
 
 log = get_logger("rocketlet.producer")
 
@@ -33,7 +35,7 @@ REPLY: Final = "reply"
 def request_properties(text: str, correlation_id: str, client_id: str, timeout_s: float) -> str:
     text = props.appended(text, CORRELATION_ID, correlation_id)
     text = props.appended(text, REPLY_TO_CLIENT, client_id)
-    return props.appended(text, TTL, str(int(timeout_s * 1000)))
+    return props.appended(text, TTL, str(int(min(timeout_s * 1000, MAX_INT))))
 
 
 def reply_properties(request: Message, properties: Mapping[str, str] | None) -> tuple[str, str]:
@@ -46,6 +48,7 @@ def reply_properties(request: Message, properties: Mapping[str, str] | None) -> 
         raise MessageIllegal(fault)
     system: dict[str, str] = {name: found[name] for name in (CORRELATION_ID, REPLY_TO_CLIENT, TTL) if name in found}
     text = props.encode({MESSAGE_TYPE: REPLY, **system, **(properties or {})})
+    encoded("properties' text", text)
     return names.reply_topic(found[props.CLUSTER]), text
 
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count, repeat
 from typing import Final, Literal
 
@@ -35,7 +36,7 @@ from .errors import (
 )
 from .log import get_logger
 from .message import Outgoing, SendResult, UniqueKeys, new_client_id
-from .outgoing import check_topic, checked_body, checked_id, properties_text
+from .outgoing import check_topic, checked_body, checked_id, encoded, properties_text
 from .running_time import running_timeout
 
 log = get_logger("rocketlet.producer")
@@ -119,9 +120,12 @@ class Sender:
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
         for message, key, text in zip(batch.messages, batch.ids, batch.texts, strict=True):
+            if message[0].done():  # who gave up does not want it to be tried again
+                continue
             task = asyncio.create_task(self._settle(batch, message, key, text, answer))
             self._resending.add(task)
             task.add_done_callback(self._resending.discard)
+            message[0].add_done_callback(partial(_give_up, task))
 
     async def _settle(self, batch: Batch, message: Pending, key: str, text: str, error: Exception) -> None:
         """A message whose batch failed: the tries that are left, alone, or the error."""
@@ -170,7 +174,7 @@ class Sender:
             return None
         if message_id or tag or keys or properties:
             key = checked_id(message_id) if message_id else self._keys.next()
-            text = properties_text(tag, keys, properties, key, 0)
+            text = properties_text(tag, keys, properties, key, 0)  # what it refuses may leave the batch empty
             size_bytes = batch.size_bytes + len(body) + len(text)
         else:
             key = text = ""
@@ -190,6 +194,7 @@ class Sender:
         connection = self._greeted.get(target.broker_name) if target is not None else None
         if target is None or connection is None or not connection.is_open:
             return None
+        self._cluster.check_home()
         batch = accumulator.batch(connection, target)
         if queue_key is None and queue is None:
             accumulator.batch_of_turn[topic] = batch
@@ -322,6 +327,7 @@ class Sender:
         """Raises ConfigError. A producer that nobody started would send, and leave its connections open for ever."""
         if self._idle_reason:
             raise ConfigError(self._idle_reason)
+        self._cluster.check_home()
 
     async def _find_queues(self, topic: str) -> list[Queue]:
         self._check_running()
@@ -366,7 +372,7 @@ class Sender:
         if queue_key is not None:
             if not isinstance(queue_key, str):
                 raise MessageIllegal(f"the queue key {queue_key!r} is not a text; use str({queue_key!r})")
-            return queues[zlib.crc32(queue_key.encode()) % len(queues)]
+            return queues[zlib.crc32(encoded("queue key", queue_key)) % len(queues)]
         self._turn = turn = self._turn + 1
         if failed is not None:
             others = [queue for queue in queues if queue.broker_name != failed.broker_name]
@@ -375,6 +381,11 @@ class Sender:
 
     def _forget_queues(self, topic: str) -> None:
         self._queues.pop(topic, None)
+
+
+def _give_up(task: asyncio.Task[None], future: asyncio.Future[SendResult]) -> None:
+    if future.cancelled():
+        task.cancel()
 
 
 async def _writable(connection: Connection, timeout_s: float) -> None:

@@ -137,6 +137,10 @@ class Transactions:
             )
         )  # fmt: skip
 
-    async def close(self) -> None:
-        """Waits for the checks that run."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def close(self, timeout_s: float) -> None:
+        """Waits for the checks that run, but not for one that calls this. The broker asks again about what is ended."""
+        tasks = self._tasks - {asyncio.current_task()}
+        if tasks:
+            _, running = await asyncio.wait(tasks, timeout=timeout_s)
+            for task in running:
+                task.cancel()

@@ -9,67 +9,57 @@
             print(message.body)
 
 They are the asynchronous ones, in an event loop of one thread that all of them share: heartbeats and commits go on while
-your code works. All methods may be called from any thread, not from within an event loop. Handlers are plain functions.
+your code works. All methods may be called from any thread and from the cells of a notebook, but not in a coroutine. Handlers,
+listeners and `check` are plain functions, which run in threads and may block.
+
+A process that is forked makes its own: what was made before the fork raises ConfigError there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import os
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar, Unpack
+from functools import partial, wraps
+from typing import Any, Self, Unpack
 
 from ..client import consumer as asynchronous
 from ..client.access import Access
 from ..client.config import REQUEST_TIMEOUT_S
-from ..client.errors import ConfigError
-from ..client.handling import Outcome
+from ..client.handling import Outcome, caught
 from ..client.message import Message, Outgoing, SendResult
 from ..client.offsets import Position
 from ..client.options import MessageOptions, Options, Place, ProducerOptions, SendOptions
 from ..client.producer import Producer as AsyncProducer
 from ..protocol.bodies import Queue
+from .loop import Loop
 
-T = TypeVar("T")
-
-
-class _Loop:
-    """An event loop in a thread of its own, begun when it is first needed; anew in a process that was forked."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
-        self._lock = threading.Lock()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine. Raises ConfigError from within an event loop, which it would block."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run_coroutine_threadsafe(work, self._started()).result()
-        work.close()
-        raise ConfigError("rocketlet.sync blocks; in a coroutine use rocketlet.Producer and rocketlet.Consumer")
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None or self._pid != os.getpid():
-                self._pid = os.getpid()
-                self._loop = loop = asyncio.new_event_loop()
-                threading.Thread(target=loop.run_forever, name="rocketlet", daemon=True).start()
-                atexit.register(loop.call_soon_threadsafe, loop.stop)
-            return self._loop
+_loop = Loop()
 
 
-_loop = _Loop()
+def _threaded(function: Callable[[Any], Any] | None) -> Any:
+    """A listener or check that runs in a thread. In the loop, which all share, it might neither block nor call what does."""
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        return function
+
+    @wraps(function)
+    async def in_thread(given: Any) -> Any:
+        outcome, error = await asyncio.to_thread(caught, function, given)
+        if error is not None:
+            raise error
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
+    return in_thread
 
 
 class Producer:
     """As `rocketlet.Producer`; `check` is a plain function."""
 
     def __init__(self, name_server: str, group: str = "rocketlet", **options: Unpack[ProducerOptions]) -> None:
+        if "check" in options:
+            options["check"] = _threaded(options["check"])
+
         async def made() -> AsyncProducer:
             return AsyncProducer(name_server, group, **options)
 
@@ -103,6 +93,14 @@ class Producer:
     ) -> SendResult:
         """As that of `rocketlet.Producer`."""
         return _loop.run(self._producer.send_batch(topic, messages, queue_key=queue_key, queue=queue))
+
+    def send_oneway(self, topic: str, body: bytes, **options: Unpack[MessageOptions]) -> None:
+        """As that of `rocketlet.Producer`: sends without an answer, fast, but perhaps lost."""
+        _loop.run(self._producer.send_oneway(topic, body, **options))
+
+    def queue_for(self, topic: str, queue_key: str) -> Queue:
+        """The queue for messages with this key. Raises TopicNotFound."""
+        return _loop.run(self._producer.queue_for(topic, queue_key))
 
     def request(
         self, topic: str, body: bytes, *, timeout_s: float = REQUEST_TIMEOUT_S, **options: Unpack[MessageOptions]
@@ -145,6 +143,11 @@ class Consumer:
         batch_size: int | None = None,
         **options: Unpack[Options],
     ) -> None:
+        if "on_assigned" in options:
+            options["on_assigned"] = _threaded(options["on_assigned"])
+        if "on_revoked" in options:
+            options["on_revoked"] = _threaded(options["on_revoked"])
+
         async def made() -> asynchronous.Consumer:
             if batch_size is None:
                 return asynchronous.Consumer(name_server, group, subscriptions, handler, **options)
@@ -163,7 +166,9 @@ class Consumer:
         _loop.run(self._consumer.start())
 
     def stop(self) -> None:
-        """Drains, commits and leaves. Messages that were received and not settled are delivered again."""
+        """Drains, commits and leaves. Messages that were received and not settled are delivered again. Raises ConfigError in
+        a handler, which cannot wait for its own end."""
+        self._consumer.check_stop()
 
         async def stopped() -> None:
             self._consumer.forsake()
@@ -173,7 +178,21 @@ class Consumer:
 
     def receive(self, *, timeout_s: float | None = None) -> Message:
         """The next message, to be settled by `ack`, `retry` or `reject`. Raises TimeoutError."""
-        return _loop.run(self._consumer.receive(timeout_s=timeout_s))
+        came: list[Message] = []
+
+        async def received() -> Message:
+            came.append(await self._consumer.receive(timeout_s=timeout_s))
+            return came[0]
+
+        def forsake() -> None:
+            for message in came:
+                self._consumer.forsake(message)
+
+        try:
+            return _loop.run(received())
+        except BaseException:  # of a signal's handler, say: a message may have come at the same moment
+            _loop.soon(forsake)
+            raise
 
     def ack(self, message: Message) -> None:
         """The message has been handled."""
@@ -198,7 +217,7 @@ class Consumer:
             try:
                 yield message
             except GeneratorExit:
-                _loop.run(self._forsake(message))
+                _loop.soon(partial(self._consumer.forsake, message))
                 raise
             if self._consumer.is_in_hand(message):
                 self.ack(message)
@@ -212,25 +231,26 @@ class Consumer:
             async with asyncio.timeout(timeout_s):
                 return await anext(batches)
 
-        async def forsake() -> None:
-            batches.forsake()
-
         while True:
             try:
                 messages = _loop.run(following())
             except (TimeoutError, StopAsyncIteration):
                 return
+            except BaseException:
+                _loop.soon(batches.forsake)
+                raise
             try:
                 yield messages
             except GeneratorExit:
-                _loop.run(forsake())
+                _loop.soon(batches.forsake)
                 raise
-
-    async def _forsake(self, message: Message) -> None:
-        self._consumer.forsake(message)
 
     def __iter__(self) -> Iterator[Message]:
         return self.messages()
+
+    def assignment(self) -> set[Queue]:
+        """The queues that this member owns now."""
+        return self._consumer.assignment()
 
     def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
         """Waits until this member holds what the last rebalance gave it; its queues. Raises TimeoutError, saying why."""

@@ -11,9 +11,11 @@ from rocketlet.client import (
     Access,
     AdminClient,
     BrokerRefused,
+    ConfigError,
     ConnectionFailed,
     Message,
     MessageIllegal,
+    Outgoing,
     Producer,
     RequestTimeout,
     SendResult,
@@ -31,7 +33,7 @@ from rocketlet.client.connection import Connection
 from rocketlet.client.message import UniqueKeys
 from rocketlet.protocol.codes import RequestCode
 
-from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic
+from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
 
 
 class Requests:
@@ -254,6 +256,65 @@ async def test_a_sender_that_gives_up_takes_no_other_with_it(node: Node, wire: W
     bodies = {record.body for record in await stored(node)}
     assert bodies >= {b"first", b"0", b"1", b"3", b"5"}
     assert b"2" not in bodies
+
+
+async def test_a_message_that_is_refused_alone_in_its_turn_stops_nothing(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        for odd in ({"tag": " "}, {"properties": {"a": "x" * 40_000}}, {"message_id": "\x01"}, {"queue_key": "\udc00"}):
+            with pytest.raises(MessageIllegal):
+                await producer.send("t", b"odd", **odd)
+            await asyncio.sleep(0)  # the turn ends with nothing to send
+            await producer.send("t", b"second")
+    assert len(await stored(node)) == 5
+
+
+@pytest.mark.parametrize("odd", [{"properties": {"a": "\ud800"}}, {"tag": "\udfff"}, {"keys": ["a", "\udbff"]}])
+async def test_what_utf_8_cannot_hold_is_refused_and_takes_no_other_with_it(
+    node: Node, wire: Wire, odd: dict[str, Any]
+) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        sends = [producer.send("t", b"1"), producer.send("t", b"2", **odd), producer.send("t", b"3")]
+        before, refused, after = await asyncio.gather(*sends, return_exceptions=True)
+        assert isinstance(refused, MessageIllegal)
+        assert "half a surrogate pair" in str(refused)
+        assert isinstance(before, SendResult)
+        assert isinstance(after, SendResult)
+        with pytest.raises(MessageIllegal, match="half a surrogate pair"):
+            await producer.send_batch("t", [Outgoing(b"x", **odd)])
+
+
+async def test_who_gives_up_is_not_sent_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    failed = asyncio.Event()
+    async with Producer(node.address, timeout_s=PATIENCE_S) as producer:
+        await producer.send("t", b"first")
+        await producer.send("t", b"second")
+
+        async def look_again(topic: str) -> None:
+            failed.set()
+            await asyncio.Event().wait()
+
+        async def again(*arguments: object) -> object:
+            tried.append(arguments)
+            raise AssertionError
+
+        monkeypatch.setattr(producer, "_look_again", look_again)
+        monkeypatch.setattr(producer, "_send", again)
+        sends = [asyncio.ensure_future(producer.send("t", body)) for body in (b"given up", b"waits")]
+        await asyncio.sleep(0)
+        (connection,) = producer._brokers()
+        connection.abort()
+        await failed.wait()
+        sends[0].cancel()
+        await asyncio.wait(sends[:1])
+        await eventually(lambda: len(producer._resending) == 1)
+    assert not tried
+    with pytest.raises(ConfigError, match="has been stopped"):  # a producer that stops tells who waits for it
+        await sends[1]
 
 
 async def test_a_lost_broker_fails_each_and_another_takes_them(nodes: Nodes, wire: Wire, node: Node) -> None:

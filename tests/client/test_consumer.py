@@ -236,9 +236,30 @@ async def test_broadcasting_gives_every_member_every_message(node: Node, topic: 
     await fill(node, 1)
     async with Consumer(node.address, "g", topic, again, offsets_file=file, **options):
         await eventually(lambda: len(again.messages) == 1)
-    file.write_text("{")
-    with pytest.raises(ConfigError, match="damaged"):
-        Consumer(node.address, "g", topic, again, offsets_file=file, **options)
+
+
+@pytest.mark.parametrize(
+    "kept", ["{", "", "{}", '""', "5", "[[1]]", '[["t","b",0,"5"]]', '[["t","b","0",5]]', '[["t","b",0,-1]]']
+)
+def test_a_damaged_file_of_offsets_is_named(tmp_path: Path, kept: str) -> None:
+    file = tmp_path / "offsets.json"
+    file.write_text(kept)
+    with pytest.raises(ConfigError, match=r"offsets.json is damaged .*delete it"):
+        Consumer("h:1", "g", "t", broadcasting=True, offsets_file=str(file))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Consumer("h:1", "g", "t", broadcasting=True, offsets_file=tmp_path)
+
+
+@pytest.mark.parametrize("place", ["earliest", None, True, -1, 1.5e12, 2**63, {Queue("t", "broker-a", 0): "5"}])
+async def test_another_place_is_no_place_to_go_on(node: Node, wire: Wire, place: Any) -> None:
+    await create_topic(wire, "t", 1)
+    async with Consumer(node.address, "g", "t", start="first") as consumer:
+        with pytest.raises(ConfigError, match=r"seek: .* give 'first', 'last', a time in ms since 1970"):
+            await consumer.seek(place)
+    for state in (Consumer(node.address, "g", "t"), consumer):
+        for call in (state.seek("first"), state.assigned()):
+            with pytest.raises(ConfigError, match="this consumer has"):
+                await call
 
 
 async def test_nothing_begins_after_pause_until_it_is_resumed(node: Node, wire: Wire) -> None:
@@ -497,6 +518,11 @@ async def test_a_group_that_may_not_consume_gets_nothing_and_no_error(node: Node
         ({"name_server": ""}, "0 addresses given"),
         ({"name_server": ";".join(["h:1"] * (MAX_NAME_SERVERS + 1))}, "65 addresses given; 1 to 64 are needed"),
         ({"concurrency": MAX_HANDLER_CONCURRENCY + 1}, "concurrency: 10001 is not a whole number from 1 to 10000"),
+        ({"start": 2**63}, "start: 9223372036854775808"),
+        ({"max_reconsume_times": 2**31}, "max_reconsume_times: 2147483648 is not a whole number from 0 to 2147483647"),
+        ({"access": "key"}, r"access: 'key' is a str; give Access\(...\)"),
+        ({"middleware": print}, r"middleware: .* is not a list; give \[print\]"),
+        ({"offsets_file": 5, "broadcasting": True}, "offsets_file: 5 is not a path"),
     ],
 )
 async def test_wrong_arguments_name_themselves(arguments: dict[str, Any], reason: str) -> None:

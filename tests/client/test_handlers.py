@@ -6,13 +6,13 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from rocketlet.client import ConfigError, Consumer, Message, Producer, Reject, RetryLater
+from rocketlet.client import ConfigError, Consumer, Message, Producer, Queue, Reject, RetryLater
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..handlers import fill
 
 
@@ -239,6 +239,83 @@ async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(nodes
         await eventually(lambda: node.broker.transactions.waiting == 0)
     assert asked >= 3
     assert node.broker.store.queue("t", 0).next == 0, "it was rolled back"
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_check_that_hangs_or_stops_its_producer_does_not_hold_the_stop_up(nodes: Nodes, hangs: bool) -> None:
+    settings: dict[str, Any] = {"transaction_sweep_s": 0.02, "transaction_timeout_s": 0.0}
+    node = await nodes.start(**settings)
+    called = asyncio.Event()
+
+    async def check(message: Message) -> None:
+        called.set()
+        await (asyncio.Event().wait() if hangs else producer.stop())
+
+    async def silent(*arguments: object, **options: object) -> None: ...
+
+    producer = Producer(node.address, "p", check=check)
+    await producer.start()
+    transactions = producer._transactions
+    assert transactions is not None
+    transactions.end = silent  # type: ignore[method-assign]
+    async with producer.transaction("t", b"maybe"):
+        pass
+    await called.wait()
+    producer._timeout_s = 0.01
+    await producer.stop()
+    await eventually(lambda: not transactions._tasks)
+
+
+async def test_a_handler_that_stops_its_consumer_is_told_and_the_consumer_goes_on(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    errors: list[BaseException] = []
+    stops: list[Callable[[], Awaitable[None]]] = []
+
+    async def handle(message: Message) -> None:
+        try:
+            await stops[0]()
+        except BaseException as error:
+            errors.append(error)
+
+    async with Producer(node.address) as producer:
+        consumer = Consumer(node.address, "g", "t", handle, start="first", drain_s=0)
+        await consumer.start()
+        stops.append(consumer.stop)
+        await producer.send("t", b"x")
+        await eventually(lambda: len(errors) == 1)
+        assert isinstance(errors[0], ConfigError)
+        assert "cannot wait for its own end" in str(errors[0])
+        stops[0] = lambda: asyncio.wait_for(consumer.stop(), PATIENCE_S)  # from a task of its own it cannot be told
+        await producer.send("t", b"y")
+        await eventually(lambda: len(errors) == 2)
+        assert isinstance(errors[1], asyncio.CancelledError)
+        await eventually(lambda: not node.broker.groups.get("g"))
+
+
+@pytest.mark.parametrize("broadcasting", [False, True])
+async def test_a_stop_that_is_cancelled_leaves_no_task_behind(node: Node, wire: Wire, broadcasting: bool) -> None:
+    await create_topic(wire, "t", 1)
+    before = asyncio.all_tasks()
+    for turns in range(1, 12):
+        consumer = Consumer(node.address, "g", "t", broadcasting=broadcasting)
+        await consumer.start()
+        stopping = asyncio.ensure_future(consumer.stop())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        names = {"rebalance", "heartbeat", "lock renewal", "broadcast", "commit", "routes", "leave"}
+        assert not names & {task.get_name() for task in asyncio.all_tasks() - before}
+
+
+async def test_a_listener_that_hangs_does_not_hold_the_stop_up(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+
+    async def hang(queues: set[Queue]) -> None:
+        await asyncio.Event().wait()
+
+    async with Consumer(node.address, "g", "t", on_revoked=hang, drain_s=0.01) as consumer:
+        await consumer.assigned()
 
 
 async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(node: Node, wire: Wire) -> None:

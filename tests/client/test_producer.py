@@ -18,6 +18,7 @@ from rocketlet.client import (
     TopicNotFound,
 )
 from rocketlet.client.config import ONEWAY_AT_ONCE
+from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.frame import MSGPACK, Frame
@@ -274,6 +275,9 @@ async def test_the_connection_opens_in_json_and_switches(node: Node) -> None:
         ({"check": True}, "check: True cannot be called"),
         ({"check": lambda: True}, "is called with a message: too many"),
         ({"middleware": [lambda sending: None]}, "is called with a sending and what to call next"),
+        ({"middleware": print}, r"is not a list; give \[print\]"),
+        ({"access": "key"}, r"access: 'key' is a str; give Access\(...\)"),
+        ({"default_queues": 2**31}, "default_queues"),
     ],
 )
 def test_wrong_settings_are_refused_when_the_producer_is_made(arguments: dict[str, Any], reason: str) -> None:
@@ -294,12 +298,57 @@ def test_wrong_settings_are_refused_when_the_producer_is_made(arguments: dict[st
         ({"properties": [("a", "b")]}, "not a mapping"),
         ({"delay_level": "3"}, "the delay level is '3'"),
         ({"delay_level": 2**31}, "the delay level is 2147483648"),
+        ({"delay_level": True}, "the delay level is True"),
+        ({"queue": "t:0"}, "'t:0' is not a Queue of the topic t"),
+        ({"queue": ("t", "broker-a", 0)}, "is not a Queue of the topic t"),
+        ({"queue": Queue("u", "broker-a", 0)}, "is not a Queue of the topic t"),
+        ({"queue": Queue("t", "broker-a", -1)}, "is not a Queue of the topic t"),
     ],
 )
 async def test_what_is_no_text_is_refused_by_name(node: Node, arguments: dict[str, Any], reason: str) -> None:
     async with Producer(node.address) as producer:
         with pytest.raises(MessageIllegal, match=reason):
             await producer.send(**{"topic": "t", "body": b"x", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (b"one", "the batch is bytes; a batch takes a list"),
+        (None, "the batch is NoneType"),
+        (["one"], r"'one' is str; a batch takes a list of bytes or Outgoing\(...\)"),
+        ([Outgoing(b"one", flag=2**31)], "the flag 2147483648 is not a number of 32 bits"),
+        ([Outgoing(b"one", flag="x")], "the flag 'x'"),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_is_no_batch_is_refused_by_name(node: Node, messages: Any, reason: str) -> None:
+    async with Producer(node.address) as producer:
+        with pytest.raises(MessageIllegal, match=reason):
+            await producer.send_batch("t", messages)
+
+
+async def test_a_request_has_a_time_or_none(node: Node) -> None:
+    async with Producer(node.address) as producer:
+        for timeout_s in ("1", None, float("nan"), True):
+            with pytest.raises(ConfigError, match=r"timeout_s: .* is not a number of seconds"):
+                await producer.request("t", b"x", timeout_s=timeout_s)  # type: ignore[arg-type]
+        with pytest.raises(RequestTimeout):
+            await producer.request("t", b"x", timeout_s=-1)
+        forever = asyncio.ensure_future(producer.request("t", b"x", timeout_s=float("inf")))
+        await asyncio.sleep(0)
+        assert not forever.done()
+        forever.cancel()
+
+
+async def test_a_producer_whose_stop_is_cancelled_is_closed(node: Node) -> None:
+    producer = Producer(node.address)
+    await producer.start()
+    await producer.send("t", b"x")
+    stopping = asyncio.ensure_future(producer.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    assert not producer._brokers()
 
 
 async def test_a_body_that_compression_would_make_larger_is_sent_as_it_is(node: Node, wire: Wire) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
 from rocketlet.client import ConfigError, Message
-from rocketlet.sync import Consumer, Producer
+from rocketlet.sync import Consumer, Producer, _loop
+from rocketlet.sync.loop import Loop
 
 from ..conftest import PATIENCE_S, Node, Wire, create_topic
 
@@ -107,6 +112,174 @@ async def test_transactions_requests_and_errors(node: Node, wire: Wire) -> None:
 
     await in_thread(script)
     assert node.broker.store.queue("t", 0).next == 2
+
+
+async def test_listeners_and_checks_may_block_as_handlers_may(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    threads: dict[str, str] = {}
+
+    def note(what: str) -> None:
+        threads[what] = threading.current_thread().name
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()  # Django's ORM, for one, looks
+
+    def check(message: Any) -> bool:
+        note("check")
+        return True
+
+    def script() -> None:
+        with Producer(node.address, "p", check=check) as producer:
+            producer.send_oneway("t", b"0", queue_key="k")
+            assert producer.queue_for("t", "k").queue_id == 0
+            transactions = producer._producer._transactions
+            assert transactions is not None
+            assert _loop.run(outcome(transactions._check)) is True
+            options: Any = {name: lambda queues, name=name: note(name) for name in ("on_assigned", "on_revoked")}
+            with Consumer(node.address, "g", "t", start="first", **options) as consumer:
+                consumer.ack(consumer.receive(timeout_s=PATIENCE_S))
+                assert len(consumer.assignment()) >= 1
+
+    async def outcome(check: Any) -> Any:
+        return await check(None)
+
+    await in_thread(script)
+    assert set(threads) == {"check", "on_assigned", "on_revoked"}
+    assert "rocketlet" not in threads.values()
+    with pytest.raises(ConfigError, match="is called with a message"):
+        await in_thread(lambda: Producer(node.address, check=script))  # type: ignore[arg-type]
+
+
+async def test_an_interrupted_wait_takes_no_message_with_it(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t", 1)
+
+    def interrupt() -> None:
+        """The next wait ends as by Ctrl-C."""
+
+        def result(self: Any, timeout: float | None = None) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(concurrent.futures.Future, "result", result)
+
+    def script() -> None:
+        with Producer(node.address) as producer, Consumer(node.address, "g", "t", start="first") as consumer:
+            interrupt()
+            with pytest.raises(KeyboardInterrupt):
+                consumer.receive()
+            producer.send("t", b"1")
+            assert consumer.receive(timeout_s=PATIENCE_S).body == b"1"
+        with Consumer(node.address, "g", "t", batch_size=2) as consumer:
+            interrupt()
+            with pytest.raises(KeyboardInterrupt):
+                next(consumer.batches())
+            assert [message.body for message in next(consumer.batches())] == [b"1"]
+
+    await in_thread(script)
+
+
+async def test_a_handler_that_stops_its_consumer_is_told(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+
+    def script() -> str:
+        errors: list[ConfigError] = []
+        told = threading.Event()
+
+        def handle(message: Message) -> None:
+            with pytest.raises(ConfigError) as raised:
+                consumer.stop()
+            errors.append(raised.value)
+            told.set()
+
+        with Producer(node.address) as producer, Consumer(node.address, "g", "t", handle, start="first") as consumer:
+            producer.send("t", b"x")
+            assert told.wait(PATIENCE_S)
+        return str(errors[0])
+
+    assert "cannot wait for its own end" in await in_thread(script)
+
+
+async def test_the_loop_outlives_what_user_code_raises_in_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def leave(error: type[BaseException]) -> None:
+        raise error
+
+    def script() -> str:
+        loop = Loop()
+        for error in (SystemExit, KeyboardInterrupt):
+            with pytest.raises(error):
+                loop.run(leave(error))
+        return loop.run(asyncio.sleep(0, "goes on"))
+
+    assert await in_thread(script) == "goes on"
+    assert "loop_interrupted" in caplog.text
+
+
+async def test_a_cell_of_a_notebook_may_wait_and_a_coroutine_may_not() -> None:
+    loop = Loop()
+    wait = "import asyncio; result = loop.run(asyncio.sleep(0, 5))"
+    cell: dict[str, Any] = {"loop": loop}
+    exec(compile(wait, "<cell>", "exec"), cell)  # within the loop of this test, as a notebook's kernel does it
+    assert cell["result"] == 5
+    for given in (asyncio.sleep, lambda s: asyncio.sleep(s)):
+        with pytest.raises(ConfigError, match="in a coroutine use"):
+            loop.run(given(0))
+    refused: list[ConfigError] = []
+
+    def callback() -> None:
+        with pytest.raises(ConfigError) as raised:
+            loop.run(asyncio.sleep(0))
+        refused.append(raised.value)
+
+    asyncio.get_running_loop().call_soon(callback)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(refused) == 1
+
+
+SCRIPT = """
+import atexit, os, sys
+import rocketlet.sync
+
+def at_exit():
+    producer.stop()
+    print("stopped at exit")
+
+atexit.register(at_exit)
+from rocketlet.sync import Consumer, Producer
+producer = Producer(sys.argv[1])
+producer.start()
+producer.send("t", b"x")
+child = os.fork()
+if not child:
+    try:
+        producer.send("t", b"y")
+    except ValueError as error:
+        print(str(error).partition(";")[2], flush=True)
+    with Producer(sys.argv[1]) as own:
+        print(own.send("t", b"z").status, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+consumer = Consumer(sys.argv[1], "g", "t", start="first")
+consumer.start()
+left_open = consumer.messages()
+print(next(left_open).topic)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+async def test_a_script_ends_whatever_it_left_open_and_a_forked_child_makes_its_own(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, node.address]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    said, complained = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert said.decode().splitlines() == [
+        " make one in each process, after the fork",
+        "ok",
+        "t",
+        "stopped at exit",
+    ], complained.decode()
+    assert process.returncode == 0
 
 
 async def test_in_a_coroutine_it_says_what_to_use() -> None:

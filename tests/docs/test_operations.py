@@ -36,7 +36,7 @@ def test_every_warning_and_error_of_the_log_has_a_cure() -> None:
     page = (ROOT / "docs/operations.md").read_text()
     logged = {
         event
-        for room in ("broker", "command", "client", "console", "spark", "testing")
+        for room in ("broker", "command", "client", "sync", "console", "spark", "testing")
         for path in (ROOT / room).rglob("*.py")
         for event in re.findall(r"log\.(?:warning|error|critical|exception)\(\s*\"(\w+)\"", path.read_text())
     }
