@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from .bodies import Queue, TopicConfig, read_queue, read_topic
+from .bodies import Queue, read_queue
 from .group_config import GroupConfig, read_group
 from .schema import answers
 
@@ -32,12 +32,6 @@ class GroupConnections(NamedTuple):
     consume_type: str
     message_model: str
     consume_from: str
-
-
-@answers("topic settings")
-def decode_topics(data: Any) -> dict[str, TopicConfig]:
-    """GET_ALL_TOPIC_CONFIG."""
-    return {str(name): read_topic(item) for name, item in (data.get("topicConfigTable") or {}).items()}
 
 
 @answers("group settings")
