@@ -34,15 +34,21 @@ function isInUse(part) {
   return !selection.isCollapsed && part.contains(selection.anchorNode);
 }
 
+const scrollers = (part) => [...part.querySelectorAll(".scroll, .events")];
+const stops = (part) => [...part.querySelectorAll("a, button, input, select, summary, [tabindex]")]; // of the Tab key
+
 function replace(part, html) {
   if (isInUse(part)) return; // whoever is selecting text keeps it; the next change comes in a second
-  const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+  const focused = document.activeElement;
+  const place = stops(part).indexOf(focused);
   const open = [...part.querySelectorAll("details[open][id]")].map((item) => item.id);
-  const scrolled = [...part.querySelectorAll(".scroll")].map((item) => item.scrollLeft);
+  const scrolled = scrollers(part).map((item) => [item.scrollLeft, item.scrollTop]);
   part.innerHTML = html;
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-  part.querySelectorAll(".scroll").forEach((item, index) => { item.scrollLeft = scrolled[index] ?? 0; });
-  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  scrollers(part).forEach((item, index) => item.scrollTo(...(scrolled[index] ?? [0, 0])));
+  if (place < 0) return;
+  const same = (focused.id && document.getElementById(focused.id)) || stops(part)[place];
+  same?.focus({ preventScroll: true });
 }
 
 function start() {

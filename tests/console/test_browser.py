@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
-from rocketlet.client import Consumer, Message, Producer, Reject, settled
+from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, settled
+from rocketlet.protocol.group_config import GroupConfig
 
 from ..conftest import PATIENCE_S, Node, eventually
 from ..handlers import Inbox
@@ -32,6 +33,7 @@ FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 ).split()
+LONG = "a" * 100
 HOSTILE = '<script>window.hacked = 1</script><img src="x" onerror="window.hacked = 2">'
 # What a screen reader needs: labels for fields, headers for tables, one heading, landmarks, ids that are there once.
 FAULTS = """() => {
@@ -55,6 +57,9 @@ FAULTS = """() => {
   if (!document.documentElement.lang) faults.push("no language");
   const ids = all("[id]").map((item) => item.id);
   for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) faults.push("twice: " + id);
+  for (const item of all("main *")) {
+    if (getComputedStyle(item).overflowY === "auto" && item.tabIndex < 0) faults.push("scrolls, not by keys: " + item.tagName);
+  }
   if (document.documentElement.scrollWidth > innerWidth + 1) faults.push("wider than the window");
   return faults;
 }"""
@@ -125,6 +130,9 @@ async def filled(node: Node, stack: AsyncExitStack) -> str:
     producer = await stack.enter_async_context(Producer(node.address, "checkout"))
     await stack.enter_async_context(Consumer(node.address, "shipping", "orders", Inbox(), start="first"))
     await stack.enter_async_context(Consumer(node.address, "billing", "orders", Inbox(Reject()), start="first"))
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic(LONG)
+        await admin.create_group(GroupConfig(LONG))
     for number in range(12):
         sent = await producer.send(
             "orders", b'{"order": %d, "total": 9.95}' % number, tag="new", keys=f"order-{number}"
@@ -147,17 +155,22 @@ async def test_every_page_opens_and_can_be_read_aloud(windows: Windows, node: No
             "/new/group",
             "/topics?system=1",
             "/topics/orders",
+            f"/topics/{LONG}",
+            f"/groups/{LONG}",
             "/topics/orders/tail",
             "/topics/orders/settings",
             "/new/topic",
             "/messages?topic=orders",
+            "/messages?topic=orders&by=key&value=order-1",
             message,
             "/brokers",
             "/brokers/broker-a",
             "/doctor",
         ):
             await window.open(path)
-            assert await window.page.evaluate(FAULTS) == [], path
+            for width in (1180, 320):
+                await window.page.set_viewport_size({"width": width, "height": 760})
+                assert await window.page.evaluate(FAULTS) == [], (path, width)
         grounds: dict[Literal["light", "dark"], str] = {"light": "rgb(246, 247, 249)", "dark": "rgb(20, 23, 28)"}
         for theme, ground in grounds.items():
             window = await windows.new(theme=theme, height=480)
@@ -234,8 +247,10 @@ async def test_nothing_in_a_message_runs(windows: Windows, node: Node) -> None:
             await window.open(path)
             assert await window.page.evaluate("window.hacked") is None, path
         assert HOSTILE in await window.text("#live_messages")
+        await window.page.focus("#live_messages .scroll")
         await producer.send("orders", (HOSTILE + " it came live").encode())
         await window.has("#live_messages >> text=it came live")
+        assert await window.page.evaluate("document.activeElement.className") == "scroll", "who scrolls by keys goes on"
         assert await window.page.evaluate("window.hacked") is None
         assert await window.page.evaluate("document.querySelectorAll('main img, main script').length") == 0
 
