@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..client.admin import AdminClient
-from ..client.errors import ConfigError, RocketletError
+from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from .administration import Commands, noun, pairs, verb
 from .output import Output, local_time
 
@@ -30,7 +30,8 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
         try:
             status = await admin.broker_status(address)
         except RocketletError as error:
-            rows.append(row | {"state": "away", "reason": str(error)})
+            is_away = isinstance(error, ConnectionFailed | RequestTimeout)
+            rows.append(row | {"state": "away" if is_away else "unknown", "reason": str(error)})
             continue
         rates = {name: float(next(iter((status.get(key) or "").split()), "0")) for name, key in _RATES.items()}
         used = float(status.get("commitLogDiskRatio") or 0)

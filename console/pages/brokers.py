@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from ...client.diagnosis import Finding, diagnose
-from ...client.errors import ConfigError, RocketletError
+from ...client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ...protocol.bodies import BrokerData
 from ..console import Console
 from ..form import query_of
@@ -28,6 +28,13 @@ class Row:
     address: str
     status: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
+    is_away: bool = True
+
+    @property
+    def state(self) -> str:
+        if self.status:
+            return "up"
+        return "away" if self.is_away else "unknown"
 
     @property
     def put_rate(self) -> float:
@@ -86,7 +93,7 @@ async def _row(console: Console, broker: BrokerData) -> Row:
     try:
         return Row(broker, address, await console.admin.broker_status(address))
     except RocketletError as error:
-        return Row(broker, address, reason=str(error))
+        return Row(broker, address, reason=str(error), is_away=isinstance(error, ConnectionFailed | RequestTimeout))
 
 
 async def shown(request: Request) -> Page:

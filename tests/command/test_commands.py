@@ -5,9 +5,10 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
-from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject
+from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject
 from rocketlet.command import logs
 from rocketlet.command.cli import main
+from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing import Broker
 
 from ..conftest import Node, eventually
@@ -171,3 +172,12 @@ async def test_a_topic_has_four_queues_whoever_makes_it(run: Run, node: Node) ->
         async with AdminClient(broker.address) as admin:
             made.append(await admin.topic("by-kit"))
     assert [len(topic.ranges) for topic in made] == [4, 4, 4, 4]
+
+
+async def test_a_broker_that_refuses_is_not_away(run: Run, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(admin: AdminClient, address: str) -> dict[str, str]:
+        raise BrokerRefused(RequestCode.GET_BROKER_RUNTIME_INFO, 1, "no admin", address)
+
+    monkeypatch.setattr(AdminClient, "broker_status", refused)
+    (broker,) = (await run("brokers", "list", "--json")).records
+    assert (broker["state"], "no admin" in broker["reason"]) == ("unknown", True)

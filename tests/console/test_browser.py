@@ -58,7 +58,7 @@ FAULTS = """() => {
   const ids = all("[id]").map((item) => item.id);
   for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) faults.push("twice: " + id);
   for (const item of all("main *")) {
-    if (getComputedStyle(item).overflowY === "auto" && item.tabIndex < 0) faults.push("scrolls, not by keys: " + item.tagName);
+    if (getComputedStyle(item).overflowY === "auto" && item.tabIndex < 0) faults.push("no keys scroll: " + item.tagName);
   }
   if (document.documentElement.scrollWidth > innerWidth + 1) faults.push("wider than the window");
   return faults;

@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 import msgpack
 import pytest
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
-from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, RetryLater, SendResult
+from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject, RetryLater, SendResult
 from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_TOPIC_QUEUES
 
 from ..conftest import Node, eventually
@@ -283,3 +284,13 @@ async def test_brokers_say_how_they_do_and_keep_their_secrets(site: Site, node: 
     assert "is called so" in await site.text("/brokers/broker-z", 404)
     found = await site.text("/doctor?look=yes")
     assert "Nothing is wrong" in found
+
+
+async def test_a_broker_that_refuses_is_not_away(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(admin: AdminClient, address: str) -> dict[str, str]:
+        raise BrokerRefused(RequestCode.GET_BROKER_RUNTIME_INFO, 1, "no admin", address)
+
+    monkeypatch.setattr(AdminClient, "broker_status", refused)
+    page = await site.text("/brokers")
+    assert "broker-a unknown" in page
+    assert "no admin" in page
