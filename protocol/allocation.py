@@ -1,4 +1,4 @@
-"""HOW queues are shared: the allocation strategies. Each gives the same shares as Apache's strategy of the same name.
+"""How queues are shared: the allocation strategies. Each gives the same shares as Apache's strategy of the same name.
 
 A strategy is called with a member's own id, all queues and all member ids of one topic, both sorted, and returns the
 member's queues. All members must use the same strategy, because they do not talk to each other.
@@ -23,10 +23,14 @@ T = TypeVar("T")
 
 
 class Strategy(Protocol):
+    """How the queues of a topic are shared among the members of a group. Brokers are told its name."""
+
     @property
     def name(self) -> str: ...
 
-    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]: ...
+    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
+        """The queues of the member `client_id`. Queues and ids are sorted; all members must come to the same shares."""
+        ...
 
 
 @runtime_checkable
