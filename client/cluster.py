@@ -171,6 +171,17 @@ class Cluster:
 
     # Brokers
 
+    async def find_masters(self) -> None:
+        """Asks for the addresses of all brokers that the name server knows. Raises RocketletError."""
+        answer = await self.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        for broker in body_of(answer, bodies.decode_cluster):
+            if 0 in broker.addresses:
+                self._masters[broker.name] = broker.addresses[0]
+
+    def known_masters(self) -> list[str]:
+        """The names of all brokers whose address was heard."""
+        return list(self._masters)
+
     def master(self, broker_name: str) -> str | None:
         return self._masters.get(broker_name)
 

@@ -177,17 +177,24 @@ class Producer(Sender):
                 log.info("unregister_failed", broker=connection.address, reason=str(error))
 
     async def _heartbeat(self) -> None:
-        """To every broker that it has a connection to, of transactions also to those that it lost: they may ask."""
+        """To every broker that it has a connection to; of transactions to all, from the start, because each may ask."""
         body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
         while True:
-            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
             if self._transactions is not None:
-                await asyncio.gather(*map(self._cluster.broker, self._cluster.masters()), return_exceptions=True)
+                await self._greet_all()
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
             for connection in self._brokers():
                 try:
                     await connection.request(RequestCode.HEART_BEAT, {}, body)
                 except RocketletError as error:
                     log.warning("heartbeat_failed", broker=connection.address, reason=str(error))
+
+    async def _greet_all(self) -> None:
+        try:
+            await self._cluster.find_masters()
+        except RocketletError as error:
+            log.info("brokers_not_found", reason=str(error))
+        await asyncio.gather(*map(self._greet, self._cluster.known_masters()), return_exceptions=True)
 
     # Sending
 
@@ -401,6 +408,7 @@ class Producer(Sender):
     async def reply(self, request: Message, body: bytes, *, properties: Mapping[str, str] | None = None) -> None:
         """Answers a message that was sent by `request`, here or by Apache's clients. Raises ConfigError if it was not, and
         BrokerRefused if whoever waits for it is gone."""
+        self._check_running()
         topic, text = reply_properties(request, properties)
         ext = self._header(topic, text, int(time.time() * 1000))
         ext["e"] = 0

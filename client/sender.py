@@ -101,7 +101,7 @@ class Sender:
         self._idle_reason = "this producer has not been started; use `async with`, or `await producer.start()`"
 
     def _brokers(self) -> list[Connection]:
-        found = (self._cluster.connected(name) for name in self._cluster.masters())
+        found = map(self._cluster.connected, {**self._cluster.masters(), **self._greeted})
         return [connection for connection in found if connection is not None]
 
     def _answered(self, batch: Batch, answer: Frame | Exception) -> None:
@@ -360,9 +360,14 @@ class Sender:
 
     async def _connect(self, queue: Queue) -> Connection:
         """The connection to a queue's broker, which the broker knows by a heartbeat as this producer's."""
-        connection = await self._cluster.broker(queue.broker_name)
-        if self._greeted.get(queue.broker_name) is not connection:
-            self._greeted[queue.broker_name] = connection
+        if self._cluster.master(queue.broker_name) is None:  # it has sent nothing yet, and brokers create no topics
+            await self._cluster.find_route(queue.topic)
+        return await self._greet(queue.broker_name)
+
+    async def _greet(self, broker_name: str) -> Connection:
+        connection = await self._cluster.broker(broker_name)
+        if self._greeted.get(broker_name) is not connection:
+            self._greeted[broker_name] = connection
             body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
             await connection.request(RequestCode.HEART_BEAT, {}, body)
         return connection

@@ -241,3 +241,47 @@ async def test_a_topic_that_does_not_exist_is_named_once_and_in_the_timeout(
         assert len(named) == 1
         assert "nowhere" in named[0].getMessage()
         assert "create it" in named[0].getMessage()
+
+
+async def test_who_has_sent_nothing_replies_where_brokers_create_no_topics() -> None:
+    async with KitBroker(auto_create_topics=False) as broker:
+        broker.create_topic("t", 1)
+        replier = Producer(broker.address, "replier")
+
+        async def reply(message: Message) -> None:
+            await replier.reply(message, b"to " + message.body)
+
+        async with replier, Producer(broker.address, "asker") as producer, Consumer(broker.address, "g", "t", reply):
+            answer = await producer.request("t", b"you", timeout_s=PATIENCE_S)
+            assert answer.body == b"to you"
+            async with Consumer(broker.address, "h", "t", start="first") as consumer:
+                message = await consumer.receive(timeout_s=PATIENCE_S)
+        with pytest.raises(ConfigError, match="has been stopped"):
+            await replier.reply(message, b"late")
+
+
+async def test_a_producer_that_has_just_begun_is_asked_about_transactions_of_others() -> None:
+    """A process that died left one, and the next one of its group sends nothing for a while."""
+    asked = asyncio.Event()
+
+    def check(message: Message) -> bool:
+        asked.set()
+        return True
+
+    async with KitBroker() as broker:
+        broker.create_topic("t", 1)
+        async with Producer(broker.address, "shop", check=check) as producer:
+            transactions = producer._transactions
+            assert transactions is not None
+
+            async def silent(*arguments: object, **options: object) -> None: ...
+
+            transactions.end = silent  # type: ignore[method-assign]
+            async with producer.transaction("t", b"order"):
+                pass
+        greeted = len(broker.requests_of("HEART_BEAT"))
+        async with Producer(broker.address, "shop", check=check):
+            await broker.until(lambda: len(broker.requests_of("HEART_BEAT")) > greeted)
+            broker.clock.advance(minutes=1)
+            await asyncio.wait_for(asked.wait(), PATIENCE_S)
+            await broker.until(lambda: len(broker.messages("t")) == 1)
