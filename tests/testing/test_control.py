@@ -341,6 +341,19 @@ def test_data_is_kept_only_where_it_was_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "commitlog").is_dir()
 
 
+def test_a_broker_without_a_name_server_of_its_own_has_a_control_port_too(tmp_path: Path) -> None:
+    command = [
+        *[*COMMAND[:3], "broker", "--nameserver", "127.0.0.1:1", "--port", "0", "--control-port", "0"],
+        *["--data", str(tmp_path), "--log-level", "error"],
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        said = [child.stdout.readline() for _ in range(2)]
+        child.terminate()
+    assert child.returncode == 0, said
+    assert said[1].split()[0] == "Control"
+
+
 def test_without_the_option_nothing_of_the_kit_is_loaded_and_one_port_is_open(tmp_path: Path) -> None:
     """Linux lists what a process listens on in /proc."""
     command = [sys.executable, "-X", "importtime", *COMMAND[1:], "--data", str(tmp_path)]
