@@ -82,11 +82,14 @@ class Guard:
         if self._read_only:
             return PlainTextResponse("This console is read-only (--read-only): it changes nothing.", 403)
         origin = headers.get("origin")
-        is_ours = urlsplit(origin).netloc == host if origin else headers.get("sec-fetch-site") == "same-origin"
+        is_ours = origin.partition("://")[2] == host if origin else headers.get("sec-fetch-site") == "same-origin"
         return None if is_ours else PlainTextResponse("The form does not come from a page of this console.", 403)
 
     def _is_known(self, host: str) -> bool:
-        name = (urlsplit(f"//{host}").hostname or "").lower()
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:  # such as [
+            return False
         try:
             ipaddress.ip_address(name)
         except ValueError:

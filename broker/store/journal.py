@@ -14,7 +14,7 @@ import orjson
 import structlog
 
 from . import disk
-from .files import StoreFull
+from .files import StoreError, StoreFull
 from .jobs import Call, Job
 
 log = structlog.get_logger("rocketlet.store")
@@ -38,11 +38,13 @@ class Journal:
         self.is_whole = True  # whether all that was written could be read
 
     def read(self) -> list[Any]:
-        """The changes, oldest first, up to the first that is damaged or cut off, which is taken off."""
+        """The changes, oldest first, up to the first that is damaged or cut off, which is taken off. Raises StoreError."""
         try:
             data = disk.read_file(self._path)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
         values: list[Any] = []
         for line in data.splitlines(keepends=True):
             try:

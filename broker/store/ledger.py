@@ -34,7 +34,7 @@ import structlog
 from ...protocol.work import joined
 from ..config import FREED_AT_ONCE, HANDOVER_LEASE_S, JOURNAL_LINES
 from . import disk
-from .files import StoreFull, find_state, replace_state, state_fault
+from .files import StoreError, StoreFull, find_state, replace_state, state_fault
 from .jobs import Job
 from .journal import Journal
 
@@ -59,6 +59,13 @@ class Former(NamedTuple):
     client_id: str
     epoch: int
     end: int | None = None
+
+
+def _changes(value: Any) -> list[Any]:
+    """Raises ValueError."""
+    if not isinstance(value, list):
+        raise ValueError("the leases are no list")
+    return value
 
 
 class Ledger:
@@ -100,13 +107,19 @@ class Ledger:
         """Takes over what the run before has written; why that is not all, empty if it is."""
         damage = state_fault(self._path) if disk.is_there(self._path) else None
         state = find_state(self._path, is_derivable=True)
-        for change in state.value or ():
-            self._apply(change, 0)
-        lines = self._journal.read()
-        saved_epoch = self.epoch
-        for change in chain.from_iterable(lines):
-            self._apply(change, saved_epoch)
+        try:
+            for change in _changes(state.value if state.value is not None else []):
+                self._apply(change, 0)
+            is_current = not self._written_at or disk.is_there(self._path.with_suffix(".journal"))
+            lines = self._journal.read()
+            saved_epoch = self.epoch
+            for change in chain.from_iterable(map(_changes, lines)):
+                self._apply(change, saved_epoch)
+        except (StoreError, ValueError) as error:
+            return str(error)
         self._count = sum(map(len, lines))
+        if not is_current:
+            return "the journal is gone"
         if damage or (state.value is not None and not state.is_current) or not self._journal.is_whole:
             return "a file is damaged"
         if self._written_at not in ("", self._boot):
@@ -114,25 +127,34 @@ class Ledger:
         return "the disk took nothing before the broker ended" if disk.is_there(self._behind_path) else ""
 
     def _apply(self, change: Any, saved_epoch: int) -> None:
-        """saved_epoch: a grant that is not later is in the file, or has ended since."""
-        if isinstance(change, int):
-            self.epoch = max(self.epoch, change)
-        elif len(change) == 1:
-            self._written_at = change[0]
-        else:
-            self._apply_to_lease((change[0], change[1], change[2]), change[3:], saved_epoch)
+        """saved_epoch: a grant that is not later is in the file, or has ended since. Raises ValueError."""
+        match change:
+            case int(epoch):
+                self.epoch = max(self.epoch, epoch)
+            case [str(boot)]:
+                self._written_at = boot
+            case [str(group), str(topic), int(queue_id), *rest]:
+                self._apply_to_lease((group, topic, queue_id), rest, saved_epoch)
+            case _:
+                raise self._no_lease()
 
     def _apply_to_lease(self, key: Key, change: Any, saved_epoch: int) -> None:
-        epoch = change[0] if len(change) == 1 else change[1]
+        match change:
+            case [str(client_id), int(epoch)]:
+                if epoch > saved_epoch:
+                    self.leases[key] = Former(client_id, epoch)
+            case [int(epoch)]:
+                if key in self.leases and self.leases[key].epoch == epoch:
+                    del self.leases[key]
+            case [str(client_id), int(epoch), (int() | None) as end]:
+                if key in self.leases and self.leases[key].epoch == epoch:
+                    self.leases[key] = Former(client_id, epoch, end)
+            case _:
+                raise self._no_lease()
         self.epoch = max(self.epoch, epoch)
-        if len(change) == 2:
-            if epoch > saved_epoch:
-                self.leases[key] = Former(change[0], epoch)
-        elif key in self.leases and self.leases[key].epoch == epoch:
-            if len(change) == 1:
-                del self.leases[key]
-            else:
-                self.leases[key] = Former(*change)
+
+    def _no_lease(self) -> ValueError:
+        return ValueError(f"{self._path} or its journal has something that is no lease")
 
     # Changes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import zlib
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,43 @@ def test_with_a_damaged_file_nothing_is_believed(tmp_path: Path, clock: MovableC
     data[len(data) // 2] ^= 1
     (tmp_path / name).write_bytes(data)
     nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, epoch)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{}", b'{"a":1}', b"[null]", b"[1.5]", b"[[]]", b"[[1]]", b'[["g","t",0,1.5]]', b'[["g","t",[],"c",5]]',
+     b'[["g","t",0,"c","e"]]', b'[["g","t",0,"c",5,"e"]]'],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["locks.json", "locks.journal"])
+def test_with_a_file_that_holds_something_else_nothing_is_believed(
+    tmp_path: Path, clock: MovableClock, name: str, content: bytes
+) -> None:
+    """Files of earlier releases have no checksum."""
+    epoch = handed_over(make_locks(tmp_path, clock))[3]
+    line = b"%08x %b\n" % (zlib.crc32(content), content)
+    (tmp_path / name).write_bytes(content if name == "locks.json" else line)
+    assert nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, epoch if name == "locks.json" else 0)
+
+
+def test_without_its_journal_a_file_is_not_believed(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "JOURNAL_LINES", 0)
+    locks = make_locks(tmp_path, clock)
+    locks.lock(ONE, peer())
+    run(locks.saving())
+    (tmp_path / "locks.journal").unlink()
+    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, 0)
+
+
+@pytest.mark.parametrize("name", ["locks.json", "locks.journal", "locks.behind"])
+def test_a_folder_where_a_file_was_is_no_lease(tmp_path: Path, clock: MovableClock, name: str) -> None:
+    epoch = handed_over(make_locks(tmp_path, clock))[3]
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "file").touch()
+    known = 0 if name == "locks.journal" else epoch
+    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, known)
 
 
 def handed_over_on_a_full_disk(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> int:
