@@ -41,6 +41,8 @@ GARBAGE_SWEEP_S: Final = 1.0
 GARBAGE_GROWTH: Final = 2.0  # of the process' memory, after which all objects are looked at for circles
 GARBAGE_MIN_BYTES: Final = 128 * 1024 * 1024  # of growth beside that
 METRICS_ANSWER_S: Final = 5.0  # how long a scrape waits for the event loop
+MAX_METRICS_CONNECTIONS: Final = 16  # of the metrics port; of more, the one that is open for longest ends
+METRICS_CLIENT_S: Final = 10.0  # how long the metrics port waits for a client to write or read
 
 # The store
 

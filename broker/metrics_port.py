@@ -6,16 +6,22 @@ Imported only if a metrics port is given.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import sys
 from collections.abc import Coroutine, Iterable
 from socketserver import ThreadingMixIn
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Final, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Metric
 
-from .config import METRICS_ANSWER_S
+from .config import MAX_METRICS_CONNECTIONS, METRICS_ANSWER_S, METRICS_CLIENT_S
+
+log = structlog.get_logger("rocketlet.metrics")
 
 _NO_ANSWER: Final = f"the event loop has not answered for {METRICS_ANSWER_S:g} s"
 
@@ -29,10 +35,41 @@ class Measured(Protocol):
 
 
 class _Threads(ThreadingMixIn, WSGIServer):
+    """A thread for each connection. Of too many, the one that is open for longest makes room: who connects and asks nothing
+    must not use up the threads and descriptors of the broker."""
+
     daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: dict[socket.socket, None] = {}
+        self._changing = Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changing:
+            if len(self._open) >= MAX_METRICS_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # its client has hung up
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread sees the end, and closes it
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Of what a client does, such as to hang up or to write nothing, nothing is said."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            log.exception("metrics_request_failed")
 
 
 class _Quiet(WSGIRequestHandler):
+    timeout = METRICS_CLIENT_S
+
     def log_message(self, *arguments: object) -> None:
         """Requests are not logged."""
 
@@ -81,6 +118,8 @@ class MetricsPort:
                 return found
             except TimeoutError:
                 status, text = "503 Service Unavailable", _NO_ANSWER
+            except (TypeError, ValueError):  # of prometheus-client, for an Accept with a version that is no number
+                return self._metrics({**environ, "HTTP_ACCEPT": ""}, start_response)  # type: ignore[no-any-return]
         elif path in ("/healthz", "/readyz"):
             fault = self._fault(is_ready=path == "/readyz")
             status, text = ("503 Service Unavailable", fault) if fault else ("200 OK", "ok")

@@ -7,10 +7,12 @@ import errno
 import os
 import urllib.error
 import urllib.request
+from contextlib import AsyncExitStack
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import MAX_METRICS_CONNECTIONS
 from rocketlet.broker.groups.rebalances import Rebalances
 from rocketlet.broker.histogram import Histogram
 from rocketlet.client import Consumer, Producer
@@ -21,13 +23,14 @@ from ..handlers import Inbox
 PLACE = {"cluster": "DefaultCluster", "broker": "broker-a"}
 
 
-async def fetched(node: Node, path: str) -> tuple[int, str]:
+async def fetched(node: Node, path: str, accept: str = "*/*") -> tuple[int, str]:
     """The status and the text."""
 
     def fetch() -> tuple[int, str]:
         url = f"http://127.0.0.1:{node.server.metrics_port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+            request = urllib.request.Request(url, headers={"Accept": accept})
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -45,6 +48,32 @@ async def samples(node: Node) -> dict[tuple[str, frozenset[tuple[str, str]]], fl
                 assert PLACE.items() <= sample.labels.items(), sample
             found[sample.name, frozenset(sample.labels.items() - PLACE.items())] = sample.value
     return found
+
+
+async def test_of_connections_that_ask_nothing_the_oldest_make_room(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.metrics_port._Quiet.timeout", None)  # it is not time that ends them
+    node = await nodes.start(metrics_port=0)
+    async with AsyncExitStack() as stack:
+        idle = []
+        for _ in range(MAX_METRICS_CONNECTIONS + 3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", node.server.metrics_port)
+            stack.callback(writer.close)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: ")
+            idle.append(reader)
+        async with asyncio.timeout(PATIENCE_S):
+            assert [await reader.read() for reader in idle[:3]] == [b""] * 3
+        assert await fetched(node, "/healthz") == (200, "ok\n")
+        async with asyncio.timeout(PATIENCE_S):
+            assert await idle[3].read() == b""
+        assert not any(reader.at_eof() for reader in idle[4:])
+
+
+async def test_a_wish_that_nobody_understands_is_answered_all_the_same(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    status, text = await fetched(node, "/metrics", accept="application/openmetrics-text; version=x; escaping=y")
+    assert (status, "rocketlet_" in text) == (200, True)
 
 
 async def test_what_was_sent_and_read_is_counted_by_topic_and_group(nodes: Nodes) -> None:
