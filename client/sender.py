@@ -124,7 +124,7 @@ class Sender:
                 continue
             task = asyncio.create_task(self._settle(batch, message, key, text, answer))
             self._resending.add(task)
-            task.add_done_callback(self._resending.discard)
+            task.add_done_callback(partial(self._resent, message[0]))
             message[0].add_done_callback(partial(_give_up, task))
 
     async def _settle(self, batch: Batch, message: Pending, key: str, text: str, error: Exception) -> None:
@@ -149,10 +149,11 @@ class Sender:
         except Exception as failure:
             if not future.done():
                 future.set_exception(failure)
-        except asyncio.CancelledError:  # the producer stops; whoever awaits the result would wait for ever
-            if not future.done():
-                future.set_exception(ConfigError(self._idle_reason or "the producer was cancelled while it sent"))
-            raise
+
+    def _resent(self, future: asyncio.Future[SendResult], task: asyncio.Task[None]) -> None:
+        self._resending.discard(task)
+        if task.cancelled() and not future.done():  # the producer stops; whoever awaits the result would wait for ever
+            future.set_exception(ConfigError(self._idle_reason or "the producer was cancelled while it sent"))
 
     def _joined(
         self,

@@ -21,7 +21,7 @@ from rocketlet.client import (
     SendResult,
 )
 from rocketlet.client.access import Encoding
-from rocketlet.client.accumulator import Overlap
+from rocketlet.client.accumulator import Batch, Overlap
 from rocketlet.client.config import (
     BATCH_BYTES,
     BATCH_MESSAGES,
@@ -315,6 +315,21 @@ async def test_who_gives_up_is_not_sent_again(node: Node, monkeypatch: pytest.Mo
     assert not tried
     with pytest.raises(ConfigError, match="has been stopped"):  # a producer that stops tells who waits for it
         await sends[1]
+
+
+async def test_a_try_that_is_cancelled_before_it_begins_tells_who_waits(node: Node) -> None:
+    async with Producer(node.address) as producer:
+        queue = (await producer.send("t", b"first")).queue
+        (connection,) = producer._brokers()
+        batch = Batch(connection, queue, 0, limit=1)
+        future = batch.new_future()
+        batch.messages.append((future, "", b"x", "", None, None))
+        batch.close(producer._keys)
+        producer._answered(batch, ConnectionFailed("gone"))
+        for task in producer._resending:
+            task.cancel()
+        with pytest.raises(ConfigError, match="cancelled while it sent"):
+            await asyncio.wait_for(future, PATIENCE_S)
 
 
 async def test_a_lost_broker_fails_each_and_another_takes_them(nodes: Nodes, wire: Wire, node: Node) -> None:
