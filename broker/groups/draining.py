@@ -54,14 +54,16 @@ class Drain:
     """A change that not all foreign members know yet.
 
     moving: who gets nothing more of which queue: all whose last list gives it to them. waiting: what each reader has not
-    handled yet. drained: what it has, since it was given that list. kept: who is to be told later. gated: pulls of queues
-    whose earlier reader is not done. is_open: who will move is not known yet.
+    handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list, and
+    is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is not done.
+    is_open: who will move is not known yet.
     """
 
     began_s: float
     moving: dict[_Place, set[Connection]] = field(default_factory=dict)
     waiting: dict[Connection, set[_Place]] = field(default_factory=dict)
     drained: dict[Connection, set[_Place]] = field(default_factory=dict)
+    returning: dict[Connection, set[_Place]] = field(default_factory=dict)
     commits: dict[_Place, int] = field(default_factory=dict)
     kept: dict[Connection, None] = field(default_factory=dict)
     gated: dict[_Place, list[Callable[[], None]]] = field(default_factory=dict)
@@ -139,8 +141,10 @@ class Draining:
             had = self._given.of(group.name, connection)
             return had or [client_id for client_id in members.ids if client_id in settled]
         self._given.give(group.name, connection, member.client_id, members)
-        if drain is not None:
-            drain.drained.pop(connection, None)  # by this list it may read again what it has let go of
+        if drain is not None:  # by this list it may read again what it has let go of
+            drain.drained.pop(connection, None)
+            for place in drain.returning.pop(connection, ()):
+                drain.moving[place].discard(connection)
         return members.ids
 
     def is_draining(self, group: str, topic: str, queue_id: int) -> bool:
@@ -165,9 +169,7 @@ class Draining:
         if drain is None or connection not in drain.moving.get(place, ()):
             return False
         if place in drain.waiting.get(connection, ()):
-            # A pull carries what its member has committed. Where that is what it asks for next, nothing of the queue
-            # is in its hands.
-            if header.commit_offset >= header.queue_offset:
+            if has_handled_all(header):
                 self._drained(header.consumer_group, drain, connection, place)
             elif header.commit_offset > drain.commits.get(place, -1):
                 drain.commits[place] = header.commit_offset
@@ -251,32 +253,45 @@ class Draining:
         self._given.keep(group.name, group.members)
         owners: dict[_Place, str] = {}
         losing: list[tuple[_Place, Connection]] = []
+        letting_go: set[tuple[_Place, Connection]] = set()
         for topic, of_topic in queues.items():
             yield
             if self._changes.get(group.name) != change:
                 return
             of_owners = dict(self._owners_of(group, topic, of_topic))
             owners |= of_owners
-            losing += yield from self._losing(group, topic, of_topic, of_owners)
+            claims = yield from self._claims(group, topic, of_topic)
+            losing += self._losing(group, of_owners, claims)
+            letting_go.update(self._letting_go(group, drain, claims))
         if self._changes.get(group.name) != change:
             return
         self._own(group.name, owners)
         if was_open and not drain.is_open:  # it took so long that all were told, and were given other lists
             return
         drain.is_open = False
-        self._move(group, drain, losing)
+        self._move(group, drain, losing, letting_go)
         _let_on(drain, list(drain.gated))  # those that still have to wait come back
         self._progressed(group.name, drain)
         self._tell_kept(group.name, drain)
         for connection in list(drain.waiting):
             for pull in self._held_pulls.of(connection):
-                if connection in drain.moving.get((pull.queue.topic, pull.queue.queue_id), ()):
+                place = (pull.queue.topic, pull.queue.queue_id)
+                if connection in drain.moving.get(place, ()):
                     self._held_pulls.let_go(pull)  # its member comes back at once, and says how far it is
+                    # It does not where another broker has told it already: it reads the queue no more.
+                    if pull.is_done and place in drain.waiting.get(connection, ()):
+                        self._drained(group.name, drain, connection, place)
 
-    def _move(self, group: ConsumerGroup, drain: Drain, losing: list[tuple[_Place, Connection]]) -> None:
+    def _move(
+        self,
+        group: ConsumerGroup,
+        drain: Drain,
+        losing: list[tuple[_Place, Connection]],
+        letting_go: set[tuple[_Place, Connection]],
+    ) -> None:
         """What a reader was drained of in this drain before, it need not be drained of again; but it gets nothing of it. Nor
-        does who was told before and lets go just now."""
-        former, drain.moving, drain.waiting = drain.moving, {}, {}
+        does who was told before and lets go just now, even if the queue is its own again: it learns that later."""
+        former, drain.moving, drain.waiting, drain.returning = drain.moving, {}, {}, {}
         for place, connection in losing:
             drain.moving.setdefault(place, set()).add(connection)
             if place not in drain.drained.get(connection, ()):
@@ -285,30 +300,47 @@ class Draining:
         for place, connections in former.items():
             for connection in connections:
                 member = group.members.get(connection)
-                if member is not None and member.client_id != owners.get(place):
+                if member is None:
+                    continue
+                is_owner = member.client_id == owners.get(place)
+                if not is_owner or (place, connection) in letting_go:
                     drain.moving.setdefault(place, set()).add(connection)
+                if is_owner and (place, connection) in letting_go:
+                    drain.returning.setdefault(connection, set()).add(place)
         for connection, places in drain.drained.items():  # what it need not lose now, it reads on
             places -= {place for place in places if connection not in drain.moving.get(place, ())}
 
-    def _losing(
-        self, group: ConsumerGroup, topic: str, queues: list[Queue], owners: dict[_Place, str]
-    ) -> Work[list[tuple[_Place, Connection]]]:
-        """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more. Several
-        members may do so for one queue: who has let go of it but not of others, and who was told first that it is its own."""
-        claims: dict[Queue, list[Connection]] = {}
+    def _claims(self, group: ConsumerGroup, topic: str, queues: list[Queue]) -> Work[dict[_Place, list[Connection]]]:
+        """Which foreign members take themselves for the reader of each queue here. Several may do so for one queue: who has
+        let go of it but not of others, and who was told first that it is its own."""
+        claims: dict[_Place, list[Connection]] = {
+            (topic, queue.queue_id): [] for queue in queues if queue.broker_name == self._broker_name
+        }
         for of_list in self._given.claims(group.name, queues):
             for queue, connection in of_list:
-                claims.setdefault(queue, []).append(connection)
+                if queue.broker_name == self._broker_name:
+                    claims[topic, queue.queue_id].append(connection)
             yield
-        losing: list[tuple[_Place, Connection]] = []
-        for queue in queues:
-            if queue.broker_name == self._broker_name:
-                place = (topic, queue.queue_id)
-                for connection in claims.get(queue) or self._last_reader(group, place):
-                    member = group.members.get(connection)
-                    if member is not None and member.client_id != owners.get(place):
-                        losing.append((place, connection))
-        return losing
+        return claims
+
+    def _losing(
+        self, group: ConsumerGroup, owners: dict[_Place, str], claims: dict[_Place, list[Connection]]
+    ) -> Iterator[tuple[_Place, Connection]]:
+        """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more."""
+        for place, connections in claims.items():
+            for connection in connections or self._last_reader(group, place):
+                member = group.members.get(connection)
+                if member is not None and member.client_id != owners.get(place):
+                    yield place, connection
+
+    def _letting_go(
+        self, group: ConsumerGroup, drain: Drain, claims: dict[_Place, list[Connection]]
+    ) -> Iterator[tuple[_Place, Connection]]:
+        """Who is drained of what, and by its last list is not the reader any more: it drops the queue, now or soon."""
+        for place, connections in claims.items():
+            for connection in drain.moving.get(place, ()):
+                if connection not in connections and self._given.of(group.name, connection) is not None:
+                    yield place, connection
 
     def _owners_of(self, group: ConsumerGroup, topic: str, queues: list[Queue]) -> Iterator[tuple[_Place, str]]:
         """Whose each queue here is to be."""
@@ -372,6 +404,11 @@ class Draining:
                 drain.timer.cancel()
             # a reader that was told drops its queues at once; one that allocates in another way reads on after this
             drain.timer = self._clock.call_later(DRAINED_WAIT_S, self._forget, name)
+
+
+def has_handled_all(header: PullMessage) -> bool:
+    """Whether nothing of the queue is in the hands of who pulls: a pull carries what its member has committed."""
+    return header.commit_offset >= header.queue_offset
 
 
 def _let_on(drain: Drain, places: list[_Place]) -> None:

@@ -70,6 +70,11 @@ class Watch:
         found = self._readers.get((group, topic, queue_id))
         return found[0] if found else None
 
+    def read_by(self, connection: Connection, group: str) -> list[tuple[str, int]]:
+        """The queues of a group that this connection pulled last, as topic and queue id."""
+        keys = self._keys.get(connection, ())
+        return [key[1:] for key in keys if key[0] == group and self.reader(*key) is connection]
+
     def drop(self, connection: Connection) -> None:
         """The connection is closed and reads nothing any more."""
         keys = self._keys.pop(connection, set())

@@ -28,7 +28,7 @@ K = TypeVar("K")
 @dataclass(slots=True, eq=False)
 class HeldPull:
     """`answer` reads once more and writes what it finds; `seen` is the offset up to which nothing matched; `size` is what
-    its texts take, in bytes."""
+    its texts take, in bytes; `is_done` says that its member has handled all that it was given of the queue."""
 
     connection: Connection
     queue: ConsumeQueue
@@ -37,6 +37,7 @@ class HeldPull:
     answer: Callable[[], None]
     timer: Timer | None = None
     size: int = 0
+    is_done: bool = False
 
     def is_wanted(self) -> bool:
         """Whether a message that may match has arrived since the last look."""

@@ -20,7 +20,7 @@ from ..groups.members import ConsumerGroup
 from ..net.answers import Buffers, Refused, answer, small
 from ..net.connection import Connection
 from ..store.files import StoreFull
-from .offsets import fence_fault, offset_fault, store_offset
+from .offsets import fence_fault, is_foreign_member, offset_fault, store_offset
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -71,6 +71,9 @@ def _spelled(subscriptions: Iterable[tuple[str, str]]) -> str:
 def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(UnregisterClient, frame.ext)
     if header.consumer_group:
+        if is_foreign_member(broker, connection, header.consumer_group):
+            for place in broker.watch.read_by(connection, header.consumer_group):
+                broker.offsets.mark(header.consumer_group, *place)  # the next one may have loaded its offset before
         broker.groups.leave(connection, header.consumer_group)
         broker.locks.leave(connection, header.consumer_group)
     if header.producer_group:

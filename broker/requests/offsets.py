@@ -101,11 +101,18 @@ def store_offset(broker: Broker, group: str, queue: tuple[str, int], offset: int
 
 
 def stale_fault(broker: Broker, connection: Connection, group: str, queue: tuple[str, int], offset: int) -> str | None:
-    """Why a foreign member's commit is not progress; None if it may be. It has loaded its offset before a Rocketlet
-    member owned the queue, and does not know how far that one has come. An administrator is no member and may go back."""
-    if not is_foreign_member(broker, connection, group) or not broker.offsets.is_behind_owner(group, *queue, offset):
+    """Why a foreign member's commit is not progress; None if it may be. Only who reads the queue may go back: others have
+    loaded their offset before somebody else came further, and say it when they drop the queue. An administrator is no
+    member and may go back."""
+    stored = broker.offsets.get(group, *queue)
+    if stored is None or offset >= stored or not is_foreign_member(broker, connection, group):
         return None
-    return f"{offset} is behind what the last owner of {queue[0]}:{queue[1]} has committed"
+    if broker.offsets.is_behind_owner(group, *queue, offset):
+        return f"{offset} is behind what the last owner of {queue[0]}:{queue[1]} has committed"
+    if broker.watch.reader(group, *queue) is not connection:
+        committed = f"{stored}, which the group has committed of {queue[0]}:{queue[1]}"
+        return f"{offset} is behind {committed}; this member does not read it"
+    return None
 
 
 def is_foreign_member(broker: Broker, connection: Connection, group: str) -> bool:

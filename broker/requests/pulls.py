@@ -31,6 +31,7 @@ from ..config import (
     TAG_BYTES,
     LimitExceeded,
 )
+from ..groups.draining import has_handled_all
 from ..messages.held_pulls import HeldPull
 from ..net.answers import Buffers, Refused, answer, answer_pieces, small
 from ..net.connection import Connection
@@ -95,8 +96,9 @@ def _pull(
             queue,
             subscription,
             header.queue_offset,
-            lambda: connection.write(_read_held(broker, frame, header, queue, subscription, matches)),
+            lambda: _answer_held(broker, connection, frame, header, queue, subscription, matches),
             size=_text_bytes(header) + (TAG_BYTES * len(subscription.tags) if subscription is not None else 0),
+            is_done=has_handled_all(header),
         )
         if broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
             return None
@@ -246,6 +248,21 @@ def _commit(broker: Broker, connection: Connection, header: PullMessage) -> None
     if fault is None:
         by_owner = broker.locks.is_leased_to(group, topic, queue_id, connection)
         store_offset(broker, group, queue, offset, by_owner=by_owner)
+
+
+def _answer_held(
+    broker: Broker,
+    connection: Connection,
+    frame: Frame,
+    header: PullMessage,
+    queue: ConsumeQueue,
+    subscription: Subscription | None,
+    matches: Filter | None,
+) -> None:
+    if broker.draining.holds_back(connection, header):  # it has been drained of the queue since
+        _answer_nothing_new(connection, frame, header)
+    else:
+        connection.write(_read_held(broker, frame, header, queue, subscription, matches))
 
 
 def _read_held(

@@ -169,7 +169,50 @@ async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
     group = node.broker.groups.get("g")
     assert group is not None
     ids = {place: {group.members[peer].client_id for peer in peers} for place, peers in drain.moving.items()}
-    assert ids == {("t", 0): {"c1"}, ("t", 1): {"c2"}}
+    assert ids == {("t", 0): {"c1"}, ("t", 1): {"c1", "c2"}}, (
+        "c1 lets go of queue 1, and does not know that it is its own"
+    )
+
+
+async def test_who_lets_go_gets_nothing_though_the_queue_is_its_own_again(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    """By its last list c1 drops queue 1 with what it would get now, and somebody would handle that again."""
+    two, three = await queue_1_moved(node, wire, connect), await connect(node.address)
+    assert await members(two) == ["c1", "c2"]
+    await join(three, "c0")  # c0 gets queue 0, c1 queue 1, c2 nothing
+    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_open)
+    await send(wire, b"later", queue=1)
+    await handled(two, 1, 1)
+    flags = FLAGS | 0x1
+    late = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=flags, commit_offset=1))
+    assert late.code == ResponseCode.PULL_NOT_FOUND
+    await handled(wire, 0, 1)  # the rest of what it loses
+    assert sorted(await members(wire)) == ["c0", "c1", "c2"]
+    fresh = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=flags, commit_offset=1))
+    assert [record.body for record in decode_records(fresh.body)] == [b"later"]
+
+
+async def test_what_a_held_pull_says_is_not_asked_for_again(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member whom another broker told first has dropped the queue, and does not come back with the pull that is let go."""
+    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_MAX_S", 3600.0)
+    await create_topic(wire, "t", 2)
+    await join(wire, "c1")
+    assert await members(wire) == ["c1"]
+    held = [wire.send(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS)) for queue in range(2)]
+    group = node.broker.groups.get("g")
+    assert group is not None
+    await eventually(lambda: [len(node.broker.held_pulls.of(member)) for member in group.members] == [2])
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    two = await connect(node.address)
+    await join(two, "c2")
+    assert (await wire.answer(held[1])).code == ResponseCode.PULL_NOT_FOUND
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert await members(wire) == ["c1", "c2"]
+    await send(two, queue=1)
+    assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, flags=FLAGS))).code == 0
 
 
 async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
@@ -204,6 +247,42 @@ async def test_a_further_change_gives_nothing_to_who_was_told_and_has_not_let_go
     late = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
     assert late.code == ResponseCode.PULL_NOT_FOUND, "its former reader"
     assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))).code == 0, "its new one"
+
+
+async def test_who_does_not_read_a_queue_puts_nobody_back(node: Node, wire: Wire, connect: Connect) -> None:
+    """A member that was to get a queue, and does not, says what it had loaded when it drops the queue."""
+    await create_topic(wire, "t", 1)
+    for _ in range(6):
+        await send(wire)
+    two = await connect(node.address)
+    await join(wire, "c1")
+    await join(two, "c2")
+    flags = FLAGS | 0x1
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(offset=5, flags=flags, commit_offset=5))).code == 0
+    late = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 4}
+    refused = await two.call(RequestCode.UPDATE_CONSUMER_OFFSET, late)
+    assert (refused.code, node.broker.offsets.get("g", "t", 0)) == (ResponseCode.NO_PERMISSION, 5)
+    assert "does not read it" in (refused.remark or "")
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, late)).code == 0, "its reader may go back"
+    assert node.broker.offsets.get("g", "t", 0) == 4
+
+
+async def test_the_next_reader_goes_on_where_the_last_one_left(node: Node, wire: Wire, connect: Connect) -> None:
+    """It has loaded its offset before the last one's handlers ended."""
+    await create_topic(wire, "t", 1)
+    for _ in range(6):
+        await send(wire)
+    two = await connect(node.address)
+    await join(wire, "c1")
+    await join(two, "c2")
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull(offset=4, flags=FLAGS | 0x1, commit_offset=4))).code == 0
+    done = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 5}
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, done)).code == 0
+    await wire.call(RequestCode.UNREGISTER_CLIENT, {"clientID": "c1", "consumerGroup": "g"})
+    stale = await two.call(RequestCode.PULL_MESSAGE, pull(offset=4, flags=FLAGS | 0x1, commit_offset=4))
+    assert (stale.code, stale.ext["nextBeginOffset"], stale.body) == (ResponseCode.PULL_NOT_FOUND, "5", b"")
+    fresh = await two.call(RequestCode.PULL_MESSAGE, pull(offset=5, flags=FLAGS | 0x1, commit_offset=5))
+    assert [record.queue_offset for record in decode_records(fresh.body)] == [5]
 
 
 def members_of(node: Node) -> int:
@@ -252,11 +331,12 @@ async def test_settled_tells_the_truth_of_members_that_lock_nothing(node: Node, 
     assert (await members(wire)) == ["c1"]
     wire.send(RequestCode.PULL_MESSAGE, pull(queue=1, flags=FLAGS))
     assert await settled(node.address, "g", members=1) == {"c1": 2}
+    await send(wire, queue=1)
     two = await connect(node.address)
     await join(two, "c2")
     with pytest.raises(TimeoutError, match="still handle"):
         await settled(node.address, "g", members=2, timeout_s=1.0)
-    await handled(wire, 1, 0)
+    await handled(wire, 1, 1)
     assert await members(wire) == ["c1", "c2"]
-    two.send(RequestCode.PULL_MESSAGE, pull(queue=1, flags=FLAGS))
+    two.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
     assert await settled(node.address, "g", members=2) == {"c1": 1, "c2": 1}
