@@ -59,7 +59,7 @@ class AclFile:
             raise AclError(f"{self.path} has {len(data)} bytes; {MAX_ACL_FILE_BYTES} are allowed")
         try:
             found = yaml.safe_load(data)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
+        except Exception as error:  # not YAMLError alone: `!!int ""` is an IndexError, `!!bool x` a KeyError
             raise AclError(f"{self.path} is no YAML{_place(error)}") from None
         if found is not None and not isinstance(found, dict):
             raise AclError(f"{self.path} is no mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")

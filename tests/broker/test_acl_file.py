@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -132,7 +134,38 @@ def test_accounts_do_not_show_their_secrets() -> None:
     assert SECRET not in repr(read_policy(policy_with()))
 
 
+FIELDS = ["accounts", "globalWhiteRemoteAddresses", "accessKey", "secretKey", "whiteRemoteAddress", "admin"]
+FIELDS += ["defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms", "dataVersion"]
+SCALARS: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.binary(max_size=3)
+)
+SCALARS |= st.dates() | st.datetimes() | st.sampled_from(["service-1", SECRET, "t=PUB", "10.0.0.*", "PUB|SUB"])
+
+
+def _holding(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    keys = st.sampled_from(FIELDS) | st.integers() | st.dates()
+    return st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=8) | st.tuples(inner) | st.just({1, "a"})
+
+
+@given(st.recursive(SCALARS, _holding, max_leaves=30))
+def test_whatever_yaml_may_hold_is_a_policy_or_a_mistake(document: object) -> None:
+    for tried in (document, {"accounts": [document]}, policy_with(topicPerms=document, admin=document)):
+        with contextlib.suppress(AclError):
+            read_policy(tried)
+
+
 # The file
+
+
+@pytest.mark.parametrize(
+    "text", ['!!int ""', '!!float ""', "!!bool x", "!!timestamp x", "2001-02-30", "[", "&a [*b]", "\x00"]
+)
+def test_what_yaml_cannot_read_is_a_mistake(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(f"accounts: {text}\n")
+    with pytest.raises(AclError, match="is no YAML"):
+        AclFile(path)
+
 
 TEXT = """
 globalWhiteRemoteAddresses:
