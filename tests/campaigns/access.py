@@ -211,7 +211,10 @@ class Attack:
         if SECRET in b"".join(caller.socket.written):
             self._outcome.fault(f"{stranger}: {request_name(frame.code)} tells what nobody may read")
         answers = [answer for answer in caller.received() if answer.is_response]
-        is_allowed = stranger == NOBODY_MAY and (frame.code in OPEN or frame.ext.get("topic") == "")
+        asks_nothing = frame.ext.get("topic") == "" or all(
+            answer.body == b"{}" for answer in answers
+        )  # such as of no topics
+        is_allowed = stranger == NOBODY_MAY and (frame.code in OPEN or asks_nothing)
         if any(answer.code == 0 for answer in answers) and not is_allowed:
             self._outcome.fault(f"{stranger}: {request_name(frame.code)} is done")
         self._outcome.figures["refused"] += sum(answer.code != 0 for answer in answers)
