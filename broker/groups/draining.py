@@ -302,11 +302,11 @@ class Draining:
                 member = group.members.get(connection)
                 if member is None:
                     continue
-                is_owner = member.client_id == owners.get(place)
-                if not is_owner or (place, connection) in letting_go:
-                    drain.moving.setdefault(place, set()).add(connection)
-                if is_owner and (place, connection) in letting_go:
+                if member.client_id == owners.get(place):
+                    if (place, connection) not in letting_go:
+                        continue
                     drain.returning.setdefault(connection, set()).add(place)
+                drain.moving.setdefault(place, set()).add(connection)
         for connection, places in drain.drained.items():  # what it need not lose now, it reads on
             places -= {place for place in places if connection not in drain.moving.get(place, ())}
 

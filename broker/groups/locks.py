@@ -275,6 +275,8 @@ class Locks:
         """The owner reads what this run has."""
         key = (group, topic, queue_id)
         lock = self._locks[key]
+        if lock.former_end is None:
+            return
         lock.former_end = None
         self._ledger.pulled(key, lock.client_id, lock.epoch)
         self._ledger.write()

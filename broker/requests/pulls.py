@@ -96,7 +96,7 @@ def _pull(
             queue,
             subscription,
             header.queue_offset,
-            lambda: _answer_held(broker, connection, frame, header, queue, subscription, matches),
+            lambda: connection.write(_read_held(broker, connection, frame, header, queue, subscription, matches)),
             size=_text_bytes(header) + (TAG_BYTES * len(subscription.tags) if subscription is not None else 0),
             is_done=has_handled_all(header),
         )
@@ -168,9 +168,13 @@ def _set_back_to(broker: Broker, connection: Connection, header: PullMessage) ->
 
 
 def _answer_nothing_new(connection: Connection, frame: Frame, header: PullMessage) -> None:
-    """Nothing new: the member asks again, and again, until the queue is its own or it has learned that it is not."""
+    connection.write(_nothing_new(frame, header))
+
+
+def _nothing_new(frame: Frame, header: PullMessage) -> Buffers:
+    """The member asks again, and again, until the queue is its own or it has learned that it is not."""
     offset = header.queue_offset
-    connection.write(_nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, 0, offset))
+    return _nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, 0, offset)
 
 
 def _check_group_and_topic(broker: Broker, header: PullMessage) -> None:
@@ -250,7 +254,7 @@ def _commit(broker: Broker, connection: Connection, header: PullMessage) -> None
         store_offset(broker, group, queue, offset, by_owner=by_owner)
 
 
-def _answer_held(
+def _read_held(
     broker: Broker,
     connection: Connection,
     frame: Frame,
@@ -258,22 +262,10 @@ def _answer_held(
     queue: ConsumeQueue,
     subscription: Subscription | None,
     matches: Filter | None,
-) -> None:
-    if broker.draining.holds_back(connection, header):  # it has been drained of the queue since
-        _answer_nothing_new(connection, frame, header)
-    else:
-        connection.write(_read_held(broker, frame, header, queue, subscription, matches))
-
-
-def _read_held(
-    broker: Broker,
-    frame: Frame,
-    header: PullMessage,
-    queue: ConsumeQueue,
-    subscription: Subscription | None,
-    matches: Filter | None,
 ) -> Buffers:
     """As `_read`, outside of the dispatch, which would say what the store cannot read."""
+    if broker.draining.holds_back(connection, header):  # it has been drained of the queue since
+        return _nothing_new(frame, header)
     if broker.store.queues.get((queue.topic, queue.queue_id)) is not queue:
         remark = f"topic[{queue.topic}] not exist, it was deleted"
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark)

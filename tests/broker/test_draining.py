@@ -249,14 +249,20 @@ async def test_a_further_change_gives_nothing_to_who_was_told_and_has_not_let_go
     assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))).code == 0, "its new one"
 
 
-async def test_who_does_not_read_a_queue_puts_nobody_back(node: Node, wire: Wire, connect: Connect) -> None:
-    """A member that was to get a queue, and does not, says what it had loaded when it drops the queue."""
+async def two_members_and_one_queue(node: Node, wire: Wire, connect: Connect) -> Wire:
+    """c1 and c2 are members, and six messages are in the queue. Returns c2's connection."""
     await create_topic(wire, "t", 1)
     for _ in range(6):
         await send(wire)
     two = await connect(node.address)
     await join(wire, "c1")
     await join(two, "c2")
+    return two
+
+
+async def test_who_does_not_read_a_queue_puts_nobody_back(node: Node, wire: Wire, connect: Connect) -> None:
+    """A member that was to get a queue, and does not, says what it had loaded when it drops the queue."""
+    two = await two_members_and_one_queue(node, wire, connect)
     flags = FLAGS | 0x1
     assert (await wire.call(RequestCode.PULL_MESSAGE, pull(offset=5, flags=flags, commit_offset=5))).code == 0
     late = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 4}
@@ -269,12 +275,7 @@ async def test_who_does_not_read_a_queue_puts_nobody_back(node: Node, wire: Wire
 
 async def test_the_next_reader_goes_on_where_the_last_one_left(node: Node, wire: Wire, connect: Connect) -> None:
     """It has loaded its offset before the last one's handlers ended."""
-    await create_topic(wire, "t", 1)
-    for _ in range(6):
-        await send(wire)
-    two = await connect(node.address)
-    await join(wire, "c1")
-    await join(two, "c2")
+    two = await two_members_and_one_queue(node, wire, connect)
     assert (await wire.call(RequestCode.PULL_MESSAGE, pull(offset=4, flags=FLAGS | 0x1, commit_offset=4))).code == 0
     done = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 5}
     assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, done)).code == 0
