@@ -24,6 +24,9 @@ questions            what brokers ask a consumer for an administrator
 pulling, handling    bytes to messages; messages to the user's handler
 cluster, connection  name servers, routes, sockets
 running_time         timeouts that do not count what the process stood still for
+home                 the process and the event loop that a client lives in
+answers              reads what servers answer
+tasks                how what runs in the background ends
 access               TLS, Apache's ACL, the encoding of headers
 message_trace        Apache's message trace
 offsets              where a queue is read from, and how far the group has come

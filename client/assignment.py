@@ -14,6 +14,7 @@ from .listeners import Assigned, Listener, placed, told
 from .log import get_logger
 from .process_queue import ProcessQueue
 from .pulling import Puller
+from .tasks import finished
 
 log = get_logger("rocketlet.consumer")
 
@@ -138,8 +139,4 @@ class Assignment:
 
     async def finished(self) -> None:
         """Ends what takes longer than a drain: a listener of the user, which may even wait for the end of this."""
-        tasks = self._tasks - {asyncio.current_task()}
-        if tasks:
-            _, running = await asyncio.wait(tasks, timeout=self._drain_s)
-            for task in running:
-                task.cancel()
+        await finished(self._tasks, self._drain_s)

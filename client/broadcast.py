@@ -25,6 +25,7 @@ from .leases import QueueUser
 from .log import get_logger
 from .message import new_client_id
 from .offsets import begin_offset
+from .tasks import cancelled
 
 log = get_logger("rocketlet.broadcast")
 
@@ -88,9 +89,7 @@ class Broadcast:
 
     async def abandon(self) -> None:
         """As that of `Membership`."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(self._tasks)
 
     def unsettled(self) -> str:
         """What `settled` waits for."""

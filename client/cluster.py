@@ -21,6 +21,7 @@ from .config import ROUTE_INTERVAL_S, ROUTE_PATIENCE_S
 from .connection import Connection, Connections
 from .errors import AnswerUnreadable, BrokerRefused, ConnectionFailed, RequestTimeout, TopicNotFound
 from .log import get_logger
+from .tasks import cancelled
 
 log = get_logger("rocketlet.cluster")
 T = TypeVar("T")
@@ -60,8 +61,7 @@ class Cluster:
     async def close(self) -> None:
         try:
             if self._refresher is not None:
-                self._refresher.cancel()
-                await asyncio.gather(self._refresher, return_exceptions=True)
+                await cancelled([self._refresher])
         finally:
             await self._connections.close()
 

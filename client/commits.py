@@ -17,6 +17,7 @@ from .config import IDLE_COMMIT_S
 from .log import get_logger
 from .process_queue import ProcessQueue, offsets_to_commit
 from .standing import Standing
+from .tasks import cancelled
 
 log = get_logger("rocketlet.consumer")
 
@@ -48,8 +49,7 @@ class Commits:
     async def stop(self) -> None:
         """Commits nothing more at intervals; what is still owned is committed when it is given up."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancelled([self._task])
 
     def stop_idle(self) -> None:
         if self._idle_timer is not None:

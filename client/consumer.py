@@ -164,20 +164,14 @@ class Consumer(Receiver):
         self._orderly, self._broadcasting = orderly, broadcasting
         self._max_reconsume_times = max_reconsume_times
         self._suspend_queue_s = suspend_queue_s
-        self._cluster = cluster = Cluster(name_server, access)
+        self._cluster = Cluster(name_server, access)
         self._puller = self._make_puller(pull or PullLimits())
-        self._assignment = assignment = Assignment(
+        self._assignment = Assignment(
             self._puller, drain_s=drain_s, on_assigned=on_assigned, on_revoked=on_revoked, on_resumed=self._resumed
         )
-        self._membership: Membership | Broadcast = (
-            Broadcast(
-                cluster, group, self.subscriptions, assignment, start=start, offsets_file=offsets_path(offsets_file)
-            )
-            if broadcasting
-            else Membership(cluster, group, self.subscriptions, assignment, start=start, strategy=strategy)
-        )
+        self._membership = self._make_membership(start, strategy, offsets_file)
         self._commits = self._make_commits(commit_interval_s)
-        self._questions = Questions(cluster, self)
+        self._questions = Questions(self._cluster, self)
         self._workers: Workers | None = None
         self._began_ms = int(time.time() * 1000)
         self._is_started = self._is_stopped = False
@@ -235,6 +229,14 @@ class Consumer(Receiver):
             on_messages=self._take,
             on_moved=self._correct_offset,
         )
+
+    def _make_membership(
+        self, start: Start, strategy: Strategy, offsets_file: Path | str | None
+    ) -> Membership | Broadcast:
+        member = (self._cluster, self.group, self.subscriptions, self._assignment)
+        if self._broadcasting:
+            return Broadcast(*member, start=start, offsets_file=offsets_path(offsets_file))
+        return Membership(*member, start=start, strategy=strategy)
 
     def _make_commits(self, interval_s: float) -> Commits:
         assignment = self._assignment

@@ -31,6 +31,7 @@ from .message import new_client_id
 from .offsets import GroupOffsets
 from .rebalance import Rebalance
 from .shares import Shares
+from .tasks import cancelled
 
 log = get_logger("rocketlet.membership")
 
@@ -117,7 +118,7 @@ class Membership:
         brokers see the close."""
         self._has_left = True
         try:
-            await _cancelled(self._tasks[:1])  # from here on nothing is taken
+            await cancelled(self._tasks[:1])  # from here on nothing is taken
             self._tasks.append(asyncio.create_task(self._rebalance.run_forever(leaving=True), name="leave"))
             if self.owned:
                 await self._heartbeats.beat()  # says that we leave: the others prepare while our handlers end
@@ -129,7 +130,7 @@ class Membership:
     async def abandon(self) -> None:
         """Ends at once whatever still goes on. Harmless after `leave`."""
         self._leases.abandon()
-        await _cancelled(self._tasks)
+        await cancelled(self._tasks)
 
     async def _unregister(self, address: str) -> None:
         if not self.cluster.is_connected(address):
@@ -229,12 +230,6 @@ def told_queues(owned: Iterable[Queue]) -> tuple[Queue, ...]:
     queues = sorted(owned)[:MAX_REQUEST_QUEUES]
     longest = max((len(f"{queue.topic}{queue.broker_name}".encode()) for queue in queues), default=0)
     return tuple(queues[: HEARTBEAT_BYTES // (longest + HEARTBEAT_QUEUE_BYTES)])
-
-
-async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _consume_from(start: Start) -> str:

@@ -25,6 +25,7 @@ from .message import Message, Outgoing, SendResult
 from .message_search import parsed_offset_id
 from .outgoing import check_topic
 from .producer import Producer, Sending, SendMiddleware
+from .tasks import cancelled
 from .transactions import TransactionEnd
 
 log = get_logger("rocketlet.message_trace")
@@ -64,8 +65,7 @@ class MessageTrace:
         try:
             async with self._writing:  # what is being written is not given up
                 if self._task is not None:
-                    self._task.cancel()
-                    await asyncio.gather(self._task, return_exceptions=True)
+                    await cancelled([self._task])
                 await self._write()
         finally:
             await self._producer.stop()

@@ -39,6 +39,7 @@ from .outgoing import check_flag, check_queue, check_topic, checked_body, checke
 from .requests import Requests, reply_properties, request_properties
 from .running_time import running_timeout
 from .sender import Sender, sent_result
+from .tasks import cancelled
 from .transactions import Check, Transactions, half_properties
 
 log = get_logger("rocketlet.producer")
@@ -162,11 +163,8 @@ class Producer(Sender):
     async def _leave(self) -> None:
         """Ends what runs in the background, and tells the brokers."""
         if self._heartbeats is not None:
-            self._heartbeats.cancel()
-            await asyncio.gather(self._heartbeats, return_exceptions=True)
-        for task in self._resending:
-            task.cancel()
-        await asyncio.gather(*self._resending, return_exceptions=True)
+            await cancelled([self._heartbeats])
+        await cancelled(self._resending)
         if self._transactions is not None:
             await self._transactions.close(self._timeout_s)
         ext = write(UnregisterClient(self.client_id, producer_group=self.group))

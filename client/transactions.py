@@ -20,6 +20,7 @@ from .connection import Connection
 from .errors import RocketletError
 from .log import get_logger
 from .message import Message, Outgoing, SendResult
+from .tasks import finished
 
 log = get_logger("rocketlet.transactions")
 
@@ -139,8 +140,4 @@ class Transactions:
 
     async def close(self, timeout_s: float) -> None:
         """Waits for the checks that run, but not for one that calls this. The broker asks again about what is ended."""
-        tasks = self._tasks - {asyncio.current_task()}
-        if tasks:
-            _, running = await asyncio.wait(tasks, timeout=timeout_s)
-            for task in running:
-                task.cancel()
+        await finished(self._tasks, timeout_s)
