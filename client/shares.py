@@ -16,7 +16,7 @@ from ..protocol.allocation import AVG, ByPosition, Sticky, Strategy
 from ..protocol.bodies import Queue
 from ..protocol.codes import EXT_DETAIL, EXT_PLACES, EXT_SEEN_QUEUES, EXT_SHARES, RequestCode
 from ..protocol.frame import Ext, Frame
-from ..protocol.group_bodies import BrokerShare
+from ..protocol.group_bodies import BrokerShare, Place
 from ..protocol.headers import ConsumerGroup, write
 from .cluster import Cluster
 from .config import PLACE_S
@@ -36,11 +36,12 @@ class Share(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What a broker has said unasked of a topic: which of how many members this one is (`place`), or what its share is."""
+    """What a broker has said unasked of a topic: which of how many members this one is (`place`), or what its share is.
+    Both hold for the queues that the members saw then."""
 
     connection: Connection
     told_s: float
-    place: tuple[int, int] | None = None
+    place: Place | None = None
     share: BrokerShare | None = None
 
 
@@ -55,7 +56,6 @@ class Shares:
         self._by_position = strategy if isinstance(strategy, ByPosition) else None
         self._detail = "share" if isinstance(strategy, Sticky) else "position" if self._by_position else "members"
         self._told: dict[str, _Told] = {}
-        self._sees_all: set[str] = set()  # topics of which this member knows every queue that the others know
 
     @property
     def strategy_name(self) -> str:
@@ -65,17 +65,24 @@ class Shares:
         """The member's share of all queues of a topic; None if the broker does not count it among the members. Raises
         RocketletError and BodyError."""
         told = self._told.get(topic)
-        if told is not None and self._may_use(topic, queues, told):
+        if told is not None and self._may_use(queues, told):
             if told.share is not None and told.share.queues == len(queues):
                 return Share(told.share.of(topic), queues, told.share.members, [])
-            if told.place is not None and told.place[0] >= 0 and self._by_position is not None:
-                return Share(self._by_position.allocate_at(*told.place, queues), queues, told.place[1], [])
+            place = told.place
+            # Where others see more, they share more out: who takes its part of less leaves queues to nobody.
+            if (
+                place is not None
+                and place.position >= 0
+                and place.queues == len(queues)
+                and self._by_position is not None
+            ):
+                mine = self._by_position.allocate_at(place.position, place.members, queues)
+                return Share(mine, queues, place.members, [])
         return await self._ask(topic, queues)
 
     async def _ask(self, topic: str, queues: list[Queue]) -> Share | None:
         answer = await self._members(topic, queues, self._detail)
         unknown = _unknown(topic, queues, answer)
-        (self._sees_all.discard if unknown else self._sees_all.add)(topic)
         queues = sorted(queues + unknown)
         found = group_bodies.decode_shares(str(answer.ext.get(EXT_SHARES, "{}")).encode()).get(topic)
         if found is not None:
@@ -100,11 +107,11 @@ class Shares:
         self._told |= {topic: _Told(connection, now_s, place=place) for topic, place in places.items()}
         self._told |= {topic: _Told(connection, now_s, share=share) for topic, share in shares.items()}
 
-    def _may_use(self, topic: str, queues: list[Queue], told: _Told) -> bool:
-        """Whether it is fresh, of the broker that would be asked, and no queues are missing here."""
+    def _may_use(self, queues: list[Queue], told: _Told) -> bool:
+        """Whether it is fresh, and of the broker that would be asked."""
         first = self._cluster.connected(queues[0].broker_name) if queues else None
         is_fresh = clock_s() - told.told_s < PLACE_S
-        return is_fresh and told.connection is first and topic in self._sees_all
+        return is_fresh and told.connection is first
 
     async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
         """What the first broker of the queues that answers says of the members that subscribe to a topic."""

@@ -145,14 +145,25 @@ def decode_seen_queues(data: dict[str, int]) -> dict[str, int]:
     return data
 
 
-def encode_places(places: Mapping[str, tuple[int, int]]) -> str:
-    """By topic, which of how many members one is."""
-    return orjson.dumps(places).decode()
+class Place(NamedTuple):
+    """Which of how many members of a topic one is, -1 for none of them, and how many queues these see in all."""
+
+    position: int
+    members: int
+    queues: int
 
 
-@reads("places", dict[str, tuple[Int, Int]])
-def decode_places(data: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    return data
+def encode_places(places: Mapping[str, Place]) -> str:
+    """One member's places by topic."""
+    return orjson.dumps({topic: tuple(place) for topic, place in places.items()}).decode()
+
+
+_Place = tuple[Int, Int, Int]
+
+
+@reads("places", dict[str, _Place])
+def decode_places(data: dict[str, _Place]) -> dict[str, Place]:
+    return {topic: Place(*place) for topic, place in data.items()}
 
 
 class AssignmentRequest(NamedTuple):

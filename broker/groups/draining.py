@@ -389,6 +389,8 @@ class Draining:
 
     def _tell_kept(self, name: str, drain: Drain) -> None:
         """Tells those that are not kept back any more; at the end also who was refused a lock of what was drained."""
+        if drain.is_open:  # they would be given the lists that they had
+            return
         group = self._groups.get(name)
         told = dict.fromkeys(connection for connection in drain.kept if connection not in drain.waiting)
         for connection in told:

@@ -61,6 +61,7 @@ class ConsumerGroup:
         self._places: dict[str | None, dict[str, int]] = {}
         self._companions: dict[frozenset[str], MemberList] = {}
         self._seen_queues: dict[str, dict[str, int]] = {}
+        self._seen_counts: dict[str, int] = {}
         self._strategies: frozenset[str] | None = None
         self._sticky: dict[str, StickyShares] = {}
         self._retries: str | None = None  # who reads the retry topic, empty for all; None if that is to be found out
@@ -163,7 +164,12 @@ class ConsumerGroup:
                         # The largest number: a member with an old route must not hide queues from the others.
                         seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
             self._seen_queues[topic] = seen = _as_many_as_may_be(seen)
+            self._seen_counts[topic] = sum(seen.values())
         return seen
+
+    def seen_count(self, topic: str) -> int:
+        """How many these are in all."""
+        return self._seen_counts[topic] if self.seen_queues(topic) else 0
 
     def sees(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
         """A member that asks has looked up a route: it sees so many queues of a topic, by broker."""
@@ -182,7 +188,7 @@ class ConsumerGroup:
         """A member's queues of a topic, where all members use STICKY; None where not, and for who is no member."""
         if topic not in self.topics or self.strategies() != {STICKY.name}:
             return None
-        if sum(self.seen_queues(topic).values()) > MAX_SHARED_QUEUES:
+        if self.seen_count(topic) > MAX_SHARED_QUEUES:
             return None
         shares = self._sticky.setdefault(topic, StickyShares(topic))
         return shares.of(client_id, self.seen_queues(topic), lambda: list(self.order(topic)))
@@ -205,6 +211,7 @@ class ConsumerGroup:
     def sees_others(self) -> None:
         """Members see other queues than before."""
         self._seen_queues.clear()
+        self._seen_counts.clear()
         for shares in self._sticky.values():
             shares.forget()
         self._retries = None

@@ -15,6 +15,7 @@ from ...protocol.allocation import STICKY
 from ...protocol.bodies import TopicConfig
 from ...protocol.codes import EXT_PLACES, EXT_SHARES
 from ...protocol.frame import Ext
+from ...protocol.group_bodies import Place
 from ...protocol.work import SLICE, Work
 from ..clock import Clock
 from ..config import NOTIFY_DELAY_S
@@ -139,8 +140,13 @@ def _places(group: ConsumerGroup, connection: Connection) -> Ext:
     member = group.members.get(connection)
     if member is None or not member.data.strategy:
         return {}
+    topics = member.subscriptions
     if member.data.strategy != STICKY.name:
-        places = {topic: group.place(member.client_id, topic) for topic in member.subscriptions}
+        places = {topic: _place(group, member.client_id, topic) for topic in topics}
         return {EXT_PLACES: group_bodies.encode_places(places)}
-    shares = {topic: group.share(member.client_id, topic) for topic in member.subscriptions}
+    shares = {topic: group.share(member.client_id, topic) for topic in topics}
     return {EXT_SHARES: group_bodies.encode_shares({topic: share for topic, share in shares.items() if share})}
+
+
+def _place(group: ConsumerGroup, client_id: str, topic: str) -> Place:
+    return Place(*group.place(client_id, topic), group.seen_count(topic))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from rocketlet.broker.config import DRAIN_MAX_S
 from rocketlet.client import settled
 from rocketlet.protocol import group_bodies
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.bodies import Queue, Route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.message import decode_records
@@ -232,6 +234,31 @@ async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
     await join(three, "c3")  # and gets no queue
     await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_open)
     assert node.broker.draining.is_draining("g", "t", 1), "c1 still handles messages of it"
+
+
+async def test_nobody_is_told_while_it_is_not_known_what_a_further_change_moves(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    """Who is told then is given the list that it had, and would hear of the change at its next rebalance by the clock."""
+    await reading(node, wire)
+    assert await members(wire) == ["c1"]
+    two, three = await connect(node.address), await connect(node.address)
+    await join(two, "c2")
+    draining = node.broker.draining
+    await eventually(lambda: not draining._drains["g"].is_open)
+    find_route, known = draining._find_route, asyncio.Event()
+
+    async def found_later(topic: str) -> Route | None:
+        await known.wait()
+        return await find_route(topic)
+
+    draining._find_route = found_later
+    await join(three, "c3")
+    await eventually(lambda: len(draining._drains["g"].kept) == 3)
+    await handled(wire, 1, 1)
+    known.set()
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert await members(wire) == ["c1", "c2", "c3"]
 
 
 async def test_a_further_change_gives_nothing_to_who_was_told_and_has_not_let_go_yet(

@@ -165,6 +165,20 @@ async def test_a_member_that_looked_before_a_topic_grew_is_told_when_it_joins(no
     await told_of_growth(wire)
 
 
+async def test_a_member_that_is_told_its_place_asks_when_the_others_see_more_queues(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its route lacks a broker that the new member knows: a place among the members divides the queues that all know."""
+    monkeypatch.setattr("rocketlet.client.rebalance.REBALANCE_INTERVAL_S", 10 * PATIENCE_S)  # by what it is told alone
+    await create_topic(wire, "t", 2)
+    await create_topic(wire, "%RETRY%g", 1)
+    async with Consumer(node.address, "g", "t", Inbox()) as consumer:
+        await consumer.assigned()
+        await join(await connect(node.address), "0", strategy="AVG", queue_counts={"broker-z": {"t": 2}})
+        # of a:0, a:1, z:0 and z:1 the second of two members has the last ones, wherever broker-z is
+        await eventually(lambda: owned(consumer) == set())
+
+
 async def told_of_growth(wire: Wire) -> None:
     while (told := await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)).ext.get("topic") is None:
         pass  # a member has come
