@@ -126,6 +126,7 @@ MAX_HASHED: Final = (
     20_000  # queues, and ten points for each member, that one request has the broker share out by hashes
 )
 MAX_DRAINED_QUEUES: Final = 500_000  # of all groups with foreign members together; beyond, a group is told at once
+MAX_CLAIMS: Final = 100_000  # of one topic's queues, by members that take them for their own; beyond, the same
 MAX_GATED: Final = 16  # pulls of a queue whose former reader is not done
 MAX_LOCKS: Final = 200_000  # of all groups together, about 600 bytes each
 MAX_LOCKS_OF_CONNECTION: Final = 16_384  # that a connection has or waits for

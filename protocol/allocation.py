@@ -11,10 +11,11 @@ fewest possible, q / n at most, and shares differ by one at most. It needs Rocke
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from itertools import accumulate
+from typing import Protocol, TypeVar, overload, runtime_checkable
 
 from .bodies import Queue, Route
 from .codes import PERM_READ
@@ -136,14 +137,51 @@ class MachineRoomNearby:
         return mine
 
 
+class TopicQueues(Sequence[Queue]):
+    """The queues of a topic that may be read, sorted as RocketMQ sorts them. Each is made when somebody asks for it: a list
+    of them takes 100 bytes for each."""
+
+    __slots__ = ("_ends", "_names", "topic")
+
+    def __init__(self, topic: str, route: Route) -> None:
+        counts: dict[str, int] = {}
+        for data in route.queues:
+            if data.perm & PERM_READ:
+                counts[data.broker_name] = max(data.read_queues, counts.get(data.broker_name, 0))
+        self.topic = topic
+        self._names = sorted(counts)
+        self._ends = list(accumulate(counts[name] for name in self._names))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Queue: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Queue]: ...
+
+    def __getitem__(self, index: int | slice) -> Queue | list[Queue]:
+        found = range(len(self))[index]
+        return self._at(found) if isinstance(found, int) else list(map(self._at, found))
+
+    def _at(self, index: int) -> Queue:
+        broker = bisect_right(self._ends, index)
+        return Queue(self.topic, self._names[broker], index - self._start(broker))
+
+    def _start(self, broker: int) -> int:
+        return self._ends[broker - 1] if broker else 0
+
+    def of_broker(self, name: str) -> int:
+        """How many of them a broker has: those from 0 on."""
+        broker = bisect_left(self._names, name)
+        is_there = broker < len(self._names) and self._names[broker] == name
+        return self._ends[broker] - self._start(broker) if is_there else 0
+
+
 def subscribe_queues(topic: str, route: Route) -> list[Queue]:
     """The queues that may be read, sorted as RocketMQ sorts them."""
-    return sorted(
-        Queue(topic, data.broker_name, number)
-        for data in route.queues
-        if data.perm & PERM_READ
-        for number in range(data.read_queues)
-    )
+    return list(TopicQueues(topic, route))
 
 
 def _grouped(items: Sequence[T], room_of: Callable[[T], str]) -> dict[str, list[T]]:

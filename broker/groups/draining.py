@@ -20,8 +20,8 @@ from itertools import islice
 
 import structlog
 
-from ...protocol.allocation import AVG, subscribe_queues
-from ...protocol.bodies import Queue, Route
+from ...protocol.allocation import AVG, TopicQueues
+from ...protocol.bodies import Route
 from ...protocol.headers import PullMessage
 from ...protocol.work import Work
 from ..clock import Clock, Timer
@@ -29,7 +29,7 @@ from ..config import (
     DRAIN_LIMIT_S,
     DRAIN_MAX_S,
     DRAINED_WAIT_S,
-    MAX_DRAINED_QUEUES,
+    MAX_CLAIMS,
     MAX_GATED,
     MAX_REPORTED,
     LimitExceeded,
@@ -41,11 +41,13 @@ from ..turns import Turns
 from .given import Given
 from .members import ConsumerGroup, ConsumerGroups
 from .offsets import Offsets
+from .owners import Owners
 from .watch import Watch
 
 log = structlog.get_logger("rocketlet.groups")
 
 _Place = tuple[str, int]  # topic, queue id
+_Claims = dict[int, list[Connection]]  # of a topic's queues here
 Tell = Callable[[ConsumerGroup, Iterable[Connection]], None]
 
 
@@ -79,6 +81,20 @@ class Drain:
         return any(place in places for places in self.waiting.values())
 
 
+@dataclass(slots=True)
+class Found:
+    """What a change of a group moves: who loses which queue, who lets go of what it is drained of, and whose the queues are
+    then. taken: how much of it is counted."""
+
+    owners: dict[str, list[str]] = field(default_factory=dict)
+    losing: list[tuple[_Place, Connection]] = field(default_factory=list)
+    letting_go: set[tuple[_Place, Connection]] = field(default_factory=set)
+    taken: int = 0
+
+    def clear(self) -> None:
+        self.owners, self.losing, self.letting_go = {}, [], set()
+
+
 class Draining:
     """`find_route(topic)`: which queues a topic has on all brokers, because members share them all. `tell(group,
     connections)` tells members that their group is another than before."""
@@ -108,8 +124,8 @@ class Draining:
         self._tell = tell
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
-        self._owners: dict[str, dict[_Place, str]] = {}  # whose the queues are by the last change
-        self._queues = 0  # in `_owners`, and those whose owners are being found
+        self._owners = Owners()
+        self._is_finding = False
         self._settled: dict[str, frozenset[str]] = {}  # who the members were when the last drain was over
         self._given = Given()
 
@@ -157,7 +173,7 @@ class Draining:
     def _is_read_by_its_owner(self, name: str, topic: str, queue_id: int) -> bool:
         """Whether a foreign member reads the queue, and it is its share: a Rocketlet member that asks for it has not heard of
         the last change yet."""
-        owner = self._owners.get(name, {}).get((topic, queue_id))
+        owner = self._owners.of(name, topic, queue_id)
         group, reader = self._groups.get(name), self._watch.reader(name, topic, queue_id)
         member = group.foreign.get(reader) if group is not None and reader is not None else None
         return member is not None and member.client_id == owner
@@ -212,7 +228,7 @@ class Draining:
         if not group.members:
             self._changes.pop(group.name, None)
             self._settled.pop(group.name, None)
-            self._own(group.name, {})
+            self._owners.put(group.name, {})
 
     def _forget(self, name: str) -> None:
         drain = self._drains.pop(name, None)
@@ -224,52 +240,38 @@ class Draining:
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
         if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
             return
-        queues: dict[str, list[Queue]] = {}
-        count = 0
+        routes: dict[str, Route] = {}
         for topic in sorted(group.topics):
             route = await self._find_route(topic)
-            count += sum(data.read_queues for data in route.queues) if route is not None else 0
-            if self._queues + count > MAX_DRAINED_QUEUES:
-                queues = {}  # nobody is drained: its members are told at once, as by Apache's broker
-                break
-            queues[topic] = subscribe_queues(topic, route) if route is not None else []
-        self._queues += sum(map(len, queues.values()))
-        self._turns.do(self._finding(group, drain, change, queues))
+            if route is not None:
+                routes[topic] = route
+        self._turns.do(self._finding(group, drain, change, routes))
 
-    def _finding(self, group: ConsumerGroup, drain: Drain, change: int, queues: dict[str, list[Queue]]) -> Work[None]:
-        try:
-            yield from self._starting(group, drain, change, queues)
-        finally:
-            self._queues -= sum(map(len, queues.values()))
-
-    def _own(self, name: str, owners: dict[_Place, str]) -> None:
-        self._queues += len(owners) - len(self._owners.pop(name, ()))
-        if owners:
-            self._owners[name] = owners
-
-    def _starting(self, group: ConsumerGroup, drain: Drain, change: int, queues: dict[str, list[Queue]]) -> Work[None]:
-        """Finds what moves, in pieces; if another change comes meanwhile, that one counts."""
+    def _finding(self, group: ConsumerGroup, drain: Drain, change: int, routes: dict[str, Route]) -> Work[None]:
+        """Finds what moves, in pieces; if another change comes meanwhile, that one counts. Of too many queues nobody is
+        drained: the members are told at once, as by Apache's broker."""
         was_open = drain.is_open
         self._given.keep(group.name, group.members)
-        owners: dict[_Place, str] = {}
-        losing: list[tuple[_Place, Connection]] = []
-        letting_go: set[tuple[_Place, Connection]] = set()
-        for topic, of_topic in queues.items():
-            yield
+        found = Found()
+        try:
+            for topic, route in routes.items():
+                yield
+                while self._is_finding:  # of one group at a time: members may claim very much of one topic
+                    yield
+                if self._changes.get(group.name) != change:
+                    return
+                if not (yield from self._finding_of(group, drain, TopicQueues(topic, route), found)):
+                    found.clear()
+                    break
             if self._changes.get(group.name) != change:
                 return
-            of_owners = dict(self._owners_of(group, topic, of_topic))
-            owners |= of_owners
-            claims = yield from self._claims(group, topic, of_topic)
-            losing += self._losing(group, of_owners, claims)
-            letting_go.update(self._letting_go(group, drain, claims))
-        if self._changes.get(group.name) != change:
-            return
-        self._own(group.name, owners)
+        finally:
+            self._owners.give_back(found.taken)
+        self._owners.put(group.name, found.owners)
         if was_open and not drain.is_open:  # it took so long that all were told, and were given other lists
             return
         drain.is_open = False
-        self._move(group, drain, losing, letting_go)
+        self._move(group, drain, found)
         _let_on(drain, list(drain.gated))  # those that still have to wait come back
         self._progressed(group.name, drain)
         self._tell_kept(group.name, drain)
@@ -282,73 +284,98 @@ class Draining:
                     if pull.is_done and place in drain.waiting.get(connection, ()):
                         self._drained(group.name, drain, connection, place)
 
-    def _move(
-        self,
-        group: ConsumerGroup,
-        drain: Drain,
-        losing: list[tuple[_Place, Connection]],
-        letting_go: set[tuple[_Place, Connection]],
-    ) -> None:
+    def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: Found) -> Work[bool]:
+        """What moves of one topic; whether that is not too much."""
+        self._is_finding = True
+        topic = queues.topic
+        try:
+            here = queues.of_broker(self._broker_name)
+            claims = yield from self._claims(group, queues)
+            if claims is None or not self._takes(found, here):
+                return False
+            owners = found.owners[topic] = self._owners_of(group, queues)
+            losing = list(self._losing(group, topic, here, owners, claims))
+            if not self._takes(found, len(losing)):
+                return False
+            found.losing += losing
+            found.letting_go.update(self._letting_go(group, drain, topic, here, claims))
+            return True
+        finally:
+            self._is_finding = False
+
+    def _takes(self, found: Found, more: int) -> bool:
+        is_taken = self._owners.takes(more)
+        found.taken += more if is_taken else 0
+        return is_taken
+
+    def _move(self, group: ConsumerGroup, drain: Drain, found: Found) -> None:
         """What a reader was drained of in this drain before, it need not be drained of again; but it gets nothing of it. Nor
         does who was told before and lets go just now, even if the queue is its own again: it learns that later."""
         former, drain.moving, drain.waiting, drain.returning = drain.moving, {}, {}, {}
-        for place, connection in losing:
+        for place, connection in found.losing:
             drain.moving.setdefault(place, set()).add(connection)
             if place not in drain.drained.get(connection, ()):
                 drain.waiting.setdefault(connection, set()).add(place)
-        owners = self._owners.get(group.name, {})
         for place, connections in former.items():
             for connection in connections:
                 member = group.members.get(connection)
                 if member is None:
                     continue
-                if member.client_id == owners.get(place):
-                    if (place, connection) not in letting_go:
+                if member.client_id == self._owners.of(group.name, *place):
+                    if (place, connection) not in found.letting_go:
                         continue
                     drain.returning.setdefault(connection, set()).add(place)
                 drain.moving.setdefault(place, set()).add(connection)
         for connection, places in drain.drained.items():  # what it need not lose now, it reads on
             places -= {place for place in places if connection not in drain.moving.get(place, ())}
 
-    def _claims(self, group: ConsumerGroup, topic: str, queues: list[Queue]) -> Work[dict[_Place, list[Connection]]]:
-        """Which foreign members take themselves for the reader of each queue here. Several may do so for one queue: who has
-        let go of it but not of others, and who was told first that it is its own."""
-        claims: dict[_Place, list[Connection]] = {
-            (topic, queue.queue_id): [] for queue in queues if queue.broker_name == self._broker_name
-        }
-        for of_list in self._given.claims(group.name, queues):
-            for queue, connection in of_list:
-                if queue.broker_name == self._broker_name:
-                    claims[topic, queue.queue_id].append(connection)
-            yield
+    def _claims(self, group: ConsumerGroup, queues: TopicQueues) -> Work[_Claims | None]:
+        """Which foreign members take themselves for the reader of each queue here; None if they are too many. Several may do
+        so for one queue: who has let go of it but not of others, and who was told first that it is its own."""
+        claims: _Claims = {}
+        left = MAX_CLAIMS
+        for number, of_list in enumerate(self._given.claims(group.name, queues)):
+            if number:
+                yield
+            for share, connections in of_list:
+                left -= len(share) * len(connections)
+                if left < 0:
+                    return None
+                for queue in share:
+                    if queue.broker_name == self._broker_name:
+                        claims.setdefault(queue.queue_id, []).extend(connections)
         return claims
 
     def _losing(
-        self, group: ConsumerGroup, owners: dict[_Place, str], claims: dict[_Place, list[Connection]]
+        self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: _Claims
     ) -> Iterator[tuple[_Place, Connection]]:
         """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more."""
-        for place, connections in claims.items():
-            for connection in connections or self._last_reader(group, place):
+        for queue_id in range(here):
+            place = topic, queue_id
+            owner = owners[queue_id] if owners else None
+            for connection in claims.get(queue_id) or self._last_reader(group, place):
                 member = group.members.get(connection)
-                if member is not None and member.client_id != owners.get(place):
+                if member is not None and member.client_id != owner:
                     yield place, connection
 
     def _letting_go(
-        self, group: ConsumerGroup, drain: Drain, claims: dict[_Place, list[Connection]]
+        self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: _Claims
     ) -> Iterator[tuple[_Place, Connection]]:
         """Who is drained of what, and by its last list is not the reader any more: it drops the queue, now or soon."""
-        for place, connections in claims.items():
+        for queue_id in range(here):
+            place = topic, queue_id
             for connection in drain.moving.get(place, ()):
-                if connection not in connections and self._given.of(group.name, connection) is not None:
+                if connection not in claims.get(queue_id, ()) and self._given.of(group.name, connection) is not None:
                     yield place, connection
 
-    def _owners_of(self, group: ConsumerGroup, topic: str, queues: list[Queue]) -> Iterator[tuple[_Place, str]]:
-        """Whose each queue here is to be."""
-        places = group.order(topic)
+    def _owners_of(self, group: ConsumerGroup, queues: TopicQueues) -> list[str]:
+        """Whose each queue here is to be, in their order; nothing if nobody stays."""
+        places = group.order(queues.topic)
+        owners: list[str] = []
         for index, client_id in enumerate(islice(places, len(queues))):  # those behind get nothing
-            for queue in AVG.allocate_at(index, len(places), queues):
-                if queue.broker_name == self._broker_name:
-                    yield (topic, queue.queue_id), client_id
+            share = AVG.allocate_at(index, len(places), queues)
+            owners += [client_id] * sum(queue.broker_name == self._broker_name for queue in share)
+        return owners
 
     def _last_reader(self, group: ConsumerGroup, place: _Place) -> list[Connection]:
         """Who pulled last, unless it was given a list since, which says that the queue is another's."""

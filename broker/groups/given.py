@@ -7,7 +7,7 @@ members, and who takes a queue for its own is found without a look at most of th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 
 from ...protocol.allocation import AVG
 from ...protocol.bodies import Queue
@@ -33,7 +33,8 @@ class MemberList:
         return self._order
 
 
-_Readers = dict[str, dict[Connection, None]]  # of one list, by client id
+_Connections = dict[Connection, None]
+_Readers = dict[str, _Connections]  # of one list, by client id
 
 
 class Given:
@@ -97,12 +98,13 @@ class Given:
         if not self._lists[group]:
             del self._lists[group]
 
-    def claims(self, group: str, queues: list[Queue]) -> Iterator[list[tuple[Queue, Connection]]]:
-        """Who takes which of a topic's queues for its own, one list after the other."""
+    def claims(self, group: str, queues: Sequence[Queue]) -> Iterator[list[tuple[list[Queue], _Connections]]]:
+        """Who takes which of a topic's queues for its own, one list after the other. Those who go by one id take the same."""
         for members, readers in list(self._lists.get(group, {}).items()):
-            found: list[tuple[Queue, Connection]] = []
             count = len(members.ids)
-            for index, client_id in enumerate(members.order[: len(queues)]):  # those behind get nothing
-                for connection in readers.get(client_id, ()):
-                    found += ((queue, connection) for queue in AVG.allocate_at(index, count, queues))
-            yield found
+            first = enumerate(members.order[: len(queues)])  # those behind get nothing
+            yield [
+                (AVG.allocate_at(index, count, queues), readers[client_id])
+                for index, client_id in first
+                if client_id in readers
+            ]

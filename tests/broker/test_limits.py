@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import orjson
 import pytest
 import structlog
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import PLACE_BYTES
+from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, PLACE_BYTES
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net.connection import Connection
@@ -470,16 +472,56 @@ async def test_offsets_of_owners_are_forgotten_with_their_topic(node: Node, wire
     assert node.broker.offsets._of_owners == {}
 
 
+async def test_groups_with_foreign_members_keep_no_list_of_their_queues(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.watch.MAX_READ_QUEUES", 0)  # it keeps what nobody reads
+    groups, count = 50, 256
+    node.broker.topics.put(TopicConfig("t", count, count), 0)
+    peer = Peer(node.server, 2000)
+    data = [consumer(f"g{number}", consume_type="CONSUME_PASSIVELY") for number in range(groups)]
+    peer.send(encode(Frame(Code.HEART_BEAT, 1, {}, beat("c1", *data))))
+    tracemalloc.start()
+    await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
+    kept_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert node.broker.draining._owners.count == groups * count
+    assert kept_bytes < 32 * groups * count, "pointers to their owners, and what a group takes"
+    assert peak_bytes < 64 * groups * count
+    peer.hang_up()
+
+
+async def test_members_that_claim_too_much_are_not_drained(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many connections that go by one client id are given the same list, and each takes the same queues for its own."""
+    monkeypatch.setattr("rocketlet.broker.groups.draining.MAX_CLAIMS", 16)
+    node.broker.topics.put(TopicConfig("t", 8, 8), 0)
+    draining, peers = node.broker.draining, []
+    for number, is_too_much in enumerate((False, False, True)):
+        peers.append(Peer(node.server, 2000 + number))
+        member = consumer("g", consume_type="CONSUME_PASSIVELY")
+        peers[-1].send(encode(Frame(Code.HEART_BEAT, 1, {}, beat("c1", member))))
+        await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
+        peers[-1].send(encode(Frame(Code.GET_CONSUMER_LIST_BY_GROUP, 2, {"consumerGroup": "g"})))
+        peers[-1].send(encode(Frame(Code.HEART_BEAT, 3, {}, beat("c1", replace(member, leaving=True)))))
+        await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
+        peers[-1].send(encode(Frame(Code.HEART_BEAT, 4, {}, beat("c1", member))))
+        await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
+        assert draining._owners.count == (0 if is_too_much else 8)
+    for item in peers:
+        item.hang_up()
+    await node.broker.turns.done()
+
+
 async def test_queues_of_draining_groups_are_limited(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.draining.MAX_DRAINED_QUEUES", 20)
+    monkeypatch.setattr("rocketlet.broker.groups.owners.MAX_DRAINED_QUEUES", 20)
     node.broker.topics.put(TopicConfig("t", 8, 8), 0)
     draining, peers = node.broker.draining, [Peer(node.server, 2000 + number) for number in range(3)]
     for number, item in enumerate(peers):
         data = consumer(f"g{number}", consume_type="CONSUME_PASSIVELY")
         item.send(encode(Frame(Code.HEART_BEAT, 1, {}, beat(f"c{number}", data))))
     await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
-    assert draining._queues == sum(map(len, draining._owners.values())) == 16
+    assert draining._owners.count == 16
     for item in peers:
         item.hang_up()
     await node.broker.turns.done()
-    assert (draining._queues, draining._owners) == (0, {})
+    assert draining._owners.count == 0
