@@ -11,7 +11,7 @@ import orjson
 import pytest
 import structlog
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, PLACE_BYTES
+from rocketlet.broker.config import PLACE_BYTES
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net.connection import Connection
