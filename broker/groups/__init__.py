@@ -11,6 +11,7 @@ sticky         which queues are to be whose, where members use STICKY
 watch          who reads which queue: reports queues with two readers or none
 given          which members each foreign member was told of
 draining       how foreign members finish with a queue before it moves
+owners         whose each queue is to be, in groups with foreign members
 notifications  tells members that their group changed
 history        what happened, for administrators
 rebalances     how long queues change hands, for metrics
