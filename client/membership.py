@@ -162,6 +162,11 @@ class Membership:
             f"it owns {len(self.owned)} queues; other members or brokers have not let go of the rest of its share yet"
         )
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether this member holds exactly the queues that the last allocation gave it."""
+        return self._settled.is_set()
+
     async def settled(self) -> None:
         """Returns when this member holds exactly the queues that the last allocation gave it."""
         await self._settled.wait()

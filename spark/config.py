@@ -26,6 +26,7 @@ SHOWN_CHARS: Final = 100  # of a wrong value
 CALL_TIMEOUT_S: Final = 60.0  # what Spark asks of the planner, beside pollTimeoutMs
 TOPIC_PATIENCE_S: Final = 15.0  # for a topic that does not exist yet
 SETTLE_TIMEOUT_S: Final = 15.0  # for a member's first queues
+SHARE_TIMEOUT_S: Final = 60.0  # for all queues of a member that ends by itself, as long as others may take to let go of them
 DISCOVERY_INTERVAL_S: Final = 10.0  # between two looks for topics that match a pattern
 IDLE_INTERVAL_S: Final = 0.03  # Spark asks every 10 ms while there is nothing new; brokers need not be asked as often
 ROUTE_RETRY_S: Final = 0.2

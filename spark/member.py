@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..client.connection import Connection
+from ..client.errors import RocketletError
 from ..client.lease import Lease
 from ..client.membership import Membership
 from ..protocol import names
@@ -18,7 +19,7 @@ from ..protocol.frame import Frame
 from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
 from .checkpoint import EMPTY, Batch, Mark, Part, part_of
-from .config import SETTLE_TIMEOUT_S
+from .config import SETTLE_TIMEOUT_S, SHARE_TIMEOUT_S
 from .extents import Seen
 from .options import StreamOptions
 from .planner import Planner, log
@@ -43,8 +44,12 @@ class _Reading:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def is_cut_off(self) -> bool:
+        return self.suspended or self.lease.is_over
+
+    @property
     def is_free(self) -> bool:
-        return self.planned is None and not self.leaving and not self.suspended and not self.lease.is_over
+        return self.planned is None and not self.leaving and not self.is_cut_off
 
 
 class Member(Planner):
@@ -54,6 +59,7 @@ class Member(Planner):
         self._release_timeout_s = options.release_timeout_s
         self._readings: dict[Queue, _Reading] = {}
         self._finished: dict[Queue, int] = {}
+        self._cut_off: dict[Queue, int] = {}  # lost with their brokers: where they go on if they come back
         self._last = EMPTY
         min_rows, max_delay_s = options.min_rows, options.max_delay_s
         super().__init__(options.read, resumed, membership=True, min_rows=min_rows, max_delay_s=max_delay_s)
@@ -181,12 +187,34 @@ class Member(Planner):
     def _queues(self) -> list[Queue]:
         return list(self._readings)
 
+    async def _all_ends(self) -> dict[Queue, int]:
+        """When this member has its share: it would pass over what comes later."""
+        try:
+            async with asyncio.timeout(SHARE_TIMEOUT_S):
+                await self._membership.settled()
+        except TimeoutError:
+            raise RocketletError(
+                f"the group {self._options.group} has not given this query its queues within {SHARE_TIMEOUT_S:.0f} s: "
+                f"{self._membership.unsettled()}; try later"
+            ) from None
+        return await super()._all_ends()
+
     def _is_cut_off(self) -> bool:
         return bool(self._readings) and all(reading.suspended for reading in self._readings.values())
+
+    def _out_of_reach(self) -> Mapping[Queue, int]:
+        if self._membership.is_settled:
+            self._cut_off.clear()  # another member has them
+        return self._cut_off | {
+            queue: reading.position
+            for queue, reading in self._readings.items()
+            if not reading.leaving and (reading.is_cut_off or queue not in self._seen.extents)
+        }
 
     # What membership tells (QueueUser)
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
+        self._cut_off.pop(queue, None)
         self._readings[queue] = _Reading(lease, offset, offset, offset)
 
     async def give_queue(self, queue: Queue) -> int | None:
@@ -205,7 +233,9 @@ class Member(Planner):
         return False  # its pulls carry no offsets
 
     def lose_queue(self, queue: Queue) -> None:
-        self._readings.pop(queue, None)
+        reading = self._readings.pop(queue, None)
+        if reading is not None and reading.is_cut_off and not reading.leaving:
+            self._cut_off[queue] = reading.position
 
     def is_running(self, queue: Queue) -> bool:
         return False  # a batch that still runs commits under an epoch that is over

@@ -103,11 +103,21 @@ class Planner(ABC):
         self._done = batch
 
     def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> Batch | None:
-        """The next batch; None if there is nothing new. Raises DataLossError."""
-        time.sleep(max(0.0, self._idle_until_s - time.monotonic()))
-        planned = self._call(self._next_batch(max_rows, max_bytes))
-        self._idle_until_s = time.monotonic() + IDLE_INTERVAL_S if planned is None else 0.0
-        return planned
+        """The next batch; None if there is nothing new. What ends by itself waits for brokers that are away: for Spark, None
+        is its end. Raises DataLossError, and ConnectionFailed if they stay away."""
+        patience = Patience(self._options.poll_timeout_s)
+        while True:
+            time.sleep(max(0.0, self._idle_until_s - time.monotonic()))
+            planned = self._call(self._next_batch(max_rows, max_bytes))
+            self._idle_until_s = time.monotonic() + IDLE_INTERVAL_S if planned is None else 0.0
+            if planned is not None or self._targets is None or not (owed := self._call(self._owed())):
+                return planned
+            if patience.is_over():
+                raise ConnectionFailed(
+                    f"the broker of {min(owed)} has not answered for {self._options.poll_timeout_s:.0f} s, and this query "
+                    "ends only when it has read what is there: start it, or raise pollTimeoutMs. Nothing is lost: the query "
+                    "goes on from its checkpoint"
+                )
 
     @property
     def marks(self) -> Mapping[Part, Mark]:
@@ -384,6 +394,15 @@ class Planner(ABC):
     def _is_cut_off(self) -> bool:
         """Whether every queue waits for a broker that cannot be asked."""
         return False
+
+    def _out_of_reach(self) -> Mapping[Queue, int]:
+        """The next offsets to plan of the queues whose brokers cannot be asked."""
+        return {queue: at for queue, at in self._positions().items() if queue not in self._seen.extents}
+
+    async def _owed(self) -> set[Queue]:
+        """What a query that ends by itself has yet to read, and cannot."""
+        targets = self._targets or {}
+        return {queue for queue, position in self._out_of_reach().items() if position < targets.get(queue, 0)}
 
     async def _all(self) -> Seen:
         """What all queues hold. Raises ConnectionFailed if a broker is away."""

@@ -8,55 +8,27 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvloop
 from rocketlet.client import BrokerRefused, ConfigError
-from rocketlet.client.cluster import Cluster
 from rocketlet.protocol import admin_bodies
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.headers import ResetOffset, TopicName, UpdateOffset, write
+from rocketlet.protocol.headers import ResetOffset, UpdateOffset, write
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, Batch
 from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.member import Member
-from rocketlet.spark.options import batch_options, stream_options
-from rocketlet.spark.planner import Planner
-from rocketlet.spark.source import _planner
+from rocketlet.spark.options import batch_options
 from rocketlet.spark.standalone import Standalone
 
 from .conftest import StoppableBroker
+from .planners import BOTH, delete_topic, opened, read_all, request
 from .running import QUEUES, committed, fill, rows_of, wait_for
 
 pytestmark = pytest.mark.timeout(120)
-BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "standalone"])
-
-
-@contextmanager
-def opened(address: str, membership: bool, resumed: Batch = EMPTY, **given: str) -> Iterator[Planner]:
-    """A planner as a query has it that goes on from a checkpoint."""
-    topic = {} if "assign" in given else {"topic": "t"}
-    kind = {"membership": str(membership).lower(), "group": "g", "nameServer": address, "pollTimeoutMs": "2000"}
-    options = stream_options({**kind, **topic, **given})
-    planner = _planner(options, resumed)
-    try:
-        planner.finish(resumed)
-        yield planner
-    finally:
-        planner.close()
-
-
-def read_all(planner: Planner) -> Batch:
-    """The batch of everything that is there, finished."""
-    batch = planner.plan()
-    assert batch is not None
-    planner.finish(batch)
-    return batch
 
 
 @BOTH
@@ -74,21 +46,6 @@ def test_a_planner_that_is_closed_leaves_nothing_open(address: str, membership: 
 
 def open_descriptors() -> int:
     return len(os.listdir("/dev/fd"))
-
-
-def request(address: str, code: int, ext: dict[str, object]) -> None:
-    async def run() -> None:
-        cluster = Cluster(address)
-        connection = await cluster.connection(address)
-        await connection.request(code, ext)  # type: ignore[arg-type]
-        await cluster.close()
-
-    uvloop.run(run())
-
-
-def delete_topic(address: str, topic: str = "t") -> None:
-    for code in (RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_TOPIC_IN_NAMESRV):
-        request(address, code, dict(write(TopicName(topic))))
 
 
 def commit(address: str, offsets: dict[int, int]) -> None:
@@ -168,30 +125,6 @@ def test_a_batch_that_is_run_again_does_not_read_the_messages_of_another_topic(a
         planner.readable(batch)
     with opened(address, membership, batch, failOnDataLoss="false") as planner:
         assert not planner.readable(batch)
-
-
-@BOTH
-@pytest.mark.parametrize("later", [0, 40, 1200])
-def test_a_query_that_ends_by_itself_plans_nothing_behind_the_end_of_a_topic_that_is_made_anew(
-    address: str, membership: bool, later: int
-) -> None:
-    fill(address, range(400))
-    planned = 0
-    with opened(address, membership, failOnDataLoss="false") as planner:
-        planner.set_targets()
-        batch: Batch | None = planner.plan(100)
-        assert batch is not None
-        planner.finish(batch)
-        delete_topic(address)
-        fill(address, range(later))
-        while (after := planner.plan(100)) is not None:
-            planned += rows_of(after)
-            planner.finish(batch := after)
-    fill(address, range(40))
-    with opened(address, membership, batch, failOnDataLoss="false") as planner:
-        rest = planner.plan()
-        assert rest is not None
-        assert planned + rows_of(rest) == later + 40
 
 
 @BOTH

@@ -1,0 +1,57 @@
+"""What the tests of planners share: a planner as a query has it, and what is done to its topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import uvloop
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.headers import TopicName, write
+
+pytest.importorskip("pyspark")
+from rocketlet.spark.checkpoint import EMPTY, Batch
+from rocketlet.spark.options import stream_options
+from rocketlet.spark.planner import Planner
+from rocketlet.spark.source import _planner
+
+BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "standalone"])
+
+
+@contextmanager
+def opened(address: str, membership: bool, resumed: Batch = EMPTY, **given: str) -> Iterator[Planner]:
+    """A planner as a query has it that goes on from a checkpoint."""
+    topic = {} if "assign" in given else {"topic": "t"}
+    kind = {"membership": str(membership).lower(), "group": "g", "nameServer": address, "pollTimeoutMs": "2000"}
+    options = stream_options({**kind, **topic, **given})
+    planner = _planner(options, resumed)
+    try:
+        planner.finish(resumed)
+        yield planner
+    finally:
+        planner.close()
+
+
+def read_all(planner: Planner) -> Batch:
+    """The batch of everything that is there, finished."""
+    batch = planner.plan()
+    assert batch is not None
+    planner.finish(batch)
+    return batch
+
+
+def request(address: str, code: int, ext: dict[str, object]) -> None:
+    async def run() -> None:
+        cluster = Cluster(address)
+        connection = await cluster.connection(address)
+        await connection.request(code, ext)  # type: ignore[arg-type]
+        await cluster.close()
+
+    uvloop.run(run())
+
+
+def delete_topic(address: str, topic: str = "t") -> None:
+    for code in (RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_TOPIC_IN_NAMESRV):
+        request(address, code, dict(write(TopicName(topic))))

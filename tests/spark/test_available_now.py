@@ -1,0 +1,110 @@
+"""Queries that end by themselves (`Trigger.AvailableNow`): they read what was there when they began, all of it, and end."""
+
+from __future__ import annotations
+
+import pytest
+from rocketlet.client import ConnectionFailed, RocketletError
+
+pytest.importorskip("pyspark")
+from rocketlet.spark.checkpoint import Batch
+from rocketlet.spark.planner import Planner
+from rocketlet.testing import Broker
+
+from .conftest import StoppableBroker
+from .planners import BOTH, delete_topic, opened
+from .running import QUEUES, fill, rows_of
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def read_on(planner: Planner) -> int:
+    """How many rows a query plans until it ends by itself, started again where a broker was away for too long."""
+    rows = 0
+    while True:
+        try:
+            batch = planner.plan(100)
+        except ConnectionFailed:
+            continue
+        if batch is None:
+            return rows
+        rows += rows_of(batch)
+        planner.finish(batch)
+
+
+@BOTH
+@pytest.mark.parametrize("later", [0, 40, 1200])
+def test_a_query_that_ends_by_itself_plans_nothing_behind_the_end_of_a_topic_that_is_made_anew(
+    address: str, membership: bool, later: int
+) -> None:
+    fill(address, range(400))
+    planned = 0
+    with opened(address, membership, failOnDataLoss="false") as planner:
+        planner.set_targets()
+        batch: Batch | None = planner.plan(100)
+        assert batch is not None
+        planner.finish(batch)
+        delete_topic(address)
+        fill(address, range(later))
+        while (after := planner.plan(100)) is not None:
+            planned += rows_of(after)
+            planner.finish(batch := after)
+    fill(address, range(40))
+    with opened(address, membership, batch, failOnDataLoss="false") as planner:
+        rest = planner.plan()
+        assert rest is not None
+        assert planned + rows_of(rest) == later + 40
+
+
+@BOTH
+def test_a_query_that_ends_by_itself_does_not_end_while_its_broker_is_away(
+    broker: StoppableBroker, membership: bool
+) -> None:
+    fill(broker.address, range(400))
+    with opened(broker.address, membership, pollTimeoutMs="300") as planner:
+        planner.set_targets()
+        batch = planner.plan(100)
+        assert batch is not None
+        planner.finish(batch)
+        broker.stop()
+        with pytest.raises(ConnectionFailed, match="answered for 0 s"):
+            planner.plan(100)
+        broker.start()
+        fill(broker.address, range(40))
+        assert read_on(planner) == 300
+
+
+@BOTH
+def test_a_query_that_ends_by_itself_reads_what_it_can_and_names_the_broker_that_is_away(membership: bool) -> None:
+    with Broker() as first, Broker(name="broker-b", name_server=first.address) as second:
+        for each in (first, second):
+            each.create_topic("t", queues=QUEUES)
+        fill(first.address, range(400))
+        held = len(second.messages("t"))
+        with opened(first.address, membership, pollTimeoutMs="300") as planner:
+            planner.set_targets()
+            second.stop()
+            rows = 0
+            with pytest.raises(ConnectionFailed, match=r"the broker of t@broker-b:\d has not answered for 0 s"):
+                while (batch := planner.plan(100)) is not None:
+                    rows += rows_of(batch)
+                    planner.finish(batch)
+            second.start()
+            assert 0 < held < 400
+            assert rows + read_on(planner) == 400
+
+
+def test_a_member_that_ends_by_itself_waits_for_its_share(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(address, range(200))
+    monkeypatch.setattr("rocketlet.spark.member.SETTLE_TIMEOUT_S", 0.01)
+    with opened(address, True) as first:
+        first.set_targets()
+        batch = first.plan()
+        assert batch is not None
+        with opened(address, True) as second:
+            fill(address, range(200))
+            with monkeypatch.context() as patches, pytest.raises(RocketletError, match=r"its queues .* owns 0 queues"):
+                patches.setattr("rocketlet.spark.member.SHARE_TIMEOUT_S", 0.01)
+                second.set_targets()
+            first.finish(batch)
+            second.set_targets()
+            assert read_on(second) == 100
