@@ -78,6 +78,8 @@ DISK_CALLS = frozenset(
     "stat".split()
 )
 
+MAX_LINES = 500  # of a file, tests and benchmarks too
+
 Sources = Mapping[str, str]
 
 
@@ -257,6 +259,15 @@ def test_a_touch_of_the_disk_is_found(sources: dict[str, str]) -> None:
         "broker.groups.planted imports shutil",
         "broker.messages.planted:2 calls write_text",
     ]
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    """Of the folders that hold Python of ours; .venv and what is built are beside them."""
+    folders = (*PACKAGES, "adapters", "bench", "examples", "sync", "tests")
+    lines = {path: path.read_text().count("\n") for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    too_long = [str(path.relative_to(ROOT)) for path, count in lines.items() if count > MAX_LINES]
+    assert lines[Path(__file__)], "tests are looked at"
+    assert too_long == [], "split them by subject"
 
 
 def test_every_room_says_what_its_modules_are(sources: Sources) -> None:

@@ -8,67 +8,24 @@ from typing import Any
 
 import pytest
 from rocketlet.client import (
-    Access,
     AdminClient,
     BrokerRefused,
     ConfigError,
     ConnectionFailed,
-    Message,
     MessageIllegal,
     Outgoing,
     Producer,
     RequestTimeout,
     SendResult,
 )
-from rocketlet.client.access import Encoding
-from rocketlet.client.accumulator import Batch, Overlap
-from rocketlet.client.config import (
-    BATCH_BYTES,
-    BATCH_MESSAGES,
-    MAX_OVERLAP_PAUSE,
-    OVERLAP_BATCHES,
-    OVERLAP_MESSAGES,
-)
+from rocketlet.client.accumulator import Batch
+from rocketlet.client.config import BATCH_BYTES, BATCH_MESSAGES
 from rocketlet.client.connection import Connection
 from rocketlet.client.message import UniqueKeys
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
-
-
-class Requests:
-    """The sends of a producer, by request code. Heartbeats and routes come when they come."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.codes: list[int] = []
-        call = Connection.call
-
-        def counted(connection: Connection, code: int, *rest: object) -> None:
-            if code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
-                self.codes.append(code)
-            call(connection, code, *rest)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Connection, "call", counted)
-
-    def taken(self) -> list[int]:
-        codes, self.codes = self.codes, []
-        return codes
-
-
-async def stored(node: Node, topic: str = "t") -> list[Message]:
-    async with AdminClient(node.address) as admin:
-        ranges = (await admin.topic(topic)).ranges
-        return [
-            message
-            for queue, span in ranges.items()
-            async for part in admin.read(queue, span.begin, span.end)
-            for message in part
-        ]
-
-
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
-    return Requests(monkeypatch)
+from .conftest import Requests, stored
 
 
 async def test_messages_of_one_turn_travel_together_and_each_knows_its_place(
@@ -128,91 +85,6 @@ async def test_a_batch_ends_at_its_limits(node: Node, wire: Wire, requests: Requ
         whole = os.urandom(BATCH_BYTES)
         await asyncio.gather(producer.send("t", whole), producer.send("t", b"x"))
     assert len(await stored(node)) == 1 + BATCH_MESSAGES + 1 + 3 + 2
-
-
-async def test_a_full_batch_leaves_before_the_turn_ends(node: Node, wire: Wire, requests: Requests) -> None:
-    """So that the broker has something to do while the next one is made."""
-    await create_topic(wire, "t")
-    async with Producer(node.address) as producer:
-        await producer.send("t", b"first")
-        requests.taken()
-        seen: list[list[int]] = []
-
-        async def send(number: int) -> SendResult:
-            seen.append(list(requests.codes))
-            return await producer.send("t", b"%d" % number)
-
-        results = await asyncio.gather(*(send(number) for number in range(BATCH_MESSAGES + 2)))
-    assert seen[BATCH_MESSAGES] == []
-    assert seen[BATCH_MESSAGES + 1] == [RequestCode.SEND_BATCH_MESSAGE]
-    assert len({result.message_id for result in results}) == len(results)
-
-
-async def test_after_a_complete_answer_the_first_half_leaves_before_the_turn_ends(
-    node: Node, wire: Wire, requests: Requests
-) -> None:
-    """So that client and broker work at once instead of waiting for each other."""
-    await create_topic(wire, "t")
-    batch = RequestCode.SEND_BATCH_MESSAGE
-    seen: list[list[int]] = []
-
-    async def send(number: int) -> SendResult:
-        seen.append(list(requests.codes))
-        return await producer.send("t", b"%d" % number, queue_key="same")
-
-    async with Producer(node.address) as producer:
-        await producer.send("t", b"first")
-
-        async def taken(count: int) -> list[int]:
-            seen.clear()
-            requests.taken()
-            results = await asyncio.gather(*map(send, range(count)))
-            offsets = [result.queue_offset for result in results]
-            assert offsets == list(range(offsets[0], offsets[0] + count)), "order holds"
-            return requests.taken()
-
-        assert await taken(OVERLAP_MESSAGES) == [batch], "nothing was answered before"
-        assert await taken(OVERLAP_MESSAGES) == [batch, batch]
-        half = OVERLAP_MESSAGES // 2
-        assert seen[half] == []
-        assert seen[half + 1] == [batch]
-        for _ in range(OVERLAP_BATCHES):
-            assert await taken(OVERLAP_MESSAGES) == [batch], "nothing was gained: both answers were waited for"
-        assert await taken(OVERLAP_MESSAGES - 1) == [batch, batch], "it is tried again"
-
-
-@pytest.mark.parametrize(("encoding", "count"), [("auto", OVERLAP_MESSAGES - 1), ("json", OVERLAP_MESSAGES)])
-async def test_few_messages_and_those_for_apaches_brokers_go_in_one_piece(
-    node: Node, wire: Wire, requests: Requests, encoding: Encoding, count: int
-) -> None:
-    await create_topic(wire, "t")
-    async with Producer(node.address, access=Access(encoding=encoding)) as producer:
-        await producer.send("t", b"first")
-        requests.taken()
-        for _ in range(3):
-            await asyncio.gather(*(producer.send("t", b"x") for _ in range(count)))
-            assert requests.taken() == [RequestCode.SEND_BATCH_MESSAGE]
-
-
-def test_halves_that_come_back_together_are_tried_ever_more_seldom() -> None:
-    overlap, sent, pauses = Overlap(), 0, []
-    assert overlap.limit(20, sent) == 10
-    for _ in range(10):
-        together = sent = sent + 2
-        while overlap.limit(20, sent) == BATCH_MESSAGES:
-            sent += 1
-        pauses.append(sent - together)
-    assert pauses == [min(OVERLAP_BATCHES << number, MAX_OVERLAP_PAUSE) for number in range(10)]
-
-
-def test_halves_that_stay_apart_are_halved_again_at_once() -> None:
-    overlap = Overlap()
-    assert overlap.limit(20, 0) == 10
-    assert overlap.limit(20, 2) == BATCH_MESSAGES
-    assert overlap.limit(20, 2 + OVERLAP_BATCHES) == 10
-    assert overlap.limit(20, 2 + OVERLAP_BATCHES * 2) == 10
-    assert overlap.limit(20, 4 + OVERLAP_BATCHES * 2) == BATCH_MESSAGES
-    assert overlap.limit(20, 4 + OVERLAP_BATCHES * 3) == 10, "it waits no longer than at first"
 
 
 def test_no_id_comes_twice_when_the_counter_begins_anew() -> None:
@@ -395,128 +267,3 @@ async def test_an_answer_that_does_not_say_where_fails_each_sender_at_once(
             found = await asyncio.gather(producer.send("t", b"a"), producer.send("t", b"b"), return_exceptions=True)
         assert all("stored the messages and does not say where" in str(error) for error in found)
     assert len(await stored(node)) == 3
-
-
-def only_connection(producer: Producer) -> Connection:
-    (connection,) = producer._greeted.values()
-    return connection
-
-
-async def test_messages_that_wait_for_a_slow_broker_travel_in_batches_too_in_order(
-    node: Node, wire: Wire, requests: Requests
-) -> None:
-    """Each turn's on its own. When all senders woke at once, most did so in vain, and then went alone."""
-    await create_topic(wire, "t")
-    async with Producer(node.address) as producer:
-        await producer.send("t", b"first")
-        connection = only_connection(producer)
-        connection.pause_writing()
-        requests.taken()
-        sends = []
-        for turn in range(5):
-            sends += [asyncio.create_task(producer.send("t", b"%d" % turn, queue_key="k")) for _ in range(20)]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert requests.taken() == []
-        sends[1].cancel()
-        await asyncio.sleep(0)
-        connection.resume_writing()
-        results = await asyncio.gather(*sends[:1], *sends[2:])
-        assert set(requests.taken()) == {RequestCode.SEND_BATCH_MESSAGE}
-    offsets = [result.queue_offset for result in results]
-    assert offsets == sorted(offsets)
-    assert len(await stored(node)) == 1 + 99, "whoever gave up meanwhile sent nothing"
-
-
-async def test_who_sends_alone_sends_what_waits_before(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
-    async with Producer(node.address, compress_over_bytes=1000) as producer:
-        await producer.send("t", b"first")
-        connection = only_connection(producer)
-        connection.pause_writing()
-        before = asyncio.create_task(producer.send("t", b"small", queue_key="k"))
-        await asyncio.sleep(0)
-        behind = asyncio.create_task(producer.send("t", b"x" * 2000, queue_key="k"))
-        await asyncio.sleep(0)
-        connection.resume_writing()
-        first, second = await asyncio.gather(before, behind)
-    assert first.queue_offset < second.queue_offset
-
-
-async def test_who_waits_for_a_broker_that_reads_nothing_hears_of_it_in_time(
-    node: Node, wire: Wire, requests: Requests
-) -> None:
-    await create_topic(wire, "t")
-    async with Producer(node.address, compress_over_bytes=1000) as producer:
-        await producer.send("t", b"first")
-        only_connection(producer).pause_writing()
-        requests.taken()
-        assert producer._accumulator is not None
-        producer._timeout_s = producer._accumulator._timeout_s = 0.05
-        bodies = (b"a", b"b", b"goes alone" * 200)
-        outcomes = await asyncio.gather(*(producer.send("t", body) for body in bodies), return_exceptions=True)
-        assert requests.taken() == []
-        only_connection(producer).resume_writing()
-    assert [type(outcome) for outcome in outcomes] == [RequestTimeout] * 3
-
-
-async def test_whoever_comes_after_them_hears_of_it_in_time_too(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
-    async with Producer(node.address) as producer:
-        await producer.send("t", b"first")
-        only_connection(producer).pause_writing()
-        assert producer._accumulator is not None
-        producer._timeout_s = producer._accumulator._timeout_s = 0.02
-        for body in (b"a", b"b", b"c"):
-            with pytest.raises(RequestTimeout, match="did not take the message in time"):
-                await asyncio.wait_for(producer.send("t", body), PATIENCE_S)
-        only_connection(producer).resume_writing()
-
-
-async def test_what_waits_for_a_broker_that_hangs_up_is_sent_again(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
-    async with Producer(node.address) as producer:
-        await producer.send("t", b"first")
-        connection = only_connection(producer)
-        connection.pause_writing()
-        sends = [asyncio.create_task(producer.send("t", b"x")) for _ in range(3)]
-        await asyncio.sleep(0)
-        connection.close()
-        assert len(await asyncio.gather(*sends)) == 3
-
-
-async def test_who_gives_up_while_a_broker_reads_nothing_leaves_nothing_behind(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
-    async with Producer(node.address) as producer:
-        await producer.send("t", b"first")
-        only_connection(producer).pause_writing()
-        assert producer._accumulator is not None
-        producer._accumulator._timeout_s = 0.05
-        given_up = asyncio.create_task(producer.send("t", b"a"))
-        await asyncio.sleep(0)
-        given_up.cancel()
-        await asyncio.sleep(0)
-        with pytest.raises(RequestTimeout):
-            await producer.send("t", b"b")
-        only_connection(producer).resume_writing()
-        await producer.send("t", b"c")
-    assert sorted(message.body for message in await stored(node)) == [b"c", b"first"]
-
-
-async def turns_until_written(producer: Producer) -> int:
-    """Turns of the event loop from a `send` to the write of its request."""
-    connection, turns = only_connection(producer), 0
-    send = asyncio.create_task(producer.send("t", b"x", queue_key="k"))
-    while not connection._pending or connection._out:
-        await asyncio.sleep(0)
-        turns += 1
-    await send
-    return turns
-
-
-async def test_a_message_alone_in_its_turn_leaves_as_early_as_without_batches(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
-    async with Producer(node.address) as batching, Producer(node.address, batching=False) as plain:
-        for producer in (batching, plain):
-            await producer.send("t", b"first")
-        assert await turns_until_written(batching) == await turns_until_written(plain) <= 2

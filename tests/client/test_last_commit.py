@@ -69,6 +69,20 @@ class Waiting:
         else:
             work()
 
+    async def begin(self, threads: ApacheLocks, node: Node) -> None:
+        """Until one waits."""
+        threads.run = self.run
+        await fill(node, 1)
+        await eventually(lambda: bool(self.works))
+
+    async def carried_out_before(self, task: asyncio.Task[None], threads: ApacheLocks) -> None:
+        """Those that wait are carried out when the task has asked for one as well, and it ends."""
+        await eventually(lambda: len(self.works) > 1 or task.done())
+        threads.run = at_once
+        for work in self.works:
+            work()
+        await task
+
 
 def offset(node: Node) -> int | None:
     return node.broker.offsets.get("g", "t", 0)
@@ -94,16 +108,10 @@ async def handled(inbox: Inbox, count: int) -> None:
 async def test_the_last_commit_waits_for_pulls_that_are_carried_out_late(threads: ApacheLocks, apache: Node) -> None:
     pulls = Waiting(PULL)
     async with two_handled(apache) as (consumer, inbox):
-        threads.run = pulls.run
-        await fill(apache, 1)
-        await eventually(lambda: bool(pulls.works))
+        await pulls.begin(threads, apache)
         await handled(inbox, 3)
         leaving = asyncio.create_task(consumer.stop())
-        await eventually(lambda: len(pulls.works) > 1 or leaving.done())
-        threads.run = at_once
-        for work in pulls.works:
-            work()
-        await leaving
+        await pulls.carried_out_before(leaving, threads)
     assert offset(apache) == 3
 
 
@@ -129,17 +137,11 @@ async def test_a_place_that_is_sought_is_committed_behind_pulls_that_are_carried
 ) -> None:
     pulls = Waiting(PULL)
     async with two_handled(apache) as (consumer, inbox):
-        threads.run = pulls.run
-        await fill(apache, 1)
-        await eventually(lambda: bool(pulls.works))
+        await pulls.begin(threads, apache)
         await handled(inbox, 3)
         await consumer.pause()
         seeking = asyncio.create_task(consumer.seek("first"))
-        await eventually(lambda: len(pulls.works) > 1 or seeking.done())
-        threads.run = at_once
-        for work in pulls.works:
-            work()
-        await seeking
+        await pulls.carried_out_before(seeking, threads)
         assert offset(apache) == 0
 
 

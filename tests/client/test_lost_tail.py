@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -41,10 +42,9 @@ async def back(broker: Broker, consumer: Consumer) -> None:
     await broker.until(lambda: (queue := queue_of(consumer)) is not None and not queue.is_suspended)
 
 
-@pytest.mark.parametrize("lost", [1, 3])
-async def test_what_takes_the_offset_of_a_lost_message_is_delivered(
-    broker: Broker, lost: int, caplog: pytest.LogCaptureFixture
-) -> None:
+@asynccontextmanager
+async def paused_behind_three(broker: Broker) -> AsyncIterator[tuple[Producer, Consumer, list[bytes]]]:
+    """A member that has handled three messages and is paused."""
     seen: list[bytes] = []
     async with (
         Producer(broker.address) as producer,
@@ -54,6 +54,14 @@ async def test_what_takes_the_offset_of_a_lost_message_is_delivered(
             await producer.send("t", body)
         await broker.until(lambda: len(seen) == 3)
         await consumer.pause()
+        yield producer, consumer, seen
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+async def test_what_takes_the_offset_of_a_lost_message_is_delivered(
+    broker: Broker, lost: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with paused_behind_three(broker) as (producer, consumer, seen):
         await broker.akill(lose=lost)
         after = [b"new %d" % number for number in range(lost + 1)]
         for body in after:
@@ -72,15 +80,7 @@ async def test_what_takes_the_offset_of_a_lost_message_is_delivered(
 async def test_the_broker_restarts_again_before_the_member_has_pulled(
     broker: Broker, lost_again: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[bytes] = []
-    async with (
-        Producer(broker.address) as producer,
-        reader(broker, lambda message: seen.append(message.body)) as consumer,
-    ):
-        for body in (b"1", b"2", b"3"):
-            await producer.send("t", body)
-        await broker.until(lambda: len(seen) == 3)
-        await consumer.pause()
+    async with paused_behind_three(broker) as (producer, consumer, seen):
         await broker.akill(lose=1)
         for body in (b"new", b"newer"):
             await producer.send("t", body)

@@ -1,0 +1,119 @@
+"""When the messages of a turn leave: the first ones before the turn ends, so that client and broker work at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from rocketlet.client import Access, Producer, SendResult
+from rocketlet.client.access import Encoding
+from rocketlet.client.accumulator import Overlap
+from rocketlet.client.config import BATCH_MESSAGES, MAX_OVERLAP_PAUSE, OVERLAP_BATCHES, OVERLAP_MESSAGES
+from rocketlet.protocol.codes import RequestCode
+
+from ..conftest import Node, Wire, create_topic
+from .conftest import Requests, only_connection
+
+
+async def test_a_full_batch_leaves_before_the_turn_ends(node: Node, wire: Wire, requests: Requests) -> None:
+    """So that the broker has something to do while the next one is made."""
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        requests.taken()
+        seen: list[list[int]] = []
+
+        async def send(number: int) -> SendResult:
+            seen.append(list(requests.codes))
+            return await producer.send("t", b"%d" % number)
+
+        results = await asyncio.gather(*(send(number) for number in range(BATCH_MESSAGES + 2)))
+    assert seen[BATCH_MESSAGES] == []
+    assert seen[BATCH_MESSAGES + 1] == [RequestCode.SEND_BATCH_MESSAGE]
+    assert len({result.message_id for result in results}) == len(results)
+
+
+async def test_after_a_complete_answer_the_first_half_leaves_before_the_turn_ends(
+    node: Node, wire: Wire, requests: Requests
+) -> None:
+    """So that client and broker work at once instead of waiting for each other."""
+    await create_topic(wire, "t")
+    batch = RequestCode.SEND_BATCH_MESSAGE
+    seen: list[list[int]] = []
+
+    async def send(number: int) -> SendResult:
+        seen.append(list(requests.codes))
+        return await producer.send("t", b"%d" % number, queue_key="same")
+
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+
+        async def taken(count: int) -> list[int]:
+            seen.clear()
+            requests.taken()
+            results = await asyncio.gather(*map(send, range(count)))
+            offsets = [result.queue_offset for result in results]
+            assert offsets == list(range(offsets[0], offsets[0] + count)), "order holds"
+            return requests.taken()
+
+        assert await taken(OVERLAP_MESSAGES) == [batch], "nothing was answered before"
+        assert await taken(OVERLAP_MESSAGES) == [batch, batch]
+        half = OVERLAP_MESSAGES // 2
+        assert seen[half] == []
+        assert seen[half + 1] == [batch]
+        for _ in range(OVERLAP_BATCHES):
+            assert await taken(OVERLAP_MESSAGES) == [batch], "nothing was gained: both answers were waited for"
+        assert await taken(OVERLAP_MESSAGES - 1) == [batch, batch], "it is tried again"
+
+
+@pytest.mark.parametrize(("encoding", "count"), [("auto", OVERLAP_MESSAGES - 1), ("json", OVERLAP_MESSAGES)])
+async def test_few_messages_and_those_for_apaches_brokers_go_in_one_piece(
+    node: Node, wire: Wire, requests: Requests, encoding: Encoding, count: int
+) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address, access=Access(encoding=encoding)) as producer:
+        await producer.send("t", b"first")
+        requests.taken()
+        for _ in range(3):
+            await asyncio.gather(*(producer.send("t", b"x") for _ in range(count)))
+            assert requests.taken() == [RequestCode.SEND_BATCH_MESSAGE]
+
+
+def test_halves_that_come_back_together_are_tried_ever_more_seldom() -> None:
+    overlap, sent, pauses = Overlap(), 0, []
+    assert overlap.limit(20, sent) == 10
+    for _ in range(10):
+        together = sent = sent + 2
+        while overlap.limit(20, sent) == BATCH_MESSAGES:
+            sent += 1
+        pauses.append(sent - together)
+    assert pauses == [min(OVERLAP_BATCHES << number, MAX_OVERLAP_PAUSE) for number in range(10)]
+
+
+def test_halves_that_stay_apart_are_halved_again_at_once() -> None:
+    overlap = Overlap()
+    assert overlap.limit(20, 0) == 10
+    assert overlap.limit(20, 2) == BATCH_MESSAGES
+    assert overlap.limit(20, 2 + OVERLAP_BATCHES) == 10
+    assert overlap.limit(20, 2 + OVERLAP_BATCHES * 2) == 10
+    assert overlap.limit(20, 4 + OVERLAP_BATCHES * 2) == BATCH_MESSAGES
+    assert overlap.limit(20, 4 + OVERLAP_BATCHES * 3) == 10, "it waits no longer than at first"
+
+
+async def turns_until_written(producer: Producer) -> int:
+    """Turns of the event loop from a `send` to the write of its request."""
+    connection, turns = only_connection(producer), 0
+    send = asyncio.create_task(producer.send("t", b"x", queue_key="k"))
+    while not connection._pending or connection._out:
+        await asyncio.sleep(0)
+        turns += 1
+    await send
+    return turns
+
+
+async def test_a_message_alone_in_its_turn_leaves_as_early_as_without_batches(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    async with Producer(node.address) as batching, Producer(node.address, batching=False) as plain:
+        for producer in (batching, plain):
+            await producer.send("t", b"first")
+        assert await turns_until_written(batching) == await turns_until_written(plain) <= 2
