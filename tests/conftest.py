@@ -85,6 +85,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: side_by_side.place(item.nodeid, is_long=item.get_closest_marker("long") is not None))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test was tried again. It passed then, so nothing else would say it."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"why {report.nodeid} was tried again")
+        for text in (report.longreprtext, *(f"{name}\n{text}" for name, text in report.sections)):
+            terminalreporter.write_line(text)
+
+
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
     """Who configures the logs puts them back: tests of other modules wait for events, which a higher level would swallow."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from _pytest.terminal import TerminalReporter
+
+from .conftest import pytest_terminal_summary
 from .side_by_side import group, place
 
 
@@ -37,3 +41,15 @@ def test_what_takes_long_begins_first_and_what_is_quick_comes_last() -> None:
     ]  # fmt: skip
     assert [place(test, is_long=False) for test in tests] == [3, 3, 2, 2, 2, 1]
     assert place(tests[0], is_long=True) == 0
+
+
+def test_the_summary_says_why_a_test_was_tried_again(pytestconfig: pytest.Config) -> None:
+    printed = io.StringIO()
+    reporter = TerminalReporter(pytestconfig, printed)
+    location = ("tests/a.py", 1, "test")
+    sections = [("Captured stdout call", "what it printed")]
+    report = pytest.TestReport("tests/a.py::test", location, {}, "failed", "the reason", "call", sections)
+    reporter.stats["rerun"] = [report]
+    pytest_terminal_summary(reporter)
+    for text in ("why tests/a.py::test was tried again", "the reason", "what it printed"):
+        assert text in printed.getvalue()
