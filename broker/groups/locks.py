@@ -1,6 +1,7 @@
 """Which client owns which queue in a group: LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
 
-Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection.
+Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection. They end when
+their member unregisters: a Java member unlocks before, but its rebalance may lock once more on its way out.
 A Rocketlet consumer locks every queue that it reads (`handover`). Its lock is a lease with an epoch: freed when the
 socket closes, ended when it is not renewed in time, and checked at every commit, so that a late one changes nothing.
 A member that was refused is told as soon as the queue is free.
@@ -29,6 +30,7 @@ from ..config import (
     MAX_LOCK_WAITERS,
     MAX_LOCKS,
     MAX_LOCKS_OF_CONNECTION,
+    MAX_MEMBERSHIPS,
     PLACE_BYTES,
     STANDSTILL_S,
 )
@@ -82,6 +84,7 @@ class Locks:
         self._locks: dict[Key, Lock] = {}
         self._of_group: dict[str, dict[Key, None]] = {}
         self._keys: dict[Connection, dict[Key, None]] = {}  # that a connection owned or waited for
+        self._left: dict[Connection, dict[str, None]] = {}  # the groups that foreign members have left
         self._on_free = on_free
         self._on_change = on_change
         self._is_held_back = is_held_back
@@ -123,6 +126,8 @@ class Locks:
 
     def lock(self, request: LockRequest, connection: Connection) -> dict[Queue, int]:
         """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
+        if request.group in self._left.get(connection, ()) and not request.handover:
+            return {}  # asked for by a Java member that has unregistered meanwhile
         now_s = self._now_s()
         epochs = {
             queue: epoch
@@ -197,7 +202,7 @@ class Locks:
         """The connection is gone, and its waiting with it. If the client has ended it, its leases end, too. Otherwise the
         client may not know, so they last as long as it may believe in them; it can come back as after a restart."""
         keys = self._keys.pop(connection, {})
-        connection.charge(-PLACE_BYTES * len(keys))
+        connection.charge(-PLACE_BYTES * (len(keys) + len(self._left.pop(connection, ()))))
         for key in keys:
             lock = self._locks.get(key)
             if lock is None:
@@ -213,13 +218,28 @@ class Locks:
                 else:
                     lock.connection = None
 
-    def leave(self, connection: Connection, group: str) -> None:
-        """A member unregisters: frees what it has not unlocked."""
+    def leave(self, connection: Connection, group: str, *, is_foreign: bool) -> None:
+        """A member unregisters: frees what it has not unlocked. A foreign one locks nothing more."""
         for key in list(self._keys.get(connection, ())):
             lock = self._locks.get(key)
-            if lock is not None and key[0] == group and lock.handover and lock.connection is connection:
+            if lock is not None and key[0] == group and lock.connection is connection:
                 self._free(key, "unlocked")
         self._ledger.write()
+        if is_foreign:
+            left = self._left.setdefault(connection, {})
+            left[group] = None
+            connection.charge(PLACE_BYTES)
+            if len(left) > MAX_MEMBERSHIPS:
+                self.join(connection, next(iter(left)))
+
+    def join(self, connection: Connection, group: str) -> None:
+        """A heartbeat: the member may lock, also if it had left the group."""
+        left = self._left.get(connection)
+        if left is not None and group in left:
+            connection.charge(-PLACE_BYTES)
+            del left[group]
+            if not left:
+                del self._left[connection]
 
     def renew(self, connections: Iterable[Connection]) -> None:
         """All leases of these clients last anew, as by a renewal of each."""

@@ -46,6 +46,7 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
                 if connection.is_news("retry_topic_save_failed"):
                     log.error("retry_topic_save_failed", group=consumer.group, reason=str(error))
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
+        broker.locks.join(connection, consumer.group)
         broker.notifications.heard(connection, consumer.group)
     broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     return answer(frame)
@@ -71,11 +72,12 @@ def _spelled(subscriptions: Iterable[tuple[str, str]]) -> str:
 def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(UnregisterClient, frame.ext)
     if header.consumer_group:
-        if is_foreign_member(broker, connection, header.consumer_group):
+        is_foreign = is_foreign_member(broker, connection, header.consumer_group)
+        if is_foreign:
             for place in broker.watch.read_by(connection, header.consumer_group):
                 broker.offsets.mark(header.consumer_group, *place)  # the next one may have loaded its offset before
         broker.groups.leave(connection, header.consumer_group)
-        broker.locks.leave(connection, header.consumer_group)
+        broker.locks.leave(connection, header.consumer_group, is_foreign=is_foreign)
     if header.producer_group:
         broker.clients.forget_producer(header.producer_group, connection)
     return answer(frame)

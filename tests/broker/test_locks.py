@@ -13,7 +13,7 @@ from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
-from rocketlet.protocol.headers import UpdateOffset, write
+from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
 from rocketlet.protocol.work import finish
 
 from ..conftest import Connect, Node, Wire, create_topic, eventually, peer
@@ -266,6 +266,29 @@ async def test_apaches_locks_last_and_survive_a_closed_socket(node: Node, connec
     assert QUEUE in group_bodies.decode_locked((await lock(one, "c1", handover=False)).body)
     await one.close()
     assert group_bodies.decode_locked((await lock(two, "c2", handover=False)).body) == {}
+
+
+async def test_apaches_locks_end_when_their_member_leaves_its_group(node: Node, connect: Connect) -> None:
+    """A Java member that leaves unlocks its queues, then unregisters. Its rebalance goes on until the socket closes, and may
+    lock what was given to it just then. Nobody would read that for 60 s."""
+    one, two = await connect(node.address), await connect(node.address)
+    await create_topic(one, "t", 2)
+    await beat(one, "c1")
+    await beat(two, "c2")
+    await lock(two, "c2")
+    assert QUEUE not in group_bodies.decode_locked((await lock(one, "c1", handover=False)).body)
+    await lock(two, "c2", code=RequestCode.UNLOCK_BATCH_MQ)
+    assert QUEUE in group_bodies.decode_locked((await lock(one, "c1", handover=False)).body)
+    await lock(two, "c2")
+    two.requests.clear()
+    await one.call(RequestCode.UNREGISTER_CLIENT, write(UnregisterClient("c1", consumer_group="g")))
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    late = await lock(one, "c1", handover=False)
+    assert group_bodies.decode_locked(late.body) == {}, "it has left"
+    assert QUEUE in group_bodies.decode_locked((await lock(two, "c2")).body)
+    await lock(two, "c2", code=RequestCode.UNLOCK_BATCH_MQ)
+    await beat(one, "c1")
+    assert QUEUE in group_bodies.decode_locked((await lock(one, "c1", handover=False)).body), "it has joined again"
 
 
 async def test_what_is_handed_over_together_is_committed_and_unlocked_by_one_request(
