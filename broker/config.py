@@ -80,6 +80,7 @@ OTHERS_QUEUE_WAIT_S: Final = 0.2  # before a foreign member is told again that t
 DRAINING_WAIT_S: Final = 0.01  # the same for a queue that is being drained
 SUBSCRIPTION_LOOKS: Final = 10  # how often a pull that is older than its member's subscription is looked at again
 SUBSCRIPTION_LOOK_S: Final = 0.01
+MAX_RUNNING_INFO_BYTES: Final = 128 * 1024  # of what a member says of itself; about 300 queues of a Java member
 SCAN_BYTES: Final = 512 * 1024  # of messages that one pull with an SQL92 filter looks at; one is always looked at
 SCAN_WORDS: Final = 16_000  # of an SQL92 filter, each time that it looks at a message
 MAX_FILTERS: Final = 256  # SQL92 filters that are known; the one that was asked for longest ago is forgotten

@@ -100,6 +100,20 @@ def check_place(place: Any) -> None:
         raise ConfigError(f"seek: {place!r} is not a place; give {allowed}")
 
 
+def check_starts(starts: Any) -> None:
+    """What `on_assigned` returned."""
+    if not isinstance(starts, Mapping):
+        raise ConfigError(f"on_assigned returned {starts!r}; allowed are None and a mapping of offsets by queue")
+    for queue, offset in starts.items():
+        if not isinstance(queue, Queue):
+            raise ConfigError(
+                f"on_assigned returned {queue!r} as a key, which is no Queue; use those that it is called with"
+            )
+        if not _is_long(offset):
+            kind = type(offset).__name__
+            raise ConfigError(f"on_assigned returned {offset!r}, a {kind}, for {queue}; an offset is an int from 0")
+
+
 def _is_long(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_LONG
 

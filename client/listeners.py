@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Final
 
 from ..protocol.bodies import Queue
+from .arguments import check_starts
 from .log import get_logger
 
 log = get_logger("rocketlet.consumer")
 
+_HINT: Final = "the queue begins at the group's offset"
+
 Listener = Callable[[set[Queue]], Awaitable[None] | None]
 Starts = Mapping[Queue, int] | None
 Assigned = Callable[[set[Queue]], Awaitable[Starts] | Starts]
-"""Told of a queue that has come. It may return where to begin, by queue, instead of at the group's offset."""
+"""Told of a queue that has come. It may return where to begin, an offset by queue, instead of at the group's offset."""
 
 
 def told(listener: Listener, queue: Queue) -> Coroutine[None, None, None] | None:
@@ -31,17 +35,17 @@ def told(listener: Listener, queue: Queue) -> Coroutine[None, None, None] | None
 def placed(listener: Assigned, queue: Queue, begin: Callable[[int | None], None]) -> Coroutine[None, None, None] | None:
     """Calls the listener, then `begin` with the offset that it names, if any; what is still to be awaited until then. A
     listener that fails names none."""
+    offset = None
     try:
         answer = listener({queue})
+        if inspect.isawaitable(answer):
+            return _placed_later(answer, queue, begin)
+        offset = _start(answer, queue)
     except KeyboardInterrupt:
         raise
     except BaseException:
-        log.exception("listener_failed", queue=str(queue))
-        begin(None)
-        return None
-    if inspect.isawaitable(answer):
-        return _placed_later(answer, queue, begin)
-    begin(_start(answer, queue))
+        log.exception("listener_failed", queue=str(queue), hint=_HINT)
+    begin(offset)
     return None
 
 
@@ -52,14 +56,16 @@ async def _placed_later(answer: Awaitable[Starts], queue: Queue, begin: Callable
     except KeyboardInterrupt:
         raise
     except BaseException:
-        log.exception("listener_failed", queue=str(queue))
+        log.exception("listener_failed", queue=str(queue), hint=_HINT)
     begin(offset)
 
 
 def _start(starts: Starts, queue: Queue) -> int | None:
-    """The offset for this queue. A listener may return anything: what is no mapping of numbers counts for nothing."""
-    offset = starts.get(queue) if isinstance(starts, Mapping) else None
-    return offset if type(offset) is int and offset >= 0 else None
+    """The offset for this queue; None if none is named. Raises ConfigError for what is no mapping of offsets by queue."""
+    if starts is None:
+        return None
+    check_starts(starts)
+    return starts.get(queue)
 
 
 async def _awaited(answer: Awaitable[None], queue: Queue) -> None:

@@ -91,24 +91,27 @@ def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
 
 
 class Running(NamedTuple):
-    """What a member says of itself. `commit_offsets` has the queues in its hands."""
+    """What a member says of itself. `commit_offsets` has the queues in its hands. `versions`: of the subscriptions."""
 
     subscriptions: Mapping[str, str]
     commit_offsets: Mapping[Queue, int]
     properties: Mapping[str, str]
+    versions: Mapping[str, int]
 
 
 @answers("running consumer")
 def decode_running(data: Any) -> Running:
     """GET_CONSUMER_RUNNING_INFO."""
+    subscriptions = data.get("subscriptionSet") or ()
     return Running(
-        {str(item["topic"]): str(item.get("subString") or "*") for item in data.get("subscriptionSet") or ()},
+        {str(item["topic"]): str(item.get("subString") or "*") for item in subscriptions},
         {
             read_queue(orjson.loads(key)): int(item.get("commitOffset", 0))
             for key, item in (data.get("mqTable") or {}).items()
             if not item.get("droped")
         },
         {str(name): str(value) for name, value in (data.get("properties") or {}).items()},
+        {str(item["topic"]): int(item.get("subVersion") or 0) for item in subscriptions},
     )
 
 

@@ -94,6 +94,13 @@ class ConsumerGroup:
             self._of_shape.setdefault(shape, {})[member.connection] = None
         self._newest.clear()
 
+    def take_version(self, member: Member, topic: str, version: int) -> None:
+        """A member's subscription is as it was, under a later version."""
+        known = member.subscriptions[topic]
+        if version > known.version:
+            member.subscriptions[topic] = replace(known, version=version)
+            self._newest.pop(topic, None)
+
     def other_than(self, connection: Connection, shape: Shape) -> Member | None:
         """A member that subscribes to something else; found without a look at all that subscribe to the same."""
         for other, connections in self._of_shape.items():

@@ -120,6 +120,10 @@ class Clients:
         self._asked.setdefault(connection, set()).add(opaque)
         connection.write([encode(Frame(code, opaque, ext, body))])
 
+    def is_asked(self, connection: Connection) -> bool:
+        """Whether the client has not answered yet what it was asked."""
+        return connection in self._asked
+
     def _next_opaque(self) -> int:
         return next(self._opaque) & MAX_OPAQUE
 

@@ -38,6 +38,7 @@ from ..net.connection import Connection
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
 from .offsets import fence_fault, is_foreign_member, offset_fault, store_offset
+from .subscriptions import ask_for_versions
 
 if TYPE_CHECKING:
     from ..messages.sql_filter import Filter
@@ -58,6 +59,8 @@ def _pull(
         subscription = _subscription(broker, connection, header)
     except Refused as refusal:
         if refusal.code == ResponseCode.SUBSCRIPTION_NOT_LATEST and attempt < SUBSCRIPTION_LOOKS:
+            if attempt == 1:
+                ask_for_versions(broker, connection, header.consumer_group)
             broker.clock.call_later(SUBSCRIPTION_LOOK_S, _look_again, broker, connection, frame, header, attempt + 1)
             return None
         raise

@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, PULL_BYTES, PULL_MESSAGES
+from rocketlet.broker.config import (
+    BULK_PULL_BYTES,
+    BULK_PULL_MESSAGES,
+    MAX_RUNNING_INFO_BYTES,
+    PULL_BYTES,
+    PULL_MESSAGES,
+)
 from rocketlet.broker.store.files import Unreadable
 from rocketlet.protocol import group_config
+from rocketlet.protocol.admin_bodies import encode_running_info
 from rocketlet.protocol.batch import encode_batch
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.extents import MADE_ANEW, decode_extents, encode_topics
@@ -69,6 +76,31 @@ async def test_without_the_subscription_bit_the_heartbeat_decides(wire: Wire) ->
         await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=11))
     ).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
     assert (await wire.call(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=9))).code == ResponseCode.PULL_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("version", "expression", "size", "code"),
+    [
+        (11, "*", MAX_RUNNING_INFO_BYTES, ResponseCode.SUCCESS),
+        (11, "*", MAX_RUNNING_INFO_BYTES + 1, ResponseCode.SUBSCRIPTION_NOT_LATEST),
+        (10, "*", 1, ResponseCode.SUBSCRIPTION_NOT_LATEST),
+        (11, "A", 1, ResponseCode.SUBSCRIPTION_NOT_LATEST),
+    ],
+)
+async def test_a_member_whose_heartbeat_was_lost_is_asked_what_it_subscribes_to(
+    wire: Wire, version: int, expression: str, size: int, code: int
+) -> None:
+    """Java's client gives a heartbeat up that is due while another is under way, and sends none for the next 30 s. Its pulls
+    name the version that the lost one had. Another expression must come by a heartbeat: messages would be skipped."""
+    await create_topic(wire, "t")
+    await send(wire)
+    await heartbeat(wire)
+    waits = wire.send(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=11))
+    asked = await wire.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
+    assert (asked.ext["consumerGroup"], asked.ext["clientId"]) == ("g", "c1")
+    said = {"topic": "t", "subString": expression, "expressionType": "TAG", "subVersion": version}
+    wire.write_answer(asked, encode_running_info({}, [{**said, "topic": "other"}, said], {}).ljust(size))
+    assert (await wire.answer(waits)).code == code
 
 
 async def test_broadcasting_can_be_forbidden(wire: Wire) -> None:

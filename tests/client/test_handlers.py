@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -199,6 +201,41 @@ async def test_a_listener_may_raise_anything(nodes: Nodes, caplog: pytest.LogCap
         await eventually(lambda: len(handled) == 4)
     failures = [record for record in caplog.records if "listener_failed" in record.getMessage()]
     assert {type(record.exc_info[1]) for record in failures if record.exc_info} == {RuntimeError, SystemExit}
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [
+        (lambda queue: {queue: 2**63}, "9223372036854775808, a int, for t@"),
+        (lambda queue: {queue: Decimal(1)}, "a Decimal, for t@"),
+        (lambda queue: {queue: -1}, "-1, a int"),
+        (lambda queue: {str(queue): 1}, "which is no Queue"),
+        (lambda queue: [1], r"returned \[1\]"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_listener_that_names_no_offset_is_told_so_and_its_queue_is_read(
+    node: Node, connect: Connect, caplog: pytest.LogCaptureFixture, starts: Any, said: str, *, is_async: bool
+) -> None:
+    """As of a database that returns Decimals: passed by in silence, the queue would begin elsewhere than the user thinks."""
+    await create_topic(await connect(node.address), "t", 1)
+    await fill(node, 2)
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(message.body)
+
+    async def later(queues: set[Queue]) -> Any:
+        return starts(next(iter(queues)))
+
+    def at_once(queues: set[Queue]) -> Any:
+        return starts(next(iter(queues)))
+
+    listener = later if is_async else at_once
+    async with Consumer(node.address, "g", "t", handle, start="first", on_assigned=listener):
+        await eventually(lambda: len(handled) == 2)
+    texts = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert any(re.search(said, text) for text in texts), texts
 
 
 @pytest.mark.parametrize("level", [-1, "3", 1.5, 2**31])
