@@ -57,9 +57,9 @@ async def test_what_a_client_is_a_member_of_counts_as_its_own_until_it_leaves(no
     assert one.connection.charged_bytes < full / 50
     say(Code.UNREGISTER_CLIENT, {"clientID": "c1", "consumerGroup": "g", "producerGroup": "p1"})
     say(Code.UNREGISTER_CLIENT, {"clientID": "c1", "producerGroup": "p2"})
-    assert one.connection.charged_bytes == 1024, "its client id"
+    assert one.connection.charged_bytes == 1024 + PLACE_BYTES, "its client id, and which group it has left"
     say(Code.PULL_MESSAGE, {name: str(value) for name, value in pull("t").items()})
-    assert one.connection.charged_bytes == 1024 + PLACE_BYTES, "which queues it reads"
+    assert one.connection.charged_bytes == 1024 + 2 * PLACE_BYTES, "which queues it reads"
     used = memory.used_bytes - one.connection.counted_bytes
     one.hang_up()
     await node.broker.turns.done()
