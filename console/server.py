@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Self
-
-import uvicorn
 
 from ..client.access import Access
 from ..client.admin import AdminClient
+from ..web.server import WebServer
 from .application import application
 from .config import STOP_S
 from .console import Console
-
-
-class _Uvicorn(uvicorn.Server):
-    """Signals are their owner's business."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class ConsoleServer:
@@ -49,17 +38,7 @@ class ConsoleServer:
         self._console = Console(self._admin, cluster=name_server, read_only=read_only)
         self._host = host
         self._socket = _listening(host, port)
-        config = uvicorn.Config(
-            application(self._console, hosts=(*hosts, host)),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=int(STOP_S),
-        )
-        self._server = _Uvicorn(config)
-        self._serving: asyncio.Task[None] | None = None
+        self._server = WebServer(application(self._console, hosts=(*hosts, host)), self._socket, stop_s=int(STOP_S))
 
     @property
     def port(self) -> int:
@@ -72,15 +51,12 @@ class ConsoleServer:
 
     async def __aenter__(self) -> Self:
         await self._console.__aenter__()
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="console")
+        self._server.start()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self._console.__aexit__()  # ends the streams
-        self._server.should_exit = True
-        if self._serving is not None:
-            await asyncio.gather(self._serving, return_exceptions=True)
-        self._socket.close()
+        await self._server.stop()
         await self._admin.close()
 
 

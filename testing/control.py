@@ -7,17 +7,15 @@ web page in a browser here could send: a request with an `Origin`, or one for an
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Self
 
 import msgspec
 import structlog
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -28,6 +26,7 @@ from starlette.routing import Route
 from ..broker.config import LimitExceeded
 from ..broker.net.connection import is_loopback
 from ..client.errors import RocketletError
+from ..web.server import WebServer
 from . import openapi
 from .config import MAX_BODY_BYTES, STOP_S
 from .operations import OPERATIONS, Call, Operation
@@ -50,28 +49,14 @@ class Control:
         self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.port: int = self._socket.getsockname()[1]
         app = application(rig, is_local=host == "localhost" or is_loopback(host))
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=STOP_S
-        )
-        self._server = _Server(config)
-        self._running: asyncio.Task[None] | None = None
+        self._server = WebServer(app, self._socket, stop_s=STOP_S)
 
     async def __aenter__(self) -> Self:
-        self._running = asyncio.create_task(self._server.serve([self._socket]))
+        self._server.start()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        assert self._running is not None
-        self._server.should_exit = True
-        await self._running
-
-
-class _Server(uvicorn.Server):
-    """Leaves the signals to the process that it runs in."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+        await self._server.stop()
 
 
 def application(rig: Rig, *, is_local: bool) -> Starlette:

@@ -17,7 +17,7 @@ from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUEST
 from rocketlet.protocol.codes import RequestCode
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("broker", "client", "command", "console", "demo", "protocol", "spark", "testing")
+PACKAGES = ("broker", "client", "command", "console", "demo", "protocol", "spark", "testing", "web")
 
 # What each room may import, besides itself and protocol. A new room is a new line here and in docs/architecture.md.
 ARROWS: Mapping[str, frozenset[str]] = {
@@ -27,10 +27,11 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client": "",
         "spark": "client",
         "root": "client spark",  # the public names, in __init__.py of the root
-        "console": "client",
+        "web": "",
+        "console": "client web",
         "command": "broker client console root testing",  # the root for its version, testing for --control-port
         "demo": "broker client command spark",
-        "testing": "broker client root",  # the root for its version
+        "testing": "broker client root web",  # the root for its version
         "broker.config": "",
         "broker.clock": "",
         "broker.tasks": "broker.clock broker.config",

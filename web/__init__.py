@@ -1,0 +1,5 @@
+"""HTTP, as the console and the control port serve it.
+
+server  listens, and limits connections
+config  every limit
+"""

@@ -1,0 +1,8 @@
+"""Every limit of the console's and the control port's connections."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_CONNECTIONS: Final = 128  # of one port; of more, the one that has waited longest for its client's request ends
+CLIENT_S: Final = 10.0  # how long a client may write nothing of its request, or read nothing of the answer
