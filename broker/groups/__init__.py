@@ -10,6 +10,7 @@ locks          which client owns which queue
 sticky         which queues are to be whose, where members use STICKY
 watch          who reads which queue: reports queues with two readers or none
 given          which members each foreign member was told of
+drain          a change that not all foreign members know yet
 draining       how foreign members finish with a queue before it moves
 owners         whose each queue is to be, in groups with foreign members
 notifications  tells members that their group changed

@@ -15,7 +15,6 @@ the queues out by. Only where nobody was given a list it is who pulled last.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 
 import structlog
@@ -24,7 +23,7 @@ from ...protocol.allocation import AVG, TopicQueues
 from ...protocol.bodies import Route
 from ...protocol.headers import PullMessage
 from ...protocol.work import Work
-from ..clock import Clock, Timer
+from ..clock import Clock
 from ..config import (
     DRAIN_LIMIT_S,
     DRAIN_MAX_S,
@@ -32,12 +31,14 @@ from ..config import (
     MAX_CLAIMS,
     MAX_GATED,
     MAX_REPORTED,
+    OWNERS_LOOK_S,
     LimitExceeded,
 )
 from ..messages.held_pulls import HeldPulls
 from ..net.connection import Connection
 from ..tasks import Tasks
 from ..turns import Turns
+from .drain import Drain, Found, Place
 from .given import Given
 from .members import ConsumerGroup, ConsumerGroups
 from .offsets import Offsets
@@ -46,53 +47,8 @@ from .watch import Watch
 
 log = structlog.get_logger("rocketlet.groups")
 
-_Place = tuple[str, int]  # topic, queue id
 _Claims = dict[int, list[Connection]]  # of a topic's queues here
 Tell = Callable[[ConsumerGroup, Iterable[Connection]], None]
-
-
-@dataclass(slots=True)
-class Drain:
-    """A change that not all foreign members know yet.
-
-    moving: who gets nothing more of which queue: all whose last list gives it to them. waiting: what each reader has not
-    handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list, and
-    is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is not done.
-    is_open: who will move is not known yet.
-    """
-
-    began_s: float
-    moving: dict[_Place, set[Connection]] = field(default_factory=dict)
-    waiting: dict[Connection, set[_Place]] = field(default_factory=dict)
-    drained: dict[Connection, set[_Place]] = field(default_factory=dict)
-    returning: dict[Connection, set[_Place]] = field(default_factory=dict)
-    commits: dict[_Place, int] = field(default_factory=dict)
-    kept: dict[Connection, None] = field(default_factory=dict)
-    gated: dict[_Place, list[Callable[[], None]]] = field(default_factory=dict)
-    is_open: bool = True
-    timer: Timer | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return not self.is_open and not self.waiting
-
-    def has(self, place: _Place) -> bool:
-        """Whether messages of the queue are still handled by who loses it."""
-        return any(place in places for places in self.waiting.values())
-
-
-@dataclass(slots=True)
-class Found:
-    """What a change of a group moves: who loses which queue, who lets go of what it is drained of, and whose the queues are
-    then. taken: how much of it is counted."""
-
-    owners: dict[str, list[str]] = field(default_factory=dict)
-    losing: list[tuple[_Place, Connection]] = field(default_factory=list)
-    letting_go: set[tuple[_Place, Connection]] = field(default_factory=set)
-    taken: int = 0
-
-    def clear(self) -> None:
-        self.owners, self.losing, self.letting_go = {}, [], set()
 
 
 class Draining:
@@ -124,7 +80,9 @@ class Draining:
         self._tell = tell
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
+        self._change = 0  # of any group; a number never comes again, also if its group is forgotten
         self._owners = Owners()
+        self._looked_s: dict[str, float] = {}  # when owners were looked for last
         self._is_finding = False
         self._settled: dict[str, frozenset[str]] = {}  # who the members were when the last drain was over
         self._given = Given()
@@ -168,7 +126,10 @@ class Draining:
         drain = self._drains.get(group)
         if drain is not None and (drain.is_open or drain.has((topic, queue_id))):
             return True
-        return self._is_read_by_its_owner(group, topic, queue_id)
+        if self._is_read_by_its_owner(group, topic, queue_id):
+            self._look_for_owners(group)
+            return True
+        return False
 
     def _is_read_by_its_owner(self, name: str, topic: str, queue_id: int) -> bool:
         """Whether a foreign member reads the queue, and it is its share: a Rocketlet member that asks for it has not heard of
@@ -212,7 +173,8 @@ class Draining:
 
     def changed(self, group: ConsumerGroup) -> None:
         """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
-        self._changes[group.name] = change = self._changes.get(group.name, 0) + 1
+        self._change += 1
+        self._changes[group.name] = change = self._change
         if group.foreign:
             drain = self._drains.setdefault(group.name, Drain(self._clock.monotonic_s()))
             if drain.is_over:
@@ -229,6 +191,7 @@ class Draining:
             self._changes.pop(group.name, None)
             self._settled.pop(group.name, None)
             self._owners.put(group.name, {})
+            self._looked_s.pop(group.name, None)
 
     def _forget(self, name: str) -> None:
         drain = self._drains.pop(name, None)
@@ -240,12 +203,13 @@ class Draining:
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
         if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
             return
-        routes: dict[str, Route] = {}
-        for topic in sorted(group.topics):
-            route = await self._find_route(topic)
-            if route is not None:
-                routes[topic] = route
+        routes = await self._routes_of(group)
         self._turns.do(self._finding(group, drain, change, routes))
+
+    async def _routes_of(self, group: ConsumerGroup) -> dict[str, Route]:
+        """By topic; without those that none is known of."""
+        found = {topic: await self._find_route(topic) for topic in sorted(group.topics)}
+        return {topic: route for topic, route in found.items() if route is not None}
 
     def _finding(self, group: ConsumerGroup, drain: Drain, change: int, routes: dict[str, Route]) -> Work[None]:
         """Finds what moves, in pieces; if another change comes meanwhile, that one counts. Of too many queues nobody is
@@ -268,6 +232,7 @@ class Draining:
         finally:
             self._owners.give_back(found.taken)
         self._owners.put(group.name, found.owners)
+        self._looked_s[group.name] = self._clock.monotonic_s()
         if was_open and not drain.is_open:  # it took so long that all were told, and were given other lists
             return
         drain.is_open = False
@@ -302,6 +267,33 @@ class Draining:
             return True
         finally:
             self._is_finding = False
+
+    def _look_for_owners(self, name: str) -> None:
+        """Somebody wants what is not his by the owners as they were at the last change. Topics grow and brokers come and go
+        without one, so they are found anew, but not at every try."""
+        group, now_s = self._groups.get(name), self._clock.monotonic_s()
+        if group is not None and now_s - self._looked_s.get(name, now_s) >= OWNERS_LOOK_S:
+            self._looked_s[name] = now_s
+            self._tasks.spawn(self._find_owners(group, self._changes.get(name)))
+
+    async def _find_owners(self, group: ConsumerGroup, change: int | None) -> None:
+        routes = await self._routes_of(group)
+        self._turns.do(self._finding_owners(group, change, routes))
+
+    def _finding_owners(self, group: ConsumerGroup, change: int | None, routes: dict[str, Route]) -> Work[None]:
+        """Those of topics without a route stay as they are, and all if they are too many by now."""
+        found = Found()
+        try:
+            for topic, route in routes.items():
+                yield
+                queues = TopicQueues(topic, route)
+                if not self._takes(found, queues.of_broker(self._broker_name)):
+                    return
+                found.owners[topic] = self._owners_of(group, queues)
+        finally:
+            self._owners.give_back(found.taken)
+        if self._changes.get(group.name) == change:
+            self._owners.put(group.name, {**self._owners.of_group(group.name), **found.owners})
 
     def _takes(self, found: Found, more: int) -> bool:
         is_taken = self._owners.takes(more)
@@ -348,7 +340,7 @@ class Draining:
 
     def _losing(
         self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: _Claims
-    ) -> Iterator[tuple[_Place, Connection]]:
+    ) -> Iterator[tuple[Place, Connection]]:
         """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more."""
         for queue_id in range(here):
             place = topic, queue_id
@@ -360,7 +352,7 @@ class Draining:
 
     def _letting_go(
         self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: _Claims
-    ) -> Iterator[tuple[_Place, Connection]]:
+    ) -> Iterator[tuple[Place, Connection]]:
         """Who is drained of what, and by its last list is not the reader any more: it drops the queue, now or soon."""
         for queue_id in range(here):
             place = topic, queue_id
@@ -377,13 +369,13 @@ class Draining:
             owners += [client_id] * sum(queue.broker_name == self._broker_name for queue in share)
         return owners
 
-    def _last_reader(self, group: ConsumerGroup, place: _Place) -> list[Connection]:
+    def _last_reader(self, group: ConsumerGroup, place: Place) -> list[Connection]:
         """Who pulled last, unless it was given a list since, which says that the queue is another's."""
         reader = self._watch.reader(group.name, *place)
         was_given = reader is None or self._given.of(group.name, reader) is not None
         return [reader] if reader in group.foreign and not was_given else []
 
-    def _drained(self, name: str, drain: Drain, connection: Connection, place: _Place) -> None:
+    def _drained(self, name: str, drain: Drain, connection: Connection, place: Place) -> None:
         """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
         places = drain.waiting[connection]
         places.discard(place)
@@ -440,7 +432,7 @@ def has_handled_all(header: PullMessage) -> bool:
     return header.commit_offset >= header.queue_offset
 
 
-def _let_on(drain: Drain, places: list[_Place]) -> None:
+def _let_on(drain: Drain, places: list[Place]) -> None:
     """The pulls of these queues need not wait any more."""
     for place in places:
         for go_on in drain.gated.pop(place, ()):

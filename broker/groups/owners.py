@@ -23,6 +23,9 @@ class Owners:
         owners = self._groups.get(group, {}).get(topic, ())
         return owners[queue_id] if queue_id < len(owners) else None
 
+    def of_group(self, group: str) -> OfTopics:
+        return self._groups.get(group, {})
+
     def put(self, group: str, owners: OfTopics) -> None:
         """Instead of those of before. Without any, the group is forgotten."""
         self.count += _count(owners) - _count(self._groups.pop(group, {}))

@@ -11,9 +11,10 @@ from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import Queue, Route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import decode_records
 
-from ..conftest import Connect, Node, Wire, create_topic, eventually
+from ..conftest import PATIENCE_S, Connect, Node, Wire, create_topic, eventually
 from ..requests import SUBSCRIBED, SUSPEND, join, members, pull, send
 
 FLAGS = SUBSCRIBED | SUSPEND
@@ -95,6 +96,72 @@ async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
     assert not await locked()
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS | 0x1, commit_offset=1))
     assert await locked()
+
+
+async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_the_topic_grew(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two queues the second is c2's, of four it is c1's. c2 lets go when it sees all four, and nobody tells the broker."""
+    monkeypatch.setattr("rocketlet.broker.groups.draining.OWNERS_LOOK_S", 0.0)
+    await create_topic(wire, "t", 2)
+    await join(wire, "c2")
+    ours = await connect(node.address)
+    await join(ours, "c1", strategy="AVG")
+    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_open)
+    assert sorted(await members(wire)) == ["c1", "c2"]
+    await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, flags=SUBSCRIBED))
+    request = LockRequest("c1", "g", (Queue("t", "broker-a", 1),), True)
+
+    async def locked() -> bool:
+        answer = await ours.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
+        return bool(group_bodies.decode_locked(answer.body))
+
+    assert not await locked(), "c1 has not heard that c2 is here"
+    await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 4, 4, 6)))
+    async with asyncio.timeout(PATIENCE_S):
+        while not await locked():
+            await asyncio.sleep(0.002)
+
+
+async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.draining.OWNERS_LOOK_S", 60.0)
+    await create_topic(wire, "t", 1)
+    await join(wire, "c1")
+    assert await members(wire) == ["c1"]
+    await wire.call(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED))
+    ours = await connect(node.address)
+    await join(ours, "c2", strategy="AVG")
+    draining = node.broker.draining
+    await eventually(lambda: members_of(node) == 2 and not draining._drains["g"].is_open)
+    looked: list[str] = []
+
+    async def find_route(topic: str) -> None:
+        looked.append(topic)
+
+    draining._find_route = find_route
+    request = LockRequest("c2", "g", (Queue("t", "broker-a", 0),), True)
+    locking = group_bodies.encode_lock_request(request)
+    assert not group_bodies.decode_locked((await ours.call(RequestCode.LOCK_BATCH_MQ, body=locking)).body)
+    assert looked == []
+    node.clock.advance(60.0)
+    for _ in range(2):
+        assert not group_bodies.decode_locked((await ours.call(RequestCode.LOCK_BATCH_MQ, body=locking)).body)
+    await eventually(lambda: bool(looked))
+    assert looked == ["t"], "once"
+
+
+async def test_a_change_has_a_number_that_never_comes_again(node: Node, connect: Connect) -> None:
+    """What was begun for a group that ended counts for no other of its name."""
+    numbers: set[int] = set()
+    for _ in range(2):
+        wire = await connect(node.address)
+        await join(wire, "c1")
+        numbers.add(node.broker.draining._changes["g"])
+        await wire.close()
+        await eventually(lambda: members_of(node) == 0)
+    assert len(numbers) == 2
 
 
 async def test_a_reader_that_dies_while_it_is_drained_holds_nothing_up(

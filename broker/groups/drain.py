@@ -1,0 +1,55 @@
+"""A change of a group that not all foreign members know yet, and what it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..clock import Timer
+from ..net.connection import Connection
+
+Place = tuple[str, int]  # topic, queue id
+
+
+@dataclass(slots=True)
+class Drain:
+    """A change that not all foreign members know yet.
+
+    moving: who gets nothing more of which queue: all whose last list gives it to them. waiting: what each reader has not
+    handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list, and
+    is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is not done.
+    is_open: who will move is not known yet.
+    """
+
+    began_s: float
+    moving: dict[Place, set[Connection]] = field(default_factory=dict)
+    waiting: dict[Connection, set[Place]] = field(default_factory=dict)
+    drained: dict[Connection, set[Place]] = field(default_factory=dict)
+    returning: dict[Connection, set[Place]] = field(default_factory=dict)
+    commits: dict[Place, int] = field(default_factory=dict)
+    kept: dict[Connection, None] = field(default_factory=dict)
+    gated: dict[Place, list[Callable[[], None]]] = field(default_factory=dict)
+    is_open: bool = True
+    timer: Timer | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return not self.is_open and not self.waiting
+
+    def has(self, place: Place) -> bool:
+        """Whether messages of the queue are still handled by who loses it."""
+        return any(place in places for places in self.waiting.values())
+
+
+@dataclass(slots=True)
+class Found:
+    """What a change of a group moves: who loses which queue, who lets go of what it is drained of, and whose the queues are
+    then. taken: how much of it is counted."""
+
+    owners: dict[str, list[str]] = field(default_factory=dict)
+    losing: list[tuple[Place, Connection]] = field(default_factory=list)
+    letting_go: set[tuple[Place, Connection]] = field(default_factory=set)
+    taken: int = 0
+
+    def clear(self) -> None:
+        self.owners, self.losing, self.letting_go = {}, [], set()
