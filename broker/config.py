@@ -97,6 +97,7 @@ DELAY_LEVELS_MS: Final = tuple(
     for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 )
 DELAY_DELIVERIES_AT_ONCE: Final = 500
+CLOCK_TOLERANCE_MS: Final = 1000  # steps back of the machine's clock that nobody needs to know of
 DELAY_RETRY_S: Final = 1.0  # before a level whose messages could not be stored is tried again
 TRANSACTION_CHECK_MAX: Final = 15
 MAX_HALF_MESSAGES: Final = 100_000  # without an outcome; beyond, transactional sends are refused

@@ -2,6 +2,10 @@
 
 The index of a schedule queue holds the due time (ms) where others hold the tag's hash, so waiting reads no message.
 Progress is saved like offsets, for each level. After a crash, what was delivered since the last save is delivered again.
+
+Due times are of the machine's clock. If that was ahead and is set right, what was stored meanwhile seems to be due later,
+and all that stands behind it in its level with it, retries of all groups among them. So nothing waits longer than its level
+says, from when that is noticed (Apache's broker delivers it at once: ScheduleMessageService.correctDeliverTimestamp).
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from ...protocol.message import Record
 from ...protocol.names import SCHEDULE_TOPIC
 from ...protocol.subscription import tag_code
 from ..clock import Clock, Timer
-from ..config import DELAY_DELIVERIES_AT_ONCE, DELAY_RETRY_S
+from ..config import CLOCK_TOLERANCE_MS, DELAY_DELIVERIES_AT_ONCE, DELAY_RETRY_S
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import Save, StoreFull, Unreadable, read_state
 from ..store.jobs import Job
@@ -48,6 +52,7 @@ class Delays:
         self._store = appender.store
         self.progress: dict[int, int] = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
         self._timers: dict[int, Timer] = {}
+        self._ahead_ms: dict[int, int] = {}  # how far the clock was ahead when messages of a level were stored
         self._dirty = False
         self.set_aside = 0
         self._clamp()
@@ -107,7 +112,21 @@ class Delays:
         """How long until the level's first message is due; None if it has none."""
         queue = self.queue(level)
         offset = max(self.progress.get(level, 0), queue.begin)
-        return queue.entry(offset)[2] / 1000 - self._clock.time_s() if offset < queue.next else None
+        return (
+            self._wait_ms(level, queue.entry(offset)[2], self._clock.time_ms()) / 1000 if offset < queue.next else None
+        )
+
+    def _wait_ms(self, level: int, due_ms: int, now_ms: int) -> int:
+        ahead_ms = due_ms - now_ms - self._levels_ms[level - 1]
+        if ahead_ms <= CLOCK_TOLERANCE_MS:
+            return due_ms - now_ms
+        known_ms = self._ahead_ms.get(level, 0)
+        if ahead_ms > known_ms:
+            self._ahead_ms[level] = ahead_ms
+            if not known_ms:
+                hint = "messages of this level wait no longer than it says; check the time service of the machine"
+                log.warning("clock_set_back", level=level, ahead_s=ahead_ms / 1000, hint=hint)
+        return due_ms - now_ms - self._ahead_ms[level]
 
     def _deliver(self, level: int) -> None:
         """Stores the messages that are due, some hundreds at once, and sets the next timer, whatever happens."""
@@ -128,7 +147,7 @@ class Delays:
         # Thousands may be due in the same ms; the other clients' requests come between.
         end = min(queue.next, offset + DELAY_DELIVERIES_AT_ONCE)
         with self._appender.batch() as now_ms:
-            while offset < end and queue.entry(offset)[2] <= now_ms:
+            while offset < end and self._wait_ms(level, queue.entry(offset)[2], now_ms) <= 0:
                 try:
                     self._stage(store.message(queue, offset))
                 except (OSError, StoreFull, Unreadable):  # that may pass

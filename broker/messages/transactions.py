@@ -193,12 +193,13 @@ class Transactions:
                 log.exception("transaction_check_impossible", offset=offset, position=half.position)
             yield
 
-    def _check_one(self, offset: int, half: Half, now_ms: float, keep_ms: float) -> None:
+    def _check_one(self, offset: int, half: Half, now_ms: int, keep_ms: float) -> None:
         record = self._store.record_at(half.position)
         if record is None:
             log.warning("half_message_lost", offset=offset, hint="it has expired or is damaged, and had no outcome")
             del self._halves[offset]
             return
+        half.stored_ms = min(half.stored_ms, now_ms)  # it was stored when the clock was ahead
         if now_ms - half.stored_ms < self._patience_ms(record):
             return
         if half.checks >= self._settings.now.transaction_check_max or now_ms - record.born_ms > keep_ms:

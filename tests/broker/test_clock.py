@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import DELAY_LEVELS_MS, IDLE_LIMIT_S, MAX_HOLD_S, RETENTION_SWEEP_S
+from rocketlet.broker.config import DELAY_LEVELS_MS, IDLE_LIMIT_S, MAX_HOLD_S, RETENTION_SWEEP_S, TRANSACTION_SWEEP_S
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_records
+from structlog.testing import capture_logs
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import pull, send_v2
+from ..requests import bodies_of, half, pull, send, send_v2
 
 
 async def advance(node: Node, wire: Wire, seconds: float) -> None:
@@ -105,3 +108,46 @@ async def test_segments_expire_when_the_clock_is_moved(nodes: Nodes, connect: Co
     assert store.begin == 0
     node.clock.advance(3601 + RETENTION_SWEEP_S)
     await eventually(lambda: store.begin > 0)
+
+
+class TurnedClock(MovableClock):
+    """The machine's clock was ahead by so much until somebody set it right."""
+
+    back_s = 0.0
+
+    def time_s(self) -> float:
+        return super().time_s() - self.back_s
+
+
+async def test_what_was_stored_by_a_clock_that_was_ahead_waits_no_longer_than_its_level(
+    nodes: Nodes, connect: Connect
+) -> None:
+    """All retries of a level stand in one line: a first message that is due tomorrow would hold up those of all groups."""
+    clock = TurnedClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 1)
+    for seconds in (0, 0.4, 40):
+        clock.advance(seconds)
+        await send(wire, properties="DELAY\x012")  # 5 s
+    clock.back_s = 86_400.0
+    await send(wire, properties="DELAY\x012")
+    with capture_logs() as logs:
+        clock.advance(5)
+        assert len(await bodies_of(wire)) == 2, "what came before the clock was set back"
+        clock.advance(5)
+    assert len(await bodies_of(wire)) == 4
+    assert [(log["level"], log["ahead_s"]) for log in logs if log["event"] == "clock_set_back"] == [(2, 86_395.0)]
+
+
+async def test_an_outcome_is_asked_for_also_if_the_clock_was_set_back(nodes: Nodes, connect: Connect) -> None:
+    clock = TurnedClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    body = bodies.encode_heartbeat(Heartbeat("c1", producer_groups=("p",)))
+    await wire.call(RequestCode.HEART_BEAT, body=body)
+    await half(wire)
+    clock.back_s = 86_400.0
+    await advance(node, wire, 2 * TRANSACTION_SWEEP_S)
+    await wire.request(RequestCode.CHECK_TRANSACTION_STATE)
