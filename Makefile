@@ -4,6 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/installed
 # A test that fails beside others is tried once more; the summary names it under RERUN, for it is a defect all the same.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder --reruns 1
+# Some environments forbid bytecode. Tests start hundreds of processes, and each would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help dev fmt lint types test cover docs demo bench dist image up down clean
