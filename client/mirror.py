@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ log = get_logger("rocketlet.mirror")
 ORIGIN: Final = "MIRRORED_FROM"
 """A copy's property: `broker:queue:offset` of its original."""
 
+_ORIGIN: Final = re.compile(r"(.+):([0-9]{1,10}):([0-9]{1,19})", re.DOTALL)  # Java's int and long
 _AWAY = (ConnectionFailed, RequestTimeout, TopicNotFound, BrokerRefused)
 _BUSY = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.TOPIC_NOT_EXIST))
 
@@ -397,11 +399,12 @@ def _batches(copy: QueueCopy, messages: Iterable[Message]) -> Iterable[list[Outg
 
 
 def _offset_of(copy: QueueCopy, message: Message) -> int | None:
-    """The original's offset; None of a message that somebody else sent. Raises ConfigError for a copy of another queue."""
-    origin = message.properties.get(ORIGIN)
+    """The original's offset; None of a message that somebody else sent, who may give it any properties. Raises ConfigError
+    for a copy of another queue."""
+    origin = _ORIGIN.fullmatch(message.properties.get(ORIGIN, ""))
     if origin is None:
         return None
-    broker_name, queue_id, offset = origin.rsplit(":", 2)
+    broker_name, queue_id, offset = origin.groups()
     if (broker_name, int(queue_id)) != (copy.source.broker_name, copy.source.queue_id):
         raise ConfigError(
             f"{copy.target} holds copies of queue {queue_id} of {broker_name}, and should hold those of {copy.source}: the "

@@ -103,6 +103,24 @@ async def test_a_mirror_goes_on_behind_the_newest_copy(rocketlet: Broker, there:
     assert sum(copy.copied for copy in third.copies.values()) == 0
 
 
+@pytest.mark.parametrize(
+    "origin", ["orders", "::", "a:b:c", "broker-a:0:", "broker-a:0:-1", "broker-a:0:٣", f"a:0:{10**19}"]
+)
+async def test_a_stranger_who_uses_a_mirrors_property_is_a_stranger(
+    rocketlet: Broker, there: Broker, origin: str
+) -> None:
+    for broker in (rocketlet, there):
+        broker.create_topic("orders", queues=1)
+    async with Producer(rocketlet.address) as producer:
+        await producer.send("orders", b"1", properties={ORIGIN: origin})
+        await mirrored(rocketlet, there, topics=["orders"])
+        async with Producer(there.address) as stranger:
+            await stranger.send("orders", b"a stranger's", properties={ORIGIN: origin})
+        await producer.send("orders", b"2")
+        await mirrored(rocketlet, there, topics=["orders"])
+    assert by_queue(there, "orders") == {0: [b"1", b"a stranger's", b"2"]}
+
+
 async def test_a_mirror_goes_on_behind_copies_that_take_several_answers_to_read(
     rocketlet: Broker, there: Broker
 ) -> None:
