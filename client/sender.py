@@ -94,6 +94,7 @@ class Sender:
         self._cluster.on_change = self._forget_queues
         self._queues: dict[str, list[Queue]] = {}
         self._greeted: dict[str, Connection] = {}
+        self._greetings: dict[Connection, asyncio.Task[None]] = {}
         self._turn = time.time_ns() & 0xFFFF
         self._keys = UniqueKeys()
         self._accumulator = Accumulator(self._header, self._keys, self._answered, timeout_s) if batching else None
@@ -366,12 +367,29 @@ class Sender:
         return await self._greet(queue.broker_name)
 
     async def _greet(self, broker_name: str) -> Connection:
+        """All who need a connection wait for one heartbeat: whoever did not would overtake the first."""
         connection = await self._cluster.broker(broker_name)
         if self._greeted.get(broker_name) is not connection:
+            await asyncio.shield(self._greeting(connection))
             self._greeted[broker_name] = connection
-            body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
-            await connection.request(RequestCode.HEART_BEAT, {}, body)
         return connection
+
+    def _greeting(self, connection: Connection) -> asyncio.Task[None]:
+        """The heartbeat that is under way. It goes on when the one who asked for it gives up."""
+        task = self._greetings.get(connection)
+        if task is None:
+            task = self._greetings[connection] = asyncio.create_task(self._say_hello(connection), name="greeting")
+            task.add_done_callback(lambda done: self._has_greeted(connection, done))
+        return task
+
+    def _has_greeted(self, connection: Connection, task: asyncio.Task[None]) -> None:
+        del self._greetings[connection]
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; perhaps nobody does any more
+
+    async def _say_hello(self, connection: Connection) -> None:
+        body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
+        await connection.request(RequestCode.HEART_BEAT, {}, body)
 
     def _choose(self, queues: list[Queue], queue_key: str | None, failed: Queue | None) -> Queue:
         """By key, or in turn; after a failure on another broker if there is one."""

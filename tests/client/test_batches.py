@@ -23,6 +23,7 @@ from rocketlet.client.config import BATCH_BYTES, BATCH_MESSAGES
 from rocketlet.client.connection import Connection
 from rocketlet.client.message import UniqueKeys
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.testing import Broker, Fault
 
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
 from .conftest import Requests, stored
@@ -69,6 +70,32 @@ async def test_order_by_key_holds_though_some_messages_must_travel_alone(node: N
         assert len({result.queue for result in mine}) == 1
         offsets = [result.queue_offset for result in mine]
         assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("batching", [True, False])
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_the_first_messages_of_a_producer_keep_their_order(
+    rocketlet: Broker, batching: bool, is_there: bool
+) -> None:
+    """None of them overtakes the one that makes the connection."""
+    if is_there:
+        rocketlet.create_topic("t")
+    async with Producer(rocketlet.address, batching=batching) as producer:
+        sends = (producer.send("t", b"%d" % number, queue_key="k") for number in range(20))
+        results = await asyncio.gather(*sends)
+    assert [result.queue_offset for result in results] == list(range(20))
+    assert [request.name for request in rocketlet.requests].count("HEART_BEAT") == 1
+
+
+async def test_a_heartbeat_that_was_refused_is_said_again_by_the_next_send(rocketlet: Broker) -> None:
+    rocketlet.create_topic("t")
+    rocketlet.faults.add(Fault.answer("HEART_BEAT", response="SYSTEM_ERROR"))
+    async with Producer(rocketlet.address, retries=0) as producer:
+        sends = (producer.send("t", b"%d" % number) for number in range(3))
+        failed = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(error) for error in failed] == [BrokerRefused] * 3
+        await producer.send("t", b"x")
+    assert [request.name for request in rocketlet.requests].count("HEART_BEAT") == 2
 
 
 async def test_a_batch_ends_at_its_limits(node: Node, wire: Wire, requests: Requests) -> None:
