@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 from ..client.admin import AdminClient, Topic
@@ -14,6 +14,7 @@ from ..client.errors import ConfigError, TopicNotFound
 from ..client.message import Message
 from ..client.producer import Producer
 from ..protocol import names
+from ..protocol.admin_bodies import Range
 from ..protocol.bodies import Queue
 from .access import access_of
 from .administration import Commands, changing, confirmed, noun, pairs, verb
@@ -23,6 +24,7 @@ from .output import Output, local_time
 
 TAIL_INTERVAL_S = 0.5
 SHOWN_BODY = 200
+SHOWN_ROWS = 500  # of a table; a long list is shown in several
 _COLUMNS = ("time", "queue", "offset", "tag", "keys", "body")
 
 
@@ -197,6 +199,13 @@ async def _send(options: argparse.Namespace, admin: AdminClient, output: Output)
 # Dead letters
 
 
+async def _dead_ranges(admin: AdminClient, group: str) -> Mapping[Queue, Range]:
+    try:
+        return (await admin.topic(names.dlq_topic(group))).ranges
+    except TopicNotFound:
+        return {}
+
+
 async def _dead_letters(admin: AdminClient, group: str, limit: int) -> list[Message]:
     try:
         topic = await admin.topic(names.dlq_topic(group))
@@ -214,21 +223,45 @@ async def _dead(options: argparse.Namespace, admin: AdminClient, output: Output)
     return 0
 
 
+async def _each(admin: AdminClient, ranges: Mapping[Queue, Range], ids: Collection[str]) -> AsyncIterator[Message]:
+    """The messages of these ranges, or those of them with one of the ids."""
+    for queue, span in ranges.items():
+        async for part in admin.read(queue, span.begin, span.end):
+            for message in part:
+                if not ids or message.message_id in ids or message.offset_id in ids:
+                    yield message
+
+
 async def _replay(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    """Dead letters stay where they are; what was replayed twice arrives twice."""
-    found = await _dead_letters(admin, options.group, 1 << 31)
-    wanted = [item for item in found if not options.id or {item.message_id, item.offset_id} & set(options.id)]
-    _show(output, wanted)
+    """Dead letters stay where they are; what was replayed twice arrives twice. They are read twice, to be shown and to be
+    sent: there may be more than the memory holds."""
+    ranges = await _dead_ranges(admin, options.group)
+    wanted = await _shown(output, _each(admin, ranges, options.id or ()))
     if not wanted:
         await admin.group(options.group)  # raises for a group that is not there
         output.text("no dead letter matches")
         return 1
     if options.dry_run:
-        output.text(f"would be sent again: {len(wanted)} messages")
+        output.text(f"would be sent again: {wanted} messages")
         return 0
-    if not confirmed(options, f"Send {len(wanted)} messages again?"):
+    if not confirmed(options, f"Send {wanted} messages again?"):
         return 1
-    for message in wanted:
+    sent = 0
+    async for message in _each(admin, ranges, options.id or ()):
         await admin.send_again(message, group=options.group if options.to == "group" else None)
-    output.text(f"{len(wanted)} messages were sent again; the dead letters stay in {names.dlq_topic(options.group)}")
+        sent += 1
+    output.text(f"{sent} messages were sent again; the dead letters stay in {names.dlq_topic(options.group)}")
     return 0
+
+
+async def _shown(output: Output, messages: AsyncIterator[Message]) -> int:
+    """Shows them in tables of some rows each. Returns how many there are."""
+    count, rows = 0, list[dict[str, Any]]()
+    async for message in messages:
+        rows.append(_record(message, output))
+        count += 1
+        if len(rows) == SHOWN_ROWS:
+            output.records(_COLUMNS, rows)
+            rows.clear()
+    output.records(_COLUMNS, rows)
+    return count

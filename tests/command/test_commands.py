@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from io import StringIO
 
 import pytest
@@ -11,7 +12,8 @@ from rocketlet.command.cli import main
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing import Broker
 
-from ..conftest import Node, eventually
+from ..conftest import Node, Wire, create_topic, eventually
+from ..requests import send
 from .conftest import Run
 
 
@@ -133,6 +135,35 @@ async def test_dead_letters_are_shown_and_replayed_to_the_group_alone(run: Run, 
     for message in mended:
         assert (message.topic, message.body, message.tag, message.keys) == ("orders", b"poison", "T", ["k1"])
         assert (message.properties["colour"], message.message_id) == ("red", sent.message_id)
+
+
+async def test_a_replay_holds_few_of_many_dead_letters_at_a_time(
+    run: Run, node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "%DLQ%g", 1)
+    await create_topic(wire, "orders", 1)
+    for number in range(20):  # an answer holds 1 MiB
+        await send(wire, b"%d " % number + b"x" * 200_000, topic="%DLQ%g", properties="RETRY_TOPIC\x01orders")
+    held: list[int] = []
+    sent: list[Message] = []
+    send_again = AdminClient.send_again
+
+    async def noted(admin: AdminClient, message: Message, *, group: str | None) -> None:
+        if message.queue_offset == 10:
+            held.append(sum(isinstance(item, Message) for item in gc.get_objects()))
+        await send_again(admin, message, group=group)
+
+    monkeypatch.setattr(AdminClient, "send_again", noted)
+    monkeypatch.setattr("rocketlet.command.messages.SHOWN_ROWS", 8)
+    replayed = await run("messages", "replay", "g", "--to", "topic", "--yes")
+    assert "20 messages were sent again" in replayed.out
+    assert len([line for line in replayed.out.splitlines() if line.startswith("time ")]) == 3, "20 rows in tables of 8"
+    assert held[0] < 15
+    async with AdminClient(node.address) as admin:
+        (queue,) = (await admin.topic("orders")).ranges
+        async for part in admin.read(queue, 0, 20):
+            sent += part
+    assert [int(message.body.split()[0]) for message in sent] == list(range(20))
 
 
 async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> None:
