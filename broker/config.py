@@ -149,6 +149,7 @@ LEASE_SWEEP_S: Final = 1.0
 STANDSTILL_S: Final = 1.0  # a broker that is this much later than its timers stood still: leases are prolonged by it
 SAVE_LOCKS_DELAY_S: Final = 0.05
 FREED_AT_ONCE: Final = 1024  # leases that have ended, in one line of the journal
+DRAIN_ROUNDS: Final = 20  # a reader that pulls one queue that it loses so often, and another not, has dropped the other
 DRAIN_LIMIT_S: Final = 2.0  # how long a change is kept from a foreign member whose handlers make no progress
 DRAIN_MAX_S: Final = 30.0  # and from one whose handlers do
 OWNERS_LOOK_S: Final = 1.0  # how soon a lock that is refused to who is not the owner has the owners found anew

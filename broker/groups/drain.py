@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from ..clock import Timer
+from ..config import DRAIN_ROUNDS
 from ..net.connection import Connection
 
 Place = tuple[str, int]  # topic, queue id
@@ -18,7 +19,7 @@ class Drain:
     moving: who gets nothing more of which queue: all whose last list gives it to them. waiting: what each reader has not
     handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list, and
     is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is not done.
-    is_open: who will move is not known yet.
+    rounds: how often each reader came back to each queue that it loses. is_open: who will move is not known yet.
     """
 
     began_s: float
@@ -29,6 +30,7 @@ class Drain:
     commits: dict[Place, int] = field(default_factory=dict)
     kept: dict[Connection, None] = field(default_factory=dict)
     gated: dict[Place, list[Callable[[], None]]] = field(default_factory=dict)
+    rounds: dict[Connection, dict[Place, int]] = field(default_factory=dict)
     is_open: bool = True
     timer: Timer | None = None
 
@@ -39,6 +41,21 @@ class Drain:
     def has(self, place: Place) -> bool:
         """Whether messages of the queue are still handled by who loses it."""
         return any(place in places for places in self.waiting.values())
+
+    def dropped(self, connection: Connection, place: Place) -> list[Place]:
+        """Notes that a reader has come back to a queue; which others it reads no more, because another broker has told it of
+        the change. Pulls of what moves are answered at once, so it comes back to all that it reads equally often."""
+        rounds = self.rounds.setdefault(connection, {})
+        rounds[place] = count = rounds.get(place, max(rounds.values(), default=0)) + 1
+        if count % DRAIN_ROUNDS:
+            return []
+        return [other for other in self.waiting.get(connection, ()) if rounds.get(other, count) <= count - DRAIN_ROUNDS]
+
+    def keep(self, members: Container[Connection]) -> None:
+        """Forgets readers that are no members any more."""
+        for of_readers in (self.waiting, self.drained, self.rounds):
+            for reader in [reader for reader in of_readers if reader not in members]:
+                del of_readers[reader]
 
 
 @dataclass(slots=True)

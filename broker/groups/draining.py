@@ -117,6 +117,7 @@ class Draining:
         self._given.give(group.name, connection, member.client_id, members)
         if drain is not None:  # by this list it may read again what it has let go of
             drain.drained.pop(connection, None)
+            drain.rounds.pop(connection, None)
             for place in drain.returning.pop(connection, ()):
                 drain.moving[place].discard(connection)
         return members.ids
@@ -151,6 +152,8 @@ class Draining:
             elif header.commit_offset > drain.commits.get(place, -1):
                 drain.commits[place] = header.commit_offset
                 self._progressed(header.consumer_group, drain)
+        for dropped in drain.dropped(connection, place):
+            self._drained(header.consumer_group, drain, connection, dropped)
         return True
 
     def gates(self, connection: Connection, header: PullMessage, go_on: Callable[[], None]) -> bool:
@@ -181,7 +184,7 @@ class Draining:
                 drain.began_s = self._clock.monotonic_s()
             # Until `_start` knows what moves, nobody may take anything: members allocate as soon as they are told.
             drain.is_open = True
-            drain.waiting = {reader: places for reader, places in drain.waiting.items() if reader in group.members}
+            drain.keep(group.members)
             self._progressed(group.name, drain)
             self._tasks.spawn(self._start(group, drain, change))
             return
@@ -320,6 +323,9 @@ class Draining:
                 drain.moving.setdefault(place, set()).add(connection)
         for connection, places in drain.drained.items():  # what it need not lose now, it reads on
             places -= {place for place in places if connection not in drain.moving.get(place, ())}
+        for connection, rounds in drain.rounds.items():  # and comes back to it when messages are there
+            for place in [place for place in rounds if connection not in drain.moving.get(place, ())]:
+                del rounds[place]
 
     def _claims(self, group: ConsumerGroup, queues: TopicQueues) -> Work[_Claims | None]:
         """Which foreign members take themselves for the reader of each queue here; None if they are too many. Several may do

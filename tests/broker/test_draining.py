@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rocketlet.broker.config import DRAIN_MAX_S
+from rocketlet.broker.config import DRAIN_MAX_S, DRAIN_ROUNDS
 from rocketlet.client import settled
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import Queue, Route
@@ -282,6 +282,28 @@ async def test_what_a_held_pull_says_is_not_asked_for_again(
     assert await members(wire) == ["c1", "c2"]
     await send(two, queue=1)
     assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, flags=FLAGS))).code == 0
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+async def test_a_queue_that_its_reader_has_dropped_is_not_waited_for(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, dropped: bool
+) -> None:
+    """Another broker has told it in between. It comes back to what it still reads, which is answered at once."""
+    monkeypatch.setattr("rocketlet.broker.requests.pulls.DRAINING_WAIT_S", 0.0)
+    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_MAX_S", 3600.0)
+    await reading(node, wire)
+    assert await members(wire) == ["c1"]
+    held = [wire.send(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=1, flags=FLAGS)) for queue in range(2)]
+    for client_id in ("a", "b"):  # each gets a queue
+        await join(await connect(node.address), client_id)
+    for answer in held:
+        assert (await wire.answer(answer)).code == ResponseCode.PULL_NOT_FOUND
+    for _ in range(2 * DRAIN_ROUNDS):
+        for queue in (1,) if dropped else (0, 1):
+            answered = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=1, flags=FLAGS))
+            assert answered.code == ResponseCode.PULL_NOT_FOUND
+    draining = node.broker.draining
+    assert [draining.is_draining("g", "t", queue) for queue in range(2)] == [not dropped, True]
 
 
 async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
