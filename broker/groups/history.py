@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
 from ..clock import Clock
 from ..config import HISTORY_ALL_EVENTS, HISTORY_EVENTS, HISTORY_GROUPS, HISTORY_TEXT_CHARS
-from .rebalances import Rebalances
+from .rebalances import Key, Rebalances
+
+LOCKED: Final = "locked"
 
 
 class History:
@@ -22,12 +24,25 @@ class History:
         self.rebalances = Rebalances(clock)
 
     def add(self, group: str, event: str, client: str, **detail: Any) -> None:
+        self._put(group, {"ms": self._clock.time_ms(), "event": event, "client": client, **_short(detail)})
+        self.rebalances.note(group, event)
+
+    def changed_hands(self, event: str, key: Key, client: str, epoch: int) -> None:
+        """A lease that began or ended. One request may have 8,192 of them, so this does as little as it can."""
+        group, topic, queue_id = key
+        ms = self._clock.time_ms()
+        self._put(
+            group, {"ms": ms, "event": event, "client": client, "topic": topic, "queue": queue_id, "epoch": epoch}
+        )
+        self.rebalances.changed_hands(key, is_free=event != LOCKED)
+
+    def _put(self, group: str, event: dict[str, Any]) -> None:
         events = self._events.get(group)
         if events is None:
             events = self._events[group] = deque()
             if len(self._events) > HISTORY_GROUPS:
                 self._events.pop(next(iter(self._events))).clear()
-        events.append({"ms": self._clock.time_ms(), "event": event, "client": client, **_short(detail)})
+        events.append(event)
         self._order.append(events)
         if len(events) > HISTORY_EVENTS:
             events.popleft()
@@ -35,7 +50,6 @@ class History:
             oldest = self._order.popleft()
             if oldest:
                 oldest.popleft()
-        self.rebalances.note(group, event, detail.get("topic", ""), detail.get("queue", 0))
 
     def of(self, group: str, since_ms: int = 0) -> list[dict[str, Any]]:
         """The events from a time on. Who looks every second asks for what is new."""

@@ -401,7 +401,7 @@ class Locks:
         else:
             self._ledger.freed(key, lock.epoch)
         self._on_change()
-        self._history.add(key[0], event, lock.client_id, topic=key[1], queue=key[2], epoch=lock.epoch)
+        self._history.changed_hands(event, key, lock.client_id, lock.epoch)
 
 
 def _is_its_own(lock: Lock, connection: Connection, epoch: int | None) -> bool:

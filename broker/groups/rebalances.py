@@ -10,10 +10,9 @@ from ..clock import Clock
 from ..config import HANDOVER_BOUNDS_S, MAX_FREE_QUEUES, REBALANCE_REST_S
 from ..histogram import Histogram
 
-_FREED = frozenset(("unlocked", "lock lost", "lock expired"))
 _MEMBERS_CHANGED = frozenset(("joined", "left", "leaving", "subscribed"))
 
-_Key = tuple[str, str, int]  # group, topic, queue id
+Key = tuple[str, str, int]  # group, topic, queue id
 
 
 class Rebalances:
@@ -21,37 +20,30 @@ class Rebalances:
         self._clock = clock
         self.handovers = Histogram(HANDOVER_BOUNDS_S)
         self.settling = Histogram(HANDOVER_BOUNDS_S)
-        self._freed_s: dict[_Key, float] = {}
+        self._freed_s: dict[Key, float] = {}
         self._running: dict[str, tuple[float, float]] = {}  # by group: when members changed, the last lock since then
 
-    def note(self, group: str, event: str, topic: str = "", queue: int = 0) -> None:
-        """An event of the group's history."""
+    def note(self, group: str, event: str) -> None:
+        """An event of the group's history that is no queue's."""
         if event in _MEMBERS_CHANGED:
             now_s = self._clock.monotonic_s()
             self._end_if_at_rest(group, now_s)
             self._running.setdefault(group, (now_s, now_s))
-        elif event in _FREED:
-            self._freed((group, topic, queue))
-        elif event == "locked":
-            self._locked((group, topic, queue))
 
-    def _freed(self, key: _Key) -> None:
-        if len(self._freed_s) >= MAX_FREE_QUEUES:
-            del self._freed_s[next(iter(self._freed_s))]
-        self._freed_s[key] = now_s = self._clock.monotonic_s()
-        self._moved(key[0], now_s)
-
-    def _locked(self, key: _Key) -> None:
+    def changed_hands(self, key: Key, *, is_free: bool) -> None:
+        """A queue has no owner any more, or one."""
         now_s = self._clock.monotonic_s()
-        since_s = self._freed_s.pop(key, None)
-        if since_s is not None:
-            self.handovers.observe(now_s - since_s)
-        self._moved(key[0], now_s)
-
-    def _moved(self, group: str, now_s: float) -> None:
-        running = self._running.get(group)
+        if is_free:
+            if len(self._freed_s) >= MAX_FREE_QUEUES:
+                del self._freed_s[next(iter(self._freed_s))]
+            self._freed_s[key] = now_s
+        else:
+            since_s = self._freed_s.pop(key, None)
+            if since_s is not None:
+                self.handovers.observe(now_s - since_s)
+        running = self._running.get(key[0])
         if running is not None:
-            self._running[group] = (running[0], now_s)
+            self._running[key[0]] = (running[0], now_s)
 
     def look(self) -> None:
         """Counts the groups that have come to rest."""

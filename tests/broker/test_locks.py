@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,27 @@ def make_locks(folder: Path, clock: MovableClock, told: list[Connection] | None 
         queues_of=lambda topic: 8,
         end_of=lambda topic, queue_id: end,
     )
+
+
+def test_a_queue_that_is_locked_and_unlocked_takes_few_calls(tmp_path: Path) -> None:
+    """One request may have 8,192 queues, and nobody else is served meanwhile."""
+    locks, one, calls = make_locks(tmp_path, MovableClock(stands=True)), peer(), 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    def calls_for(queues: int) -> int:
+        nonlocal calls
+        request = LockRequest("c1", "g", tuple(Queue("t", "broker-a", number) for number in range(queues)), True)
+        calls, former = 0, sys.getprofile()
+        sys.setprofile(count)
+        epochs, faults = locks.lock(request, one), locks.unlock(request, one)
+        sys.setprofile(former)
+        assert (len(epochs), faults) == (queues, [])
+        return calls
+
+    assert calls_for(8) - calls_for(4) <= 4 * 30
 
 
 def test_a_lease_that_is_not_renewed_ends(tmp_path: Path) -> None:

@@ -137,9 +137,9 @@ def test_queues_that_are_never_locked_again_are_forgotten(monkeypatch: pytest.Mo
     clock = MovableClock(stands=True)
     rebalances = Rebalances(clock)
     for queue in range(3):
-        rebalances.note("g", "unlocked", "t", queue)
+        rebalances.changed_hands(("g", "t", queue), is_free=True)
     for queue in range(3):
-        rebalances.note("g", "locked", "t", queue)
+        rebalances.changed_hands(("g", "t", queue), is_free=False)
     assert sum(rebalances.handovers.counts) == 2
 
 
