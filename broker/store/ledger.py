@@ -15,7 +15,9 @@ The file is a list, and so is each line of the journal:
     [group, topic, queue id, client id, epoch]        a lease
     [group, topic, queue id, client id, epoch, end]   where its queue ended when a later run began; null: its owner has pulled
     [group, topic, queue id, epoch]                   it has ended
-    [boot id]                                         what follows was written since the machine's start of this id
+    [boot id, epoch]                                  what follows was written since the machine's start of this id, beside a file
+                                                      of this epoch at least; without an id, a broker that was stopped wrote it
+    [boot id]                                         the file's: written since that start; also the journal's of earlier releases
     epoch                                             the file's: no later one was granted when it was written
 """
 
@@ -79,6 +81,7 @@ class Ledger:
         self._journal = Journal(path)
         self._boot = boot_id()
         self._written_at = ""
+        self._saved_epoch = self._least_epoch = 0  # the file's, and what it is at least if it is the journal's
         self._changes: list[object] = []
         self._freed: list[object] = []
         self._count = 0  # of the changes in the journal
@@ -88,7 +91,7 @@ class Ledger:
         fault = self._read()
         is_unused = not fault and not disk.is_there(path) and not self._journal.lines
         self._is_behind = bool(fault)
-        self._changes.append([self._boot])
+        self._changes.append([self._boot, self._saved_epoch])
         self.write()
         self._make(self._sound_path)
         self._is_unused = is_unused and not self._is_behind  # nothing but this run's name was ever written
@@ -110,11 +113,12 @@ class Ledger:
         try:
             for change in _changes(state.value if state.value is not None else []):
                 self._apply(change, 0)
-            is_current = not self._written_at or disk.is_there(self._path.with_suffix(".journal"))
+            was_written = self._written_at or disk.is_there(self._sound_path)
+            is_current = not was_written or disk.is_there(self._path.with_suffix(".journal"))
             lines = self._journal.read()
-            saved_epoch = self.epoch
+            self._saved_epoch = self.epoch
             for change in chain.from_iterable(map(_changes, lines)):
-                self._apply(change, saved_epoch)
+                self._apply(change, self._saved_epoch)
         except (StoreError, ValueError) as error:
             return str(error)
         self._count = sum(map(len, lines))
@@ -122,6 +126,8 @@ class Ledger:
             return "the journal is gone"
         if damage or (state.value is not None and not state.is_current) or not self._journal.is_whole:
             return "a file is damaged"
+        if self._least_epoch > self._saved_epoch:
+            return f"{self._path.name} is gone, or an older one"
         if self._written_at not in ("", self._boot):
             return "the machine ended before the broker did"
         return "the disk took nothing before the broker ended" if disk.is_there(self._behind_path) else ""
@@ -133,6 +139,8 @@ class Ledger:
                 self.epoch = max(self.epoch, epoch)
             case [str(boot)]:
                 self._written_at = boot
+            case [str(boot), int(least_epoch)]:
+                self._written_at, self._least_epoch = boot, max(least_epoch, self._least_epoch)
             case [str(group), str(topic), int(queue_id), *rest]:
                 self._apply_to_lease((group, topic, queue_id), rest, saved_epoch)
             case _:
@@ -225,13 +233,15 @@ class Ledger:
     def _shortening(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:
         was_behind, count = self._is_behind, self._count
         self._is_behind, self._count = False, 0  # from here on, what changes is appended to the journal
+        leases, epoch = now()
         try:
-            yield from self._journal.shortening(self._saving(*now(), closes=closes))
+            yield from self._journal.shortening(self._saving(leases, epoch, closes=closes))
         except StoreFull:
             self._is_behind, self._count = self._is_behind or was_behind, self._count + count
             raise
         if closes:
             self._journal.clear()
+            self._append([["", epoch]])
         if not self._is_behind:
             with contextlib.suppress(OSError):
                 disk.replace(self._behind_path, self._sound_path)
@@ -241,6 +251,7 @@ class Ledger:
         head: list[object] = [epoch] if closes else [epoch, [self._boot]]
         content = yield from joined(map(orjson.dumps, chain(head, self._counted(leases))))
         yield partial(replace_state, self._path, b"[%b]" % content)
+        self._append([[self._boot, epoch]])  # without this file, or with one of before, the journal is not all there is
 
     def _counted(self, leases: Iterator[Change]) -> Iterator[Change]:
         for lease in leases:

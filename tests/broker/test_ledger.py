@@ -234,6 +234,50 @@ def test_without_its_journal_a_file_is_not_believed(
     nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, 0)
 
 
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("has_older", [False, True])
+def test_without_its_file_or_with_an_older_one_a_journal_is_not_believed(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, has_older: bool, closes: bool
+) -> None:
+    monkeypatch.setattr(ledger, "JOURNAL_LINES", 0)
+    path = tmp_path / "locks.json"
+    locks = make_locks(tmp_path, clock)
+    locks.lock(ONE, peer())
+    run(locks.saving())
+    older = path.read_bytes()
+    locks.unlock(ONE, peer())
+    locks.lock(LockRequest("c1", "g", (OTHER_QUEUE,), True), peer())
+    run(locks.saving(closes=closes))
+    path.write_bytes(older) if has_older else path.unlink()
+    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, 0)
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_leases_whose_files_are_gone_are_not_taken_for_none(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, is_saved: bool
+) -> None:
+    monkeypatch.setattr(ledger, "JOURNAL_LINES", 0 if is_saved else JOURNAL_LINES)
+    locks = make_locks(tmp_path, clock)
+    locks.lock(ONE, peer())
+    run(locks.saving())
+    for name in ("locks.json", "locks.journal"):
+        (tmp_path / name).unlink(missing_ok=True)
+    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, 0)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_file_that_is_saved_again_and_again_is_believed(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    monkeypatch.setattr(ledger, "JOURNAL_LINES", 0)
+    locks = make_locks(tmp_path, clock)
+    epoch = locks.lock(ONE, peer())[QUEUE]
+    for _ in range(4):
+        run(locks.saving(closes=closes))
+        locks = restarted(tmp_path, clock)
+        assert locks.lock(renewal(ONE, epoch), peer()) == {QUEUE: epoch}
+
+
 @pytest.mark.parametrize("name", ["locks.json", "locks.journal", "locks.behind"])
 def test_a_folder_where_a_file_was_is_no_lease(tmp_path: Path, clock: MovableClock, name: str) -> None:
     epoch = handed_over(make_locks(tmp_path, clock))[3]
