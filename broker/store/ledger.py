@@ -15,9 +15,9 @@ The file is a list, and so is each line of the journal:
     [group, topic, queue id, client id, epoch]        a lease
     [group, topic, queue id, client id, epoch, end]   where its queue ended when a later run began; null: its owner has pulled
     [group, topic, queue id, epoch]                   it has ended
-    [boot id, epoch]                                  what follows was written since the machine's start of this id, beside a file
-                                                      of this epoch at least; without an id, a broker that was stopped wrote it
-    [boot id]                                         the file's: written since that start; also the journal's of earlier releases
+    [boot id, epoch]                                  what follows was written since this start of the machine (empty: by
+                                                      a broker that was stopped), beside a file of this epoch at least
+    [boot id]                                         the file's: written since that start; journals of earlier releases
     epoch                                             the file's: no later one was granted when it was written
 """
 
