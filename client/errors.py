@@ -48,9 +48,14 @@ class BrokerRefused(RocketletError):
         hint = _HINTS.get(code)
         text = f"{request_name(request_code)} was refused by {address} with {code_name(code)}: {remark or 'no remark'}"
         super().__init__(f"{text}. {hint}" if hint else text)
+        self._request_code = request_code
         self.code = code
         self.remark = remark
         self.address = address
+
+    def __reduce__(self) -> tuple[type[BrokerRefused], tuple[int, int, str | None, str]]:
+        """An error that cannot be copied breaks the pool of processes in which it is raised."""
+        return BrokerRefused, (self._request_code, self.code, self.remark, self.address)
 
 
 class AnswerUnreadable(RocketletError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 from typing import Any
 
@@ -19,7 +20,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.config import ONEWAY_AT_ONCE
 from rocketlet.protocol.bodies import Queue
-from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
+from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.frame import MSGPACK, Frame
 from rocketlet.protocol.message import decode_records
@@ -386,3 +387,14 @@ async def test_a_connection_has_only_so_many_requests_in_flight(node: Node, monk
         answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(answer) for answer in answers] == [Frame, Frame, ConnectionFailed]
     assert "2 requests in flight" in str(answers[2])
+
+
+def test_a_refusal_comes_whole_out_of_another_process() -> None:
+    refused = BrokerRefused(RequestCode.SEND_MESSAGE_V2, ResponseCode.SYSTEM_BUSY, "too much", "127.0.0.1:9876")
+    copied = pickle.loads(pickle.dumps(refused))
+    assert (str(copied), copied.code, copied.remark, copied.address) == (
+        str(refused),
+        ResponseCode.SYSTEM_BUSY,
+        "too much",
+        "127.0.0.1:9876",
+    )
