@@ -11,7 +11,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -66,6 +65,7 @@ class GroupWatch:
         self.group = group
         self.look = Look()
         self.events: list[Event] = []
+        self._heard: dict[str, tuple[int, frozenset[bytes]]] = {}  # by broker: the ms of its newest events, and these
         self.lags: dict[Queue, deque[tuple[int, int]]] = {}
         self.total: deque[tuple[int, int]] = deque(maxlen=QUEUE_POINTS)
         self.topics: dict[str, Topic] = {}
@@ -109,7 +109,7 @@ class GroupWatch:
         if not progress and not connections and not await self._admin.group_configs(self.group, masters):
             raise ConfigError(f"no broker knows the group {self.group}")
         try:
-            reports = await self._admin.history(self.group, masters, since_ms=self._since_ms())
+            reports = await side_by_side(self._report, masters)
         except BrokerRefused as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
@@ -119,17 +119,27 @@ class GroupWatch:
             self.look = _look_of(reports, progress, connections)
         self._note_lags()
 
-    def _since_ms(self) -> int:
-        return int(self.events[-1]["ms"]) if self.events else now_ms() - int(EVENT_HISTORY_S * 1000)
+    async def _report(self, broker: str) -> dict[str, Any]:
+        """A broker's, with what is new to us by its own clock."""
+        newest_ms, _ = self._heard.get(broker, (now_ms() - int(EVENT_HISTORY_S * 1000), frozenset()))
+        (report,) = await self._admin.history(self.group, {broker: self._masters[broker]}, since_ms=newest_ms)
+        return report
 
     def _keep_events(self, reports: list[dict[str, Any]]) -> None:
-        """Those of the newest ms come again: they are known."""
-        since_ms = self._since_ms()
-        newest = takewhile(lambda event: event["ms"] >= since_ms, reversed(self.events))
-        known = {_text_of(event) for event in newest}
-        fresh = [{"broker": report["broker"], **event} for report in reports for event in report["events"]]
-        self.events += sorted((event for event in fresh if _text_of(event) not in known), key=lambda event: event["ms"])
+        for report in reports:
+            self.events += self._fresh(report["broker"], report["events"])
+        self.events.sort(key=lambda event: int(event["ms"]))
         del self.events[:-MAX_EVENTS]
+
+    def _fresh(self, broker: str, events: list[Event]) -> list[Event]:
+        """Those of the newest ms come again: they are known."""
+        newest_ms, known = self._heard.get(broker, (0, frozenset[bytes]()))
+        told: list[Event] = [{"broker": broker, **event} for event in events]
+        fresh = [event for event in told if event["ms"] > newest_ms or _text_of(event) not in known]
+        if fresh:
+            newest_ms = max(event["ms"] for event in fresh)
+            self._heard[broker] = newest_ms, frozenset(_text_of(event) for event in told if event["ms"] == newest_ms)
+        return fresh
 
     async def _look_at_foreign(
         self, progress: Mapping[Queue, Progress], connections: Mapping[str, GroupConnections]

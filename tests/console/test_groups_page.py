@@ -10,6 +10,7 @@ from rocketlet.client.connection import Connection
 from rocketlet.console.group_watch import GroupWatch
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
+from rocketlet.testing import Cluster
 
 from ..conftest import Node, eventually
 from ..handlers import Inbox
@@ -62,6 +63,31 @@ async def test_a_look_at_a_group_costs_four_requests_however_many_queues_it_has(
         )
     )
     assert len([queue for queue in watch.look.owners if queue.topic == "orders"]) == 200
+
+
+async def test_no_event_is_lost_or_shown_twice_where_the_clocks_of_brokers_differ() -> None:
+    async with Cluster(brokers=2) as cluster, AdminClient(cluster.address) as admin:
+
+        async def told() -> set[str]:
+            reports = await admin.history("g")
+            return {str({"broker": report["broker"], **event}) for report in reports for event in report["events"]}
+
+        await cluster.create_topic("orders")
+        cluster.brokers[1].clock.advance(minutes=5)
+        watch = GroupWatch(admin, "g")
+        async with Consumer(cluster.address, "g", "orders", Inbox()):
+            await cluster.settled("g", members=1)
+            await watch._look()
+            async with Consumer(cluster.address, "g", "orders", Inbox()):
+                await cluster.settled("g", members=2)
+                await watch._look()
+        before = await told()
+        await watch._look()
+        shown = [str(event) for event in watch.events]
+        assert before <= set(shown) <= await told()
+    assert len(set(shown)) == len(shown)
+    assert {event["broker"] for event in watch.events} == {"broker-a", "broker-b"}
+    assert [event["ms"] for event in watch.events] == sorted(event["ms"] for event in watch.events)
 
 
 async def test_a_group_that_nobody_knows_is_said_so(site: Site) -> None:
