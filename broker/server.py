@@ -223,9 +223,10 @@ class Server:
             self._turns.do_alone("routes", self._routes.freeing)
 
     def _reload(self) -> None:
-        self._tls.look()
-        if self._acl is not None:
-            self._acl.look()
+        """Has a thread read what has changed: neither a long file nor a slow device stops anybody."""
+        for settings in (self._tls, self._acl):
+            if settings is not None and settings.is_stale:
+                self._tasks.spawn(asyncio.to_thread(settings.look))
 
     def _close_idle(self) -> None:
         limit = self.now_s() - IDLE_LIMIT_S

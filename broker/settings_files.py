@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +18,11 @@ class Watched:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         self._seen = self._states()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether they have changed since the last `has_changed`."""
+        return self._states() != self._seen
 
     def has_changed(self) -> bool:
         """Whether they have changed since the last look."""
@@ -35,8 +42,18 @@ def _state(path: Path) -> State:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def read_file(path: Path) -> bytes:
-    """Raises OSError."""
+def check_file(path: Path, max_bytes: int) -> None:
+    """Raises OSError for a file that is too large to be read, and for what is none: from a pipe, a reader would wait."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if found.st_size > max_bytes:
+        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes; {max_bytes} are allowed", str(path))
+
+
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """Raises OSError, also for what is no file or too large."""
+    check_file(path, max_bytes)
     return path.read_bytes()
 
 

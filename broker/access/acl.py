@@ -73,6 +73,11 @@ class Acl:
         self.refused: Counter[str] = Counter()
         self._reports = Reports()
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the file has changed."""
+        return self.file.is_stale
+
     def look(self) -> None:
         """Reads the file again if it has changed."""
         self.file.look()

@@ -25,10 +25,11 @@ from ...protocol.codes import ResponseCode
 from ...protocol.frame import FrameError, FrameReader
 from ..config import (
     MAX_HANDSHAKES,
+    MAX_TLS_FILE_BYTES,
     TLS_HANDSHAKE_TIMEOUT_S,
     TLS_SHUTDOWN_TIMEOUT_S,
 )
-from ..settings_files import Watched
+from ..settings_files import Watched, check_file
 from .answers import answer
 from .connection import Connection
 from .reports import Reports
@@ -70,6 +71,8 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION  # each costs this side a private-key operation
     try:
+        for path in files.paths:
+            check_file(path, MAX_TLS_FILE_BYTES)
         context.load_cert_chain(files.certificate, files.key, _refuse_password)
         if files.client_authority:
             context.load_verify_locations(files.client_authority)
@@ -84,6 +87,7 @@ def client_context(authority: Path, own: TlsFiles | None) -> ssl.SSLContext:
     """Of a broker that registers: the name server's certificate is checked, the broker's shown if one is asked for.
     Raises TlsError."""
     try:
+        check_file(authority, MAX_TLS_FILE_BYTES)
         context = ssl.create_default_context(cafile=authority)
         if own:
             context.load_cert_chain(own.certificate, own.key, _refuse_password)
@@ -123,6 +127,11 @@ class Tls:
         self.context, self.name_server_context = self._contexts()
         self._handshaking: dict[Entrance, asyncio.Task[None]] = {}
         self.reports = Reports()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the files have changed."""
+        return self._watched.is_stale
 
     def look(self) -> None:
         """Takes the files anew if they have changed; connections that are open keep what they have. Files that do not

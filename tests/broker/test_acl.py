@@ -176,7 +176,7 @@ async def test_the_server_looks_at_the_file_by_itself(nodes: Nodes, file: Accoun
     node = await nodes.start(acl=file.acl)
     file.write([account(ADMIN, admin=True)])
     node.clock.advance(RELOAD_INTERVAL_S)
-    assert set(file.acl.file.policy.accounts) == {ADMIN}
+    await eventually(lambda: set(file.acl.file.policy.accounts) == {ADMIN})
 
 
 async def test_everybody_may_trace(wired: Wired) -> None:

@@ -246,6 +246,17 @@ def test_a_file_that_cannot_be_used_is_refused_at_the_start(path: Path) -> None:
     assert not AclFile(path).policy.accounts
 
 
+def test_what_is_no_regular_file_is_refused(path: Path) -> None:
+    """From a pipe the broker would wait for ever."""
+    file = AclFile(path)
+    path.unlink()
+    os.mkfifo(path)
+    with capture_logs() as logs:
+        file.look()
+    assert "no regular file" in logs[0]["reason"]
+    assert file.policy.accounts
+
+
 def test_secrets_that_all_may_read_are_reported(path: Path) -> None:
     path.chmod(0o644)
     with capture_logs() as logs:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
-from rocketlet.broker.config import RELOAD_INTERVAL_S
+from rocketlet.broker.config import MAX_TLS_FILE_BYTES, RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net import tls as tls_module
 from rocketlet.broker.net.tls import Tls, TlsError, TlsFiles
@@ -212,7 +214,7 @@ async def test_the_server_looks_at_the_files_by_itself(nodes: Nodes, certificate
     before = tls.context
     certificates.write_server()
     node.clock.advance(RELOAD_INTERVAL_S)
-    assert tls.context is not before
+    await eventually(lambda: tls.context is not before)
 
 
 async def test_files_that_do_not_fit_are_reported_and_the_former_stay(nodes: Nodes, certificates: Certificates) -> None:
@@ -274,6 +276,43 @@ def test_what_cannot_work_is_refused_at_the_start(
         _encrypt(folder / "server.key")
     with pytest.raises(TlsError, match=reason):
         Tls(mode, files)
+
+
+@pytest.mark.parametrize("name", ["server.pem", "server.key", "ca.pem"])
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_a_pipe_or_a_huge_file_is_not_read(certificates: Certificates, name: str, is_pipe: bool) -> None:
+    """From a pipe the broker would wait for ever, and a chain of 20,000 certificates takes half a minute."""
+    path = certificates.folder / name
+    tls = Tls("permissive", certificates.mutual)
+    pem = path.read_bytes()
+    fits = pem + b"\n" * (MAX_TLS_FILE_BYTES - len(pem))
+    path.write_bytes(fits)
+    tls.look()
+    before = tls.context
+    path.unlink()
+    os.mkfifo(path) if is_pipe else path.write_bytes(fits + b"\n")
+    with capture_logs() as logs:
+        tls.look()
+    assert [entry["event"] for entry in logs] == ["certificate_not_reloaded"]
+    assert ("no regular file" if is_pipe else "are allowed") in logs[0]["reason"]
+    assert tls.context is before
+
+
+async def test_others_are_served_while_a_changed_file_is_read(
+    nodes: Nodes, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls, may_go_on, waited = Tls("permissive", certificates.files), Event(), list[bool]()
+    node = await nodes.start(tls=tls)
+    monkeypatch.setattr("rocketlet.broker.net.tls.check_file", lambda *_: waited.append(may_go_on.wait(PATIENCE_S)))
+    before = tls.context
+    certificates.write_server()
+    node.clock.advance(RELOAD_INTERVAL_S)
+    wire = await secure_wire(node, certificates.client_context())
+    assert (await wire.call(ASK)).code == 0
+    may_go_on.set()
+    await eventually(lambda: tls.context is not before)
+    assert waited == [True, True]
+    await wire.close()
 
 
 def _encrypt(path: Path) -> None:
