@@ -80,38 +80,44 @@ class Routes:
             fresh[topic.name] = QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
             if number % SLICE == 0:
                 yield
-        broker = self._brokers.get(name)
-        if broker is not None and connection is None and not self._is_local(name):
+        if connection is None and name in self._brokers and not self._is_local(name):
             self._forget(name)  # somebody took the name before the broker of this process was there
-            broker = None
-        if broker is None:
-            if len(self._brokers) >= MAX_BROKERS:
-                raise LimitExceeded(f"this name server knows {MAX_BROKERS} brokers; no more")
-            broker = self._brokers[name] = _Broker(cluster)
-            log.info("broker_registered", broker=name, cluster=cluster, address=address)
-        # RouteInfoManager.registerBroker: an address is one broker. A slave that became the master registers as
-        # another number.
-        for former in [number for number, other in broker.addresses.items() if other == address]:
-            del broker.addresses[former]
-        if len(broker.addresses) >= MAX_BROKER_ADDRESSES and broker_id not in broker.addresses:
-            raise LimitExceeded(f"the broker {name} has {MAX_BROKER_ADDRESSES} addresses; no more")
-        broker.addresses[broker_id] = address
+        former = self._names.get(address, name)
+        if former != name:  # an address is one broker; this one has another name now
+            self.unregister(former, address)
         known = self._addresses.get(address)
         # Only a master speaks for the topics, and only when its version says that they have changed.
-        if broker_id == 0 and (known is None or known.version != version):
-            before = len(broker.topics)
-            after = before + len(fresh) - len(fresh.keys() & broker.topics.keys())
-            if after > MAX_TOPICS:
-                raise LimitExceeded(f"the broker {name} has more than {MAX_TOPICS} topics")
-            if self._entries + after - before > MAX_ROUTES:
-                raise LimitExceeded(f"this name server keeps {MAX_ROUTES} topics of all brokers together; no more")
-            self._entries += after - before
-            broker.topics |= fresh
+        if broker_id != 0 or (known is not None and known.version == version):
+            fresh = {}
+        broker = self._brokers.get(name, _Broker(cluster))
+        # RouteInfoManager.registerBroker: a slave that became the master registers as another number.
+        addresses = {number: other for number, other in broker.addresses.items() if other != address}
+        addresses[broker_id] = address
+        more = len(fresh.keys() - broker.topics.keys())
+        if connection is not None:  # what strangers register keeps nobody from the broker of this process
+            self._check_limits(name, len(addresses), len(broker.topics) + more, more)
+        if name not in self._brokers:
+            self._brokers[name] = broker
+            log.info("broker_registered", broker=name, cluster=cluster, address=address)
+        self._entries += more
+        broker.topics |= fresh
+        broker.addresses = addresses
         self._forget_address(address)
         self._addresses[address] = _Address(connection, self.clock.monotonic_s(), version, external or address)
         self._of_connection.setdefault(connection, {})[address] = None
         self._names[address] = name
         return broker.addresses.get(0)
+
+    def _check_limits(self, name: str, addresses: int, topics: int, more: int) -> None:
+        """Of a broker with so many addresses and topics, which are so many more than before. Raises LimitExceeded."""
+        if name not in self._brokers and len(self._brokers) >= MAX_BROKERS:
+            raise LimitExceeded(f"this name server knows {MAX_BROKERS} brokers; no more")
+        if addresses > MAX_BROKER_ADDRESSES:
+            raise LimitExceeded(f"the broker {name} has {MAX_BROKER_ADDRESSES} addresses; no more")
+        if topics > MAX_TOPICS:
+            raise LimitExceeded(f"the broker {name} has more than {MAX_TOPICS} topics")
+        if more > 0 and self._entries + more > MAX_ROUTES:
+            raise LimitExceeded(f"this name server keeps {MAX_ROUTES} topics of all brokers together; no more")
 
     def ownership_fault(self, name: str, address: str) -> str | None:
         """Why a stranger may not register, or unregister, this broker: it is the one in this process. None if it may."""
@@ -132,6 +138,9 @@ class Routes:
             self.unregister(name, address)
 
     def unregister(self, name: str, address: str) -> None:
+        """Does nothing for an address of another broker: that one would be known for ever then."""
+        if self._names.get(address, name) != name:
+            return
         self._forget_address(address)
         broker = self._brokers.get(name)
         if broker is None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import HEARTBEAT_LIMIT_S, LimitExceeded
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS
 from rocketlet.broker.server import Server
@@ -53,6 +55,63 @@ async def test_a_stranger_cannot_redirect_the_clients_of_the_broker_in_this_proc
     assert await addresses(wire) == [{0: node.address}]
     assert (await wire.call(RequestCode.REGISTER_BROKER, registration("other", "10.0.0.1:1"), TOPICS)).code == 0
     assert await addresses(wire) == [{0: node.address}, {0: "10.0.0.1:1"}]
+
+
+def routes_with(*brokers: tuple[str, str], connection: Any) -> Routes:
+    routes = Routes(MovableClock(stands=True))
+    for name, address in brokers:
+        finish(routes.registering("c", name, 0, address, DataVersion(1), [TopicConfig("t")], connection))
+    return routes
+
+
+def names(routes: Routes) -> list[str]:
+    """Of the brokers that are known; nothing is kept of others."""
+    found = [broker.name for broker in routes.brokers()]
+    assert sorted(set(routes._names.values())) == sorted(found)
+    assert routes._names.keys() == routes._addresses.keys()
+    assert sum(len(broker.topics) for broker in routes._brokers.values()) == routes._entries
+    return found
+
+
+@pytest.mark.parametrize("limit", ["MAX_TOPICS", "MAX_ROUTES", "MAX_BROKERS", "MAX_BROKER_ADDRESSES"])
+def test_a_registration_that_is_refused_leaves_nothing(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Brokers that nobody forgets would use up their number, until the name server starts anew."""
+    stranger: Any = object()
+    routes = routes_with(("a", "10.0.0.1:1"), connection=stranger)
+    monkeypatch.setattr(f"rocketlet.broker.nameserver.routes.{limit}", 1)
+    name, number = ("a", 1) if limit == "MAX_BROKER_ADDRESSES" else ("b", 0)
+    topics = [TopicConfig("t"), TopicConfig("u")]
+    with pytest.raises(LimitExceeded):
+        finish(routes.registering("c", name, number, "10.0.0.2:1", DataVersion(2), topics, stranger))
+    assert names(routes) == ["a"]
+    assert [dict(broker.addresses) for broker in routes.brokers()] == [{0: "10.0.0.1:1"}]
+    finish(routes.registering("c", "mine", 0, "127.0.0.1:1", DataVersion(1), topics, None))
+    assert names(routes) == ["a", "mine"], "strangers use up nothing of the broker's in this process"
+
+
+def test_an_address_that_another_broker_registers_is_that_brokers() -> None:
+    """As after a restart under another name, before the former connection is seen to end."""
+    one, two = object(), object()
+    routes = routes_with(("a", "10.0.0.1:1"), connection=one)
+    finish(routes.registering("c", "b", 0, "10.0.0.1:1", DataVersion(1), [TopicConfig("u")], two))  # type: ignore[arg-type]
+    routes.drop(one)  # type: ignore[arg-type]
+    assert names(routes) == ["b"]
+    assert routes.route("t") is None
+    routes.drop(two)  # type: ignore[arg-type]
+    assert names(routes) == []
+
+
+def test_who_unregisters_a_broker_at_the_address_of_another_one_changes_nothing() -> None:
+    """It was known for ever then: its silence was not noticed any more."""
+    connection: Any = object()
+    routes = routes_with(("a", "10.0.0.1:1"), ("b", "10.0.0.2:1"), connection=connection)
+    for name in ("b", "", "c"):
+        routes.unregister(name, "10.0.0.1:1")
+        assert names(routes) == ["a", "b"]
+    assert isinstance(routes.clock, MovableClock)
+    routes.clock.advance(HEARTBEAT_LIMIT_S + 1)
+    assert routes.expire() == [connection, connection]
+    assert names(routes) == []
 
 
 def test_the_broker_in_this_process_takes_its_name_back() -> None:
