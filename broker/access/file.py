@@ -62,6 +62,8 @@ class AclFile:
             data = read_file(self.path, MAX_ACL_FILE_BYTES)
         except OSError as error:
             raise AclError(f"cannot read {self.path}: {error.strerror}") from None
+        if not data:  # as it is for a moment when an editor writes it anew; nobody would have an account
+            raise AclError(f"{self.path} is empty")
         try:
             found = yaml.safe_load(data)
         except Exception as error:  # not YAMLError alone: `!!int ""` is an IndexError, `!!bool x` a KeyError

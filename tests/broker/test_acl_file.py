@@ -212,6 +212,7 @@ def test_a_changed_file_is_taken_and_a_damaged_one_is_not(path: Path) -> None:
     assert "someone-else" in file.policy.accounts
     for damaged, reason in (
         ("accounts: [", "no YAML"),
+        ("", "is empty"),
         (TEXT.replace("DENY", "NONE"), "allowed: DENY"),
         ("- a", "mapping"),
     ):
