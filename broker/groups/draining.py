@@ -111,6 +111,7 @@ class Draining:
             return members.ids
         drain = self._drains.get(group.name)
         if drain is not None and (drain.is_open or connection in drain.waiting):
+            drain.kept[connection] = None  # whatever it was told before
             settled = self._settled.get(group.name, frozenset())
             had = self._given.of(group.name, connection)
             return had or [client_id for client_id in members.ids if client_id in settled]

@@ -77,8 +77,7 @@ class Notifications:
         self._is_telling = False
 
     def _telling_members(self, group: ConsumerGroup) -> Work[None]:
-        settings = self._settings.ensure(group.name)
-        if settings is None or not settings.notify_enable:
+        if not self._may_tell(group):
             return
         keeps = self._draining.is_kept_back
         told = 0
@@ -90,8 +89,14 @@ class Notifications:
                 yield
         self._note_told(group, told)
 
+    def _may_tell(self, group: ConsumerGroup) -> bool:
+        settings = self._settings.ensure(group.name)
+        return settings is not None and settings.notify_enable
+
     def tell(self, group: ConsumerGroup, connections: Iterable[Connection]) -> None:
         """Tells these members that the group is another than before; very many in turns."""
+        if not self._may_tell(group):
+            return
         told = list(connections)
         for connection in told[:SLICE]:
             self._clients.group_changed(connection, group.name, detail=_places(group, connection))

@@ -350,6 +350,34 @@ async def test_nobody_is_told_while_it_is_not_known_what_a_further_change_moves(
     assert await members(wire) == ["c1", "c2", "c3"]
 
 
+async def test_who_is_given_the_list_that_it_had_is_told_again(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told because nobody knew for too long what moves, and asks when that is known."""
+    for limit, seconds in {"DRAIN_LIMIT_S": 60.0, "DRAIN_MAX_S": 3600.0, "DRAINED_WAIT_S": 3600.0}.items():
+        monkeypatch.setattr(f"rocketlet.broker.groups.draining.{limit}", seconds)
+    await reading(node, wire)
+    assert await members(wire) == ["c1"]
+    draining = node.broker.draining
+    find_route, known = draining._find_route, asyncio.Event()
+
+    async def found_later(topic: str) -> Route | None:
+        await known.wait()
+        return await find_route(topic)
+
+    draining._find_route = found_later
+    await join(await connect(node.address), "c2")
+    await eventually(lambda: len(draining._drains["g"].kept) == 2)
+    node.clock.advance(60.0)
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    known.set()
+    await eventually(lambda: draining._drains["g"].has(("t", 1)))
+    assert await members(wire) == ["c1"]
+    await handled(wire, 1, 1)
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert await members(wire) == ["c1", "c2"]
+
+
 async def test_a_further_change_gives_nothing_to_who_was_told_and_has_not_let_go_yet(
     node: Node, wire: Wire, connect: Connect
 ) -> None:

@@ -15,6 +15,7 @@ from rocketlet.broker.groups.draining import Draining
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.groups.member import Member
 from rocketlet.broker.groups.members import ConsumerGroup
+from rocketlet.broker.net.connection import Connection
 from rocketlet.broker.requests import offsets as requests_offsets
 from rocketlet.broker.store.ledger import Ledger
 from rocketlet.client import shares as shares_module
@@ -27,7 +28,7 @@ from rocketlet.client.membership import Membership
 from rocketlet.client.offsets import GroupOffsets, begin_offset
 from rocketlet.client.process_queue import ProcessQueue
 from rocketlet.client.pulling import Puller
-from rocketlet.client.shares import Shares
+from rocketlet.client.shares import Share, Shares
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Queue
 from rocketlet.protocol.frame import Frame
@@ -110,6 +111,17 @@ async def _mirrored(self: Shares, topic: str, queues: list[Queue], detail: str |
         return answer
     mirrored = int(answer.ext["count"]) - 1 - int(answer.ext["index"])
     return answer._replace(ext={**answer.ext, "index": mirrored})
+
+
+_of = Shares.of
+
+
+async def _of_any_queues(self: Shares, topic: str, queues: list[Queue]) -> Share | None:
+    """A place among members that see more queues divides those that this one sees."""
+    told = self._told.get(topic)
+    if told is not None and told.place is not None:
+        self._told[topic] = told._replace(place=told.place._replace(queues=len(queues)))
+    return await _of(self, topic, queues)
 
 
 _ask_for = MemberLocks._ask
@@ -226,6 +238,15 @@ async def _overtake(self: MemberLocks, queue: Queue) -> None:
     """An unlock does not wait for the lock that is under way."""
 
 
+def _given_at_once(self: Draining, group: ConsumerGroup, connection: Connection) -> list[str]:
+    """A foreign member learns of a change while its queues are drained."""
+    members = group.companions(connection)
+    member = group.foreign.get(connection)
+    if member is not None:
+        self._given.give(group.name, connection, member.client_id, members)
+    return members.ids
+
+
 def _write_later(self: Ledger) -> None:
     """Who has a queue is written a moment after the member was told."""
     self._freed += self._changes
@@ -242,7 +263,10 @@ FAULTS: dict[str, list[Fault]] = {
     "commit-not-repeated": [(Assignment, "resume_queue", _resume_quietly)],
     "foreign-commits-behind": [(requests_offsets, "stale_fault", lambda *about: None)],
     "foreign-not-drained": [(Draining, "holds_back", lambda self, connection, header: False)],
-    "foreign-told-at-once": [(Draining, "is_kept_back", lambda self, group, connection: False)],
+    "foreign-told-at-once": [
+        (Draining, "is_kept_back", lambda self, group, connection: False),
+        (Draining, "given", _given_at_once),
+    ],
     "connection-loss-ignored": [(Membership, "_lost_connection", lambda self, address: None)],
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
     "epoch-kept": [(Locks, "expiring", _expiring_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
@@ -255,6 +279,7 @@ FAULTS: dict[str, list[Fault]] = {
     "no-drain": [(Assignment, "give_queue", _no_drain)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
     "no-standstill": [(Locks, "_now_s", lambda self: time.monotonic())],
+    "place-of-any-queues": [(Shares, "of", _of_any_queues)],
     "pull-commits-ahead": [(Puller, "_offset_to_commit", _commit_ahead)],
     "reclaim-any-epoch": [(MemberLocks, "_ask", _lock_anew), (Leases, "_renewed", _renewed_with_any_epoch)],
     "releasing-not-renewed": [(Leases, "_held", _releasing_is_not_held)],
@@ -289,6 +314,7 @@ SCENARIO_OF = {
     "no-deadline": "member-away",
     "no-epoch": "member-away",
     "no-standstill": "only-a-broker-stands",
+    "place-of-any-queues": "broker-away",
     "reclaim-any-epoch": "member-away",
     "releasing-not-renewed": "long-hand-over",
     "retake-at-once": "lost-while-handled",
@@ -304,13 +330,16 @@ FOUND_AT = {
     "commit-ahead": 6,
     "connection-loss-ignored": 4,
     "drain-one-early": 6,
-    "foreign-told-at-once": 11,
+    "foreign-not-drained": 4,
+    "foreign-told-at-once": 48,
     "leave-stops-renewing": 3,
     "no-drain": 6,
     "no-epoch": 6,
     "no-standstill": 9,
+    "place-of-any-queues": 1,
     "reclaim-any-epoch": 29,
     "stale-list": 6,
+    "table-overwritten": 45,
     "start-over": 2,
 }
 
