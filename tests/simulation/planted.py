@@ -327,20 +327,23 @@ SCENARIO_OF = {
 # The seeds by which they were found last, where that was not 0. The search begins there.
 FOUND_AT = {
     "commit-after-unlock": 4,
-    "commit-ahead": 6,
-    "connection-loss-ignored": 4,
-    "drain-one-early": 6,
+    "commit-ahead": 10,
+    "connection-loss-ignored": 8,
+    "drain-one-early": 9,
     "foreign-not-drained": 4,
     "foreign-told-at-once": 48,
+    "grants-written-later": 10,
     "leave-stops-renewing": 3,
-    "no-drain": 6,
+    "no-drain": 9,
     "no-epoch": 6,
-    "no-standstill": 9,
+    "no-standstill": 5,
     "place-of-any-queues": 1,
-    "reclaim-any-epoch": 29,
-    "stale-list": 6,
-    "table-overwritten": 45,
+    "pull-commits-ahead": 1,
+    "reclaim-any-epoch": 2,
+    "route-forgets": 2,
+    "stale-list": 8,
     "start-over": 2,
+    "table-overwritten": 45,
 }
 
 
