@@ -2,6 +2,7 @@
 
 server        listens, and owns what runs in this process
 broker        a broker's state and its timers
+peers         its connections to other brokers
 registration  tells name servers of the broker
 metrics       what is measured for Prometheus
 metrics_port  serves it, and health checks

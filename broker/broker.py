@@ -43,6 +43,7 @@ from .net.clients import Clients
 from .net.connection import Connection
 from .net.tls import Tls
 from .open_files import shares
+from .peers import Peers
 from .registration import Registration
 from .store.files import Save
 from .store.flusher import Flusher
@@ -83,6 +84,7 @@ class Broker:
         self.request_times: dict[int, Histogram] = {code: Histogram(limits.REQUEST_BOUNDS_S) for code in RequestCode}
         self.clients = Clients(clock, acl.may_publish if acl else None)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
+        self.peers = Peers(self.tls, sign, self.tasks, clock)
 
         self.store = _store(config, clock)
         self.turns = Turns()
@@ -148,6 +150,7 @@ class Broker:
             self.clock,
             self.turns,
             self._tell_members,
+            self.peers.say,
         )
 
     def _make_registration(self) -> Registration:
@@ -205,6 +208,7 @@ class Broker:
         self._is_stopping = True
         if self._saving_locks is not None:
             self._saving_locks.cancel()
+        self.peers.close()
         await self.tasks.stop()
         self.delays.stop()
         await self.filters.stop()

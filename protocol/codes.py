@@ -92,6 +92,7 @@ class RequestCode(IntEnum):
     GET_GROUP_HISTORY = 77_001
     GET_QUEUE_OFFSETS = 77_002
     IDENTIFY = 77_003  # a client proves once for a TLS connection whose it is
+    AGREE_ON_MEMBERS = 77_004  # brokers tell each other of a group with foreign members
 
 
 class ResponseCode(IntEnum):

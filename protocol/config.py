@@ -28,6 +28,8 @@ MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # of a body
 
 MAX_ANSWER_BYTES: Final = 16_777_216
 MAX_DEPTH: Final = 64  # of JSON
+MAX_AGREED_IDS: Final = 1000  # of members, in a list of what one broker says to another one of a group
+MAX_AGREED_LISTS: Final = 4  # of such, by the change that they are about
 MAX_TOPICS_ASKED: Final = 1000  # in a request for the offsets of all their queues
 MAX_JSON_BYTES: Final = 1_048_576  # of a request; read within 10 ms
 MAX_TABLE_BYTES: Final = 16_000_000  # of an answer that lists very much; a frame takes little more

@@ -125,6 +125,17 @@ class GroupHistory(NamedTuple):
     lag: bool = True
 
 
+class AgreeOnMembers(NamedTuple):
+    """AGREE_ON_MEMBERS, our own: the header; `agreement` has its fields."""
+
+    consumer_group: str
+    broker_name: str
+    number: int
+    heard: int
+    asks: bool
+    digest: str
+
+
 class ConsumerGroup(NamedTuple):
     """GET_CONSUMER_LIST_BY_GROUP and NOTIFY_CONSUMER_IDS_CHANGED. With `topic`, which only we send and read, the
     list holds only the members that subscribe to it."""

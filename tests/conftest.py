@@ -151,7 +151,7 @@ class Nodes:
     stack: AsyncExitStack
 
     async def start(self, *, clock: MovableClock | None = None, **settings: Any) -> Node:
-        port = free_port()
+        port = settings.pop("port", None) or free_port()
         address = f"127.0.0.1:{port}"
         name = settings.pop("name", "broker-a")
         of_server = {key: settings.pop(key) for key in ("tls", "acl") if key in settings}

@@ -48,8 +48,10 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.messages",
         "broker.garbage": "broker.clock broker.config broker.net broker.tasks",
         "broker.registration": "broker.clock broker.config broker.messages broker.nameserver broker.tasks",
+        "broker.peers": "broker.clock broker.config broker.nameserver broker.net broker.tasks",
         "broker.broker": "broker.access broker.clock broker.config broker.groups broker.histogram broker.messages "
-        "broker.nameserver broker.net broker.open_files broker.registration broker.store broker.tasks broker.turns",
+        "broker.nameserver broker.net broker.open_files broker.peers broker.registration broker.store broker.tasks "
+        "broker.turns",
         "broker.requests": "broker.access broker.broker broker.config broker.groups broker.histogram broker.messages "
         "broker.nameserver broker.net broker.store broker.turns",
         "broker.metrics": "broker.broker broker.histogram broker.messages broker.net",

@@ -12,6 +12,7 @@ watch          who reads which queue: reports queues with two readers or none
 given          which members each foreign member was told of
 drain          a change that not all foreign members know yet
 draining       how foreign members finish with a queue before it moves
+agreement      brokers agree on when a foreign member learns of a change
 owners         whose each queue is to be, in groups with foreign members
 notifications  tells members that their group changed
 history        what happened, for administrators

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..clock import Timer
 from ..config import DRAIN_ROUNDS
 from ..net.connection import Connection
+from .member import Member
 
 Place = tuple[str, int]  # topic, queue id
 
@@ -20,6 +21,7 @@ class Drain:
     handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list, and
     is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is not done.
     rounds: how often each reader came back to each queue that it loses. is_open: who will move is not known yet.
+    is_agreed: no other broker is waited for. refuses_ours: one of ours may have been refused a lock.
     """
 
     began_s: float
@@ -32,11 +34,17 @@ class Drain:
     gated: dict[Place, list[Callable[[], None]]] = field(default_factory=dict)
     rounds: dict[Connection, dict[Place, int]] = field(default_factory=dict)
     is_open: bool = True
+    is_agreed: bool = True
+    refuses_ours: bool = False
     timer: Timer | None = None
 
     @property
-    def is_over(self) -> bool:
+    def is_drained(self) -> bool:
         return not self.is_open and not self.waiting
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_drained and self.is_agreed
 
     def has(self, place: Place) -> bool:
         """Whether messages of the queue are still handled by who loses it."""
@@ -56,6 +64,16 @@ class Drain:
         for of_readers in (self.waiting, self.drained, self.rounds):
             for reader in [reader for reader in of_readers if reader not in members]:
                 del of_readers[reader]
+
+    def waited_for(self, members: Mapping[Connection, Member]) -> Iterator[str]:
+        """The client ids of those that are drained."""
+        return (members[connection].client_id for connection in self.waiting if connection in members)
+
+    def let_on(self, places: list[Place]) -> None:
+        """The pulls of these queues need not wait any more."""
+        for place in places:
+            for go_on in self.gated.pop(place, ()):
+                go_on()
 
 
 @dataclass(slots=True)

@@ -8,6 +8,8 @@ which carry how far it has come, say when everything is handled. A change comes 
 - a reader is told when all queues that it loses are drained, and is given the list of members that it had until then
 - a drain takes what it needs as long as it progresses; a reader that stands for 2 s is told anyway
 
+With several brokers a member is told when no broker waits for it any more (`agreement`).
+
 Who reads a queue follows from the list of members that each foreign member was last given, because that is what it shares
 the queues out by. Only where nobody was given a list it is who pulled last.
 """
@@ -15,13 +17,13 @@ the queues out by. Only where nobody was given a list it is who pulled last.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from itertools import islice
 
 import structlog
 
-from ...protocol.allocation import AVG, TopicQueues
+from ...protocol.agreement import Members
+from ...protocol.allocation import TopicQueues
 from ...protocol.bodies import Route
-from ...protocol.headers import PullMessage
+from ...protocol.headers import AgreeOnMembers, PullMessage
 from ...protocol.work import Work
 from ..clock import Clock
 from ..config import (
@@ -38,11 +40,13 @@ from ..messages.held_pulls import HeldPulls
 from ..net.connection import Connection
 from ..tasks import Tasks
 from ..turns import Turns
+from .agreement import Agreement, GivenElsewhere, Say
 from .drain import Drain, Found, Place
-from .given import Given
+from .given import Given, MemberList
+from .member import own_topics
 from .members import ConsumerGroup, ConsumerGroups
 from .offsets import Offsets
-from .owners import Owners
+from .owners import Owners, owners_of
 from .watch import Watch
 
 log = structlog.get_logger("rocketlet.groups")
@@ -53,7 +57,7 @@ Tell = Callable[[ConsumerGroup, Iterable[Connection]], None]
 
 class Draining:
     """`find_route(topic)`: which queues a topic has on all brokers, because members share them all. `tell(group,
-    connections)` tells members that their group is another than before."""
+    connections)` tells members that their group is another than before. `say`: to other brokers."""
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class Draining:
         clock: Clock,
         turns: Turns,
         tell: Tell,
+        say: Say,
     ) -> None:
         self._broker_name = broker_name
         self._groups = groups
@@ -86,6 +91,7 @@ class Draining:
         self._is_finding = False
         self._settled: dict[str, frozenset[str]] = {}  # who the members were when the last drain was over
         self._given = Given()
+        self._agreement = Agreement(broker_name, clock, say, self._peers_changed)
 
     # What others ask
 
@@ -97,10 +103,18 @@ class Draining:
     def is_kept_back(self, group: str, connection: Connection) -> bool:
         """Whether this foreign member is to be told of the group's change later; it will be."""
         drain = self._drains.get(group)
-        if drain is None or not (drain.is_open or connection in drain.waiting):
+        if drain is None or self._may_know(group, drain, connection, self._agreement.lets_tell):
             return False
         drain.kept[connection] = None
         return True
+
+    def _may_know(self, name: str, drain: Drain, connection: Connection, lets: Callable[[str, str], bool]) -> bool:
+        """Whether nobody waits for a member: no reader of queues here, nor another broker, by what it `lets`."""
+        if drain.is_open or connection in drain.waiting:
+            return False
+        group = self._groups.get(name)
+        member = group.members.get(connection) if group is not None else None
+        return drain.is_agreed or member is None or lets(name, member.client_id)
 
     def given(self, group: ConsumerGroup, connection: Connection) -> list[str]:
         """The list of members that a member gets. A reader that is being drained gets the one that it had; it drops queues
@@ -110,18 +124,24 @@ class Draining:
         if member is None:
             return members.ids
         drain = self._drains.get(group.name)
-        if drain is not None and (drain.is_open or connection in drain.waiting):
+        had = self._given.of(group.name, connection)
+        if drain is not None and not self._may_know(group.name, drain, connection, self._agreement.lets_give):
             drain.kept[connection] = None  # whatever it was told before
             settled = self._settled.get(group.name, frozenset())
-            had = self._given.of(group.name, connection)
             return had or [client_id for client_id in members.ids if client_id in settled]
-        self._given.give(group.name, connection, member.client_id, members)
+        self._give(group.name, connection, member.client_id, members)
+        if had is not members.ids:
+            self._agreement.gave(group.name, member.client_id)
+        return members.ids
+
+    def _give(self, name: str, connection: Connection, client_id: str, members: MemberList) -> None:
+        self._given.give(name, connection, client_id, members)
+        drain = self._drains.get(name)
         if drain is not None:  # by this list it may read again what it has let go of
             drain.drained.pop(connection, None)
             drain.rounds.pop(connection, None)
             for place in drain.returning.pop(connection, ()):
                 drain.moving[place].discard(connection)
-        return members.ids
 
     def is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether nobody else may have the queue yet."""
@@ -153,6 +173,7 @@ class Draining:
             elif header.commit_offset > drain.commits.get(place, -1):
                 drain.commits[place] = header.commit_offset
                 self._progressed(header.consumer_group, drain)
+                self._agreement.progressed(header.consumer_group)
         for dropped in drain.dropped(connection, place):
             self._drained(header.consumer_group, drain, connection, dropped)
         return True
@@ -173,6 +194,40 @@ class Draining:
         waiting.append(go_on)
         return True
 
+    def heard(self, header: AgreeOnMembers, members: Members) -> None:
+        """Another broker says how far it is with a group, and whom it has given which list of members."""
+        group = self._groups.get(header.consumer_group)
+        given = self._agreement.heard(header, members)
+        if group is None:
+            return
+        late = [item for item in given if self._take_given(group, item)]
+        if late:  # they read other queues than was thought: what moves now is found again
+            self.changed(group)
+        drain = self._drains.get(group.name)
+        if drain is not None and not drain.is_over and self._agreement.agrees(group.name, header.broker_name):
+            self._progressed(group.name, drain)
+        self._peers_changed(group.name)
+
+    def _take_given(self, group: ConsumerGroup, given: GivenElsewhere) -> bool:
+        """Notes whom another broker has given a list; whether it is news of a change before the last one."""
+        ids, is_late = set(given.client_ids), False
+        for connection, member in group.foreign.items():
+            members = given.lists.get(own_topics(member)) if member.client_id in ids else None
+            if members is None or self._given.of(group.name, connection) is members.ids:
+                continue
+            if given.is_current:
+                self._give(group.name, connection, member.client_id, members)
+            else:
+                self._given.give(group.name, connection, member.client_id, members)
+                is_late = True
+        return is_late
+
+    def _peers_changed(self, name: str) -> None:
+        """Another broker has come further, or cannot be asked."""
+        drain = self._drains.get(name)
+        if drain is not None and not drain.is_over:
+            self._tell_kept(name, drain)
+
     # A drain
 
     def changed(self, group: ConsumerGroup) -> None:
@@ -186,11 +241,13 @@ class Draining:
             # Until `_start` knows what moves, nobody may take anything: members allocate as soon as they are told.
             drain.is_open = True
             drain.keep(group.members)
+            self._agreement.opened(group.name)
             self._progressed(group.name, drain)
             self._tasks.spawn(self._start(group, drain, change))
             return
         self._forget(group.name)
         self._given.forget_group(group.name)
+        self._agreement.forget(group.name)
         if not group.members:
             self._changes.pop(group.name, None)
             self._settled.pop(group.name, None)
@@ -202,7 +259,7 @@ class Draining:
         if drain is not None:
             if drain.timer is not None:
                 drain.timer.cancel()
-            _let_on(drain, list(drain.gated))
+            drain.let_on(list(drain.gated))
 
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
         if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
@@ -231,6 +288,7 @@ class Draining:
                 if not (yield from self._finding_of(group, drain, TopicQueues(topic, route), found)):
                     found.clear()
                     break
+            peers = yield from self._agreement.finding_peers(group, routes if found.owners else {})
             if self._changes.get(group.name) != change:
                 return
         finally:
@@ -241,7 +299,9 @@ class Draining:
             return
         drain.is_open = False
         self._move(group, drain, found)
-        _let_on(drain, list(drain.gated))  # those that still have to wait come back
+        self._agreement.found(group, peers, drain.waited_for(group.members))
+        drain.is_agreed = self._agreement.is_reached(group.name)
+        drain.let_on(list(drain.gated))  # those that still have to wait come back
         self._progressed(group.name, drain)
         self._tell_kept(group.name, drain)
         for connection in list(drain.waiting):
@@ -262,7 +322,7 @@ class Draining:
             claims = yield from self._claims(group, queues)
             if claims is None or not self._takes(found, here):
                 return False
-            owners = found.owners[topic] = self._owners_of(group, queues)
+            owners = found.owners[topic] = owners_of(group.order(queues.topic), queues, self._broker_name)
             losing = list(self._losing(group, topic, here, owners, claims))
             if not self._takes(found, len(losing)):
                 return False
@@ -293,7 +353,7 @@ class Draining:
                 queues = TopicQueues(topic, route)
                 if not self._takes(found, queues.of_broker(self._broker_name)):
                     return
-                found.owners[topic] = self._owners_of(group, queues)
+                found.owners[topic] = owners_of(group.order(queues.topic), queues, self._broker_name)
         finally:
             self._owners.give_back(found.taken)
         if self._changes.get(group.name) == change:
@@ -308,6 +368,7 @@ class Draining:
         """What a reader was drained of in this drain before, it need not be drained of again; but it gets nothing of it. Nor
         does who was told before and lets go just now, even if the queue is its own again: it learns that later."""
         former, drain.moving, drain.waiting, drain.returning = drain.moving, {}, {}, {}
+        drain.refuses_ours = True
         for place, connection in found.losing:
             drain.moving.setdefault(place, set()).add(connection)
             if place not in drain.drained.get(connection, ()):
@@ -367,15 +428,6 @@ class Draining:
                 if connection not in claims.get(queue_id, ()) and self._given.of(group.name, connection) is not None:
                     yield place, connection
 
-    def _owners_of(self, group: ConsumerGroup, queues: TopicQueues) -> list[str]:
-        """Whose each queue here is to be, in their order; nothing if nobody stays."""
-        places = group.order(queues.topic)
-        owners: list[str] = []
-        for index, client_id in enumerate(islice(places, len(queues))):  # those behind get nothing
-            share = AVG.allocate_at(index, len(places), queues)
-            owners += [client_id] * sum(queue.broker_name == self._broker_name for queue in share)
-        return owners
-
     def _last_reader(self, group: ConsumerGroup, place: Place) -> list[Connection]:
         """Who pulled last, unless it was given a list since, which says that the queue is another's."""
         reader = self._watch.reader(group.name, *place)
@@ -390,7 +442,7 @@ class Draining:
         self._offsets.mark(name, *place)
         if not places:
             del drain.waiting[connection]
-        _let_on(drain, [place])
+        drain.let_on([place])
         self._progressed(name, drain)
         self._tell_kept(name, drain)
 
@@ -410,7 +462,8 @@ class Draining:
             log.warning("queues_moved_undrained", group=name, queues=left[:MAX_REPORTED], count=len(left), hint=hint)
         drain.waiting.clear()
         drain.is_open = False
-        _let_on(drain, list(drain.gated))
+        self._agreement.give_up(name)
+        drain.let_on(list(drain.gated))
         self._tell_kept(name, drain)
 
     def _tell_kept(self, name: str, drain: Drain) -> None:
@@ -418,11 +471,16 @@ class Draining:
         if drain.is_open:  # they would be given the lists that they had
             return
         group = self._groups.get(name)
-        told = dict.fromkeys(connection for connection in drain.kept if connection not in drain.waiting)
+        if group is not None:
+            self._agreement.waits(name, drain.waited_for(group.members))
+        drain.is_agreed = self._agreement.is_reached(name)
+        lets_tell = self._agreement.lets_tell
+        told = dict.fromkeys(item for item in drain.kept if self._may_know(name, drain, item, lets_tell))
         for connection in told:
             del drain.kept[connection]
         if group is not None:
-            if drain.is_over and drain.moving:
+            if drain.is_drained and drain.moving and drain.refuses_ours:
+                drain.refuses_ours = False
                 told |= dict.fromkeys(item for item in group.members if item not in group.foreign)
             self._tell(group, [item for item in told if item in group.members])
             if drain.is_over:
@@ -437,10 +495,3 @@ class Draining:
 def has_handled_all(header: PullMessage) -> bool:
     """Whether nothing of the queue is in the hands of who pulls: a pull carries what its member has committed."""
     return header.commit_offset >= header.queue_offset
-
-
-def _let_on(drain: Drain, places: list[Place]) -> None:
-    """The pulls of these queues need not wait any more."""
-    for place in places:
-        for go_on in drain.gated.pop(place, ()):
-            go_on()

@@ -6,7 +6,9 @@ A queue takes 8 bytes, because there may be very many: a topic's owners are a li
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
+from ...protocol.allocation import AVG, TopicQueues
 from ..config import MAX_DRAINED_QUEUES
 
 OfTopics = Mapping[str, list[str]]  # of each topic's queues here, in order, whose each is
@@ -45,3 +47,12 @@ class Owners:
 
 def _count(owners: OfTopics) -> int:
     return sum(map(len, owners.values()))
+
+
+def owners_of(members: Mapping[str, int], queues: TopicQueues, broker_name: str) -> list[str]:
+    """Whose each queue of one broker is to be, in their order, among members in these places; nothing if nobody stays."""
+    owners: list[str] = []
+    for index, client_id in enumerate(islice(members, len(queues))):  # those behind get nothing
+        share = AVG.allocate_at(index, len(members), queues)
+        owners += [client_id] * sum(queue.broker_name == broker_name for queue in share)
+    return owners

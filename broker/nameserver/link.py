@@ -22,7 +22,7 @@ log = structlog.get_logger("rocketlet.registration")
 
 
 class Link:
-    """A connection to one name server, opened when it is needed."""
+    """A connection to one name server or broker, opened when it is needed."""
 
     def __init__(self, address: str, tls: Tls, sign: Sign | None) -> None:
         self.address = address
@@ -55,14 +55,14 @@ class Link:
         while True:
             data = await reader.read(65_536)
             if not data:
-                raise ConnectionResetError(f"the name server {self.address} closed the connection")
+                raise ConnectionResetError(f"{self.address} closed the connection")
             for answer in self._frames.feed(data):
                 if answer.is_response and answer.opaque == frame.opaque:
                     return answer
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the name server may be a new one: it has hung up, or was never told."""
+        """Whether who is there may be a new one: it has hung up, or was never told."""
         return self._streams is None or self._streams[0].at_eof()
 
     def close(self) -> None:

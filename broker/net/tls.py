@@ -40,7 +40,6 @@ TlsMode = Literal["permissive", "enforcing", "disabled"]
 TLS_MODES: Final[tuple[TlsMode, ...]] = ("permissive", "enforcing", "disabled")
 
 _HANDSHAKE: Final = 22
-_TIME_FAULTS: Final = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _NO_TLS_HERE: Final = bytes((21, 3, 1, 0, 2, 2, 40))  # a fatal alert, handshake_failure (RFC 5246, 7.2)
 _NO_TLS_REASON: Final = (
     "a TLS client came to a port without TLS; give --tls-cert and --tls-key, or turn TLS off in the client"
@@ -97,30 +96,6 @@ def client_context(authority: Path, own: TlsFiles | None) -> ssl.SSLContext:
     return context
 
 
-def time_fault(files: TlsFiles) -> str:
-    """Why clients that check the time do not take the certificate: it is over, or has not come. Empty if they do.
-
-    Python has no way to ask for the dates; so a client here that trusts this very certificate shakes hands with it."""
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    server.load_cert_chain(files.certificate, files.key, _refuse_password)
-    client.check_hostname = False
-    client.load_verify_locations(files.certificate)
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    asked, answered = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.wrap_bio(answered, asked)
-    answering = server.wrap_bio(asked, answered, server_side=True)
-    for end in (asking, answering, asking):
-        try:
-            end.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-        except ssl.SSLCertVerificationError as error:
-            return error.verify_message if error.verify_code in _TIME_FAULTS else ""
-        except ssl.SSLError:  # whatever else it is, the handshakes of clients will tell
-            return ""
-    return ""
-
-
 def _refuse_password() -> str:
     """OpenSSL would ask for it on the terminal, and the broker would stand."""
     raise TlsError("the TLS key is encrypted; decrypt it with `openssl pkey -in KEY -out PLAIN_KEY`")
@@ -150,8 +125,6 @@ class Tls:
         paths = files.paths if files else ()
         self._watched = Watched((*paths, name_server_authority) if name_server_authority else paths)
         self.context, self.name_server_context = self._contexts()
-        if files and (fault := time_fault(files)):  # clients that do not check it, as Apache's by default, go on
-            log.error("certificate_expired", file=str(files.certificate), reason=fault)
         self._handshaking: dict[Entrance, asyncio.Task[None]] = {}
         self.reports = Reports()
 
@@ -162,15 +135,11 @@ class Tls:
 
     def look(self) -> None:
         """Takes the files anew if they have changed; connections that are open keep what they have. Files that do not
-        fit together, such as a certificate whose key is not written yet, are reported, and the former stay. So they do
-        when the new certificate has expired."""
+        fit together, such as a certificate whose key is not written yet, are reported, and the former stay."""
         if not self._watched.has_changed():
             return
         try:
-            contexts = self._contexts()
-            if self._files and (fault := time_fault(self._files)):
-                raise TlsError(f"{self._files.certificate}: {fault}")
-            self.context, self.name_server_context = contexts
+            self.context, self.name_server_context = self._contexts()
         except TlsError as error:
             log.error("certificate_not_reloaded", reason=str(error))
         else:

@@ -32,7 +32,7 @@ from ..store.files import StoreError, StoreFull
 from ..store.flusher import Flusher
 from ..turns import Turns
 from .sends import FULL_REMARK, REGION_EXT, Sends
-from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, REGISTRATIONS, SENDS, WITH_BODY
+from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS, SENDS, WITH_BODY
 
 log = structlog.get_logger("rocketlet.dispatch")
 
@@ -207,7 +207,7 @@ class Dispatch:
             return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         handler, rule = found
         try:
-            if self._admin_is_local and rule.is_admin and frame.code not in REGISTRATIONS:
+            if self._admin_is_local and rule.is_admin and frame.code not in OF_BROKERS:
                 _refuse_strangers(connection, frame)
             if self._acl is not None:
                 self._acl.authorize(connection, frame, rule, self._records)

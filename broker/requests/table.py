@@ -54,6 +54,7 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     # membership
     Code.HEART_BEAT: (membership.heartbeat, rules.HEARTBEAT),
     Code.UNREGISTER_CLIENT: (membership.unregister_client, rules.OF_GROUP),
+    Code.AGREE_ON_MEMBERS: (membership.agree_on_members, ADMIN),
     Code.GET_CONSUMER_LIST_BY_GROUP: (membership.consumer_list, rules.OF_GROUP),
     Code.LOCK_BATCH_MQ: (membership.lock, rules.LOCKS),
     Code.UNLOCK_BATCH_MQ: (membership.unlock, rules.LOCKS),
@@ -130,6 +131,7 @@ NAME_SERVER_REQUESTS: Mapping[int, tuple[NameServerHandler, Rule]] = {
 # All others have no body: what a client adds is not kept while it waits for an answer.
 WITH_BODY = frozenset(
     (
+        Code.AGREE_ON_MEMBERS,
         Code.CHECK_CLIENT_CONFIG,
         Code.GET_QUEUE_OFFSETS,
         Code.HEART_BEAT,
@@ -144,5 +146,5 @@ WITH_BODY = frozenset(
         Code.UPDATE_BROKER_CONFIG,
     )
 )
-# Of brokers, which are on other machines than their name server. `--admin loopback` does not concern them.
-REGISTRATIONS = frozenset((Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION))
+# Of brokers, which are on other machines. `--admin loopback` does not concern them.
+OF_BROKERS = frozenset((Code.AGREE_ON_MEMBERS, Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION))

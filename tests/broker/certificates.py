@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -25,9 +24,9 @@ class Certificates:
         client.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
         return made
 
-    def write_server(self, host: str = "127.0.0.1", ends: datetime | None = None) -> int:
+    def write_server(self, host: str = "127.0.0.1") -> int:
         """A fresh certificate in the same files; its serial number."""
-        issued = self.authority.issue_cert(host, not_after=ends)
+        issued = self.authority.issue_cert(host)
         issued.private_key_pem.write_to_path(self.folder / "server.key")
         issued.cert_chain_pems[0].write_to_path(self.folder / "server.pem")
         return serial(issued.cert_chain_pems[0].bytes())

@@ -8,7 +8,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -277,26 +276,6 @@ def test_what_cannot_work_is_refused_at_the_start(
         _encrypt(folder / "server.key")
     with pytest.raises(TlsError, match=reason):
         Tls(mode, files)
-
-
-def test_a_certificate_that_has_expired_is_not_taken(certificates: Certificates) -> None:
-    tls, past = Tls("permissive", certificates.mutual), datetime.now(UTC) - timedelta(days=1)
-    before = tls.context
-    certificates.write_server(ends=past)
-    with capture_logs() as logs:
-        tls.look()
-        tls.look()
-    assert [(entry["event"], "has expired" in entry["reason"]) for entry in logs] == [
-        ("certificate_not_reloaded", True)
-    ]
-    assert tls.context is before
-    with capture_logs() as logs:
-        assert Tls("permissive", certificates.mutual).context is not None, "its clients need not check it"
-    assert [entry["event"] for entry in logs] == ["certificate_expired"]
-    certificates.write_server()
-    with capture_logs() as logs:
-        tls.look()
-    assert [entry["event"] for entry in logs] == ["certificate_reloaded"]
 
 
 @pytest.mark.parametrize("name", ["server.pem", "server.key", "ca.pem"])

@@ -30,6 +30,7 @@ OURS: dict[int, str] = {
     RequestCode.GET_GROUP_HISTORY: "`rocketlet groups show`",
     RequestCode.GET_QUEUE_OFFSETS: "Spark",
     RequestCode.IDENTIFY: "clients with TLS and accounts",
+    RequestCode.AGREE_ON_MEMBERS: "brokers, of groups with foreign members",
 }
 # What 4.9 has and we do not, and what is answered.
 REFUSED = {

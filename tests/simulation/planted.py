@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rocketlet.broker.config import HANDOVER_LEASE_S
+from rocketlet.broker.groups.agreement import Agreement
 from rocketlet.broker.groups.draining import Draining
 from rocketlet.broker.groups.locks import Locks
 from rocketlet.broker.groups.member import Member
@@ -253,6 +254,12 @@ def _write_later(self: Ledger) -> None:
     self._changes.clear()
 
 
+def _no_peers(self: Agreement, group: Any, routes: Any) -> Any:
+    """Each broker drains for itself."""
+    return {}
+    yield
+
+
 Fault = tuple[Any, str, Any]
 
 FAULTS: dict[str, list[Fault]] = {
@@ -279,6 +286,7 @@ FAULTS: dict[str, list[Fault]] = {
     "no-drain": [(Assignment, "give_queue", _no_drain)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
     "no-standstill": [(Locks, "_now_s", lambda self: time.monotonic())],
+    "peers-not-asked": [(Agreement, "finding_peers", _no_peers)],
     "place-of-any-queues": [(Shares, "of", _of_any_queues)],
     "pull-commits-ahead": [(Puller, "_offset_to_commit", _commit_ahead)],
     "reclaim-any-epoch": [(MemberLocks, "_ask", _lock_anew), (Leases, "_renewed", _renewed_with_any_epoch)],
@@ -314,6 +322,7 @@ SCENARIO_OF = {
     "no-deadline": "member-away",
     "no-epoch": "member-away",
     "no-standstill": "only-a-broker-stands",
+    "peers-not-asked": "foreign-members-of-two",
     "place-of-any-queues": "broker-away",
     "reclaim-any-epoch": "member-away",
     "releasing-not-renewed": "long-hand-over",
@@ -337,6 +346,7 @@ FOUND_AT = {
     "no-drain": 9,
     "no-epoch": 6,
     "no-standstill": 5,
+    "peers-not-asked": 9,
     "place-of-any-queues": 1,
     "pull-commits-ahead": 1,
     "reclaim-any-epoch": 2,

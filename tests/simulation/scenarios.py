@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rocketlet.broker.config import DRAIN_LIMIT_S
-
 from . import chaos
 from .plan import LONGEST_HANDLER_S, Plan
 
@@ -146,19 +144,6 @@ async def _foreign_storm(world: World) -> None:
     await _foreign_members(world)
 
 
-async def _foreign_members_of_two(world: World) -> None:
-    """Two brokers drain for themselves, and the quicker one's list rules the queues of both: what is in handlers may come
-    again, and nothing else. A member whom one of them told drops queues of the other, which cannot tell it from one that
-    does not pull because it has enough messages, and waits DRAIN_LIMIT_S for it."""
-    for _ in range(4):
-        world.crashed()
-        world.spawn(chaos.someone_leaves(world) if world.rng.random() < 0.4 else world.join(foreign=True))
-        await asyncio.sleep(world.rng.uniform(1, 5))
-    for _ in range(5):
-        world.crashed()
-        await asyncio.sleep(5)
-
-
 async def _only_a_broker_stands(world: World) -> None:
     """Longer than a lease, and nobody comes or goes: nobody loses anything by it, so it is no excuse."""
     await asyncio.sleep(world.rng.uniform(2, 5))
@@ -192,16 +177,8 @@ SCENARIOS: dict[str, Scenario] = {
         _foreign_storm,
     ),
     "foreign-members-of-two": Scenario(
-        {
-            **_CALM,
-            "unread_limit_s": 2.0 + DRAIN_LIMIT_S,
-            "brokers": 2,
-            "orderly": False,
-            "sticky": False,
-            "mixed": False,
-            "members": 2,
-        },
-        _foreign_members_of_two,
+        {**_CALM, "brokers": 2, "orderly": False, "sticky": False, "mixed": False, "members": 2},
+        _foreign_members,
     ),
     "broker-killed": Scenario({**_CALM, "gentle": False, "queues": 8, "brokers": 1}, _broker_killed),
     "killed-at-hand-over": Scenario({"gentle": False, "members": 2, "mixed": False}, _killed_at_hand_over),

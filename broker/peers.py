@@ -1,0 +1,117 @@
+"""A broker's connections to other brokers, opened when there is something to say, and closed when there is nothing for long.
+
+One request at a time to each. What is to be said of a group while another request is under way is said once, as it is then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from ..protocol.codes import ResponseCode, code_name
+from ..protocol.frame import Frame, FrameError
+from .clock import Clock, Timer
+from .config import PEER_IDLE_S
+from .nameserver.link import Link, Sign
+from .net.tls import Tls
+from .tasks import Tasks
+
+log = structlog.get_logger("rocketlet.groups")
+
+Make = Callable[[], Frame | None]
+Failed = Callable[[bool], None]
+
+
+class Peers:
+    def __init__(self, tls: Tls, sign: Sign | None, tasks: Tasks, clock: Clock) -> None:
+        self._tls = tls
+        self._sign = sign
+        self._tasks = tasks
+        self._clock = clock
+        self._links: dict[str, Link] = {}
+        self._due: dict[str, dict[str, tuple[Make, Failed]]] = {}  # by address and group
+        self._idle: dict[str, Timer] = {}
+        self._refused: set[str] = set()  # of which the log has it
+        self._is_closed = False
+
+    def say(self, address: str, group: str, make: Make, failed: Failed) -> None:
+        """Sends what `make` gives when its turn comes, or nothing if that is None. `failed(is_for_good)`: the broker cannot
+        be reached, or refuses; for good if it does not know the request."""
+        if self._is_closed:
+            return
+        if address in self._due:
+            self._due[address][group] = make, failed
+            return
+        self._due[address] = {group: (make, failed)}
+        self._tasks.spawn(self._say_due(address))
+
+    async def _say_due(self, address: str) -> None:
+        due = self._due[address]
+        try:
+            while due:
+                group = next(iter(due))
+                make, failed = due.pop(group)
+                frame = make()
+                code = await self._ask(address, frame) if frame is not None else ResponseCode.SUCCESS
+                if code is None:  # the others would wait in vain, too
+                    failed(False)
+                    for _, other_failed in list(due.values()):
+                        other_failed(False)
+                    due.clear()
+                elif code != ResponseCode.SUCCESS:
+                    failed(code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        finally:
+            del self._due[address]
+        self._close_later(address)
+
+    async def _ask(self, address: str, frame: Frame) -> int | None:
+        """The code of the answer; None if there is none."""
+        link = self._links.setdefault(address, Link(address, self._tls, self._sign))
+        was_open = not link.is_fresh
+        try:
+            answer = await link.request(frame)
+        except TimeoutError:
+            reason = "timeout"
+        except (OSError, FrameError, ValueError) as error:  # ValueError: of an address
+            # it may have closed a connection on which nothing was said for long
+            if was_open:
+                return await self._ask(address, frame)
+            reason = str(error)
+        else:
+            self._note(address, answer)
+            return answer.code
+        if address not in self._refused:
+            self._refused.add(address)
+            log.warning("peer_unreachable", address=address, reason=reason)
+        return None
+
+    def _note(self, address: str, answer: Frame) -> None:
+        if answer.code == ResponseCode.SUCCESS:
+            self._refused.discard(address)
+        elif address not in self._refused:
+            self._refused.add(address)
+            log.info("peer_refused", address=address, code=code_name(answer.code), remark=answer.remark)
+
+    def _close_later(self, address: str) -> None:
+        if address in self._idle:
+            self._idle[address].cancel()
+        self._idle[address] = self._clock.call_later(PEER_IDLE_S, self._close_idle, address)
+
+    def _close_idle(self, address: str) -> None:
+        if address not in self._due:
+            self._idle.pop(address, None)
+            self._refused.discard(address)
+            link = self._links.pop(address, None)
+            if link is not None:
+                link.close()
+
+    def close(self) -> None:
+        """Nothing is said any more. Whoever owns the tasks ends them."""
+        self._is_closed = True
+        for timer in self._idle.values():
+            timer.cancel()
+        self._idle.clear()
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
