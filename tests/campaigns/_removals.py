@@ -292,7 +292,7 @@ REMOVALS: dict[str, Removal] = {
         [Change(dispatch, "BROKER_REQUESTS", _without_rule(RequestCode.PULL_MESSAGE))], "ACL",
     ),
     "offsets-ruled": Removal(
-        "a commit has its rule in the table", "access", 4_000,
+        "a commit has its rule in the table", "access", 20_000,
         [Change(dispatch, "BROKER_REQUESTS", _without_rule(RequestCode.UPDATE_CONSUMER_OFFSET))], "ACL",
     ),
     "sends-ruled": Removal(
