@@ -91,7 +91,7 @@ class Peers:
             self._refused.discard(address)
         elif address not in self._refused:
             self._refused.add(address)
-            log.info("peer_refused", address=address, code=code_name(answer.code), remark=answer.remark)
+            log.warning("peer_refused", address=address, code=code_name(answer.code), remark=answer.remark)
 
     def _close_later(self, address: str) -> None:
         if address in self._idle:
