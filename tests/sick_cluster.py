@@ -181,7 +181,7 @@ class SickCluster:
         """The name server learns of one that nobody reaches, one that has only a slave, and one whose address is its own."""
         wire = await self._connect(self._name_server)
         for name, address, broker_id in (
-            ("lost", "127.0.0.1:1", 0), ("headless", "127.0.0.1:1", 1), ("mistaken", self._name_server, 0),
+            ("lost", "127.0.0.1:1", 0), ("headless", "127.0.0.1:2", 1), ("mistaken", self._name_server, 0),
         ):  # fmt: skip
             header = RegisterBroker(name, address, "DefaultCluster", "", broker_id)
             answer = await wire.call(
