@@ -21,18 +21,24 @@ def clock_s() -> float:
 
 class Lease:
     """One ownership of one queue. `epoch` grows with every owner; it is 0 where the broker has none (Apache's). `address`: of
-    the connection by which it was granted or last renewed. When that closes, the broker may free the queue."""
+    the connection by which it was granted or last renewed. When that closes, the broker may free the queue. `asked_s`: when
+    the request that granted or last renewed it was sent."""
 
-    __slots__ = ("address", "ends_s", "epoch")
+    __slots__ = ("address", "asked_s", "ends_s", "epoch")
 
-    def __init__(self, epoch: int, ends_s: float = math.inf, address: str = "") -> None:
+    def __init__(self, epoch: int, ends_s: float = math.inf, address: str = "", asked_s: float = -math.inf) -> None:
         self.address = address
+        self.asked_s = asked_s
         self.epoch = epoch
         self.ends_s = ends_s
 
     @property
     def is_over(self) -> bool:
         return clock_s() >= self.ends_s
+
+    def renew(self, fresh: Lease) -> None:
+        """The broker has granted it again."""
+        self.address, self.asked_s, self.ends_s = fresh.address, fresh.asked_s, fresh.ends_s
 
     def end(self) -> None:
         """Another member may have the queue from now on."""

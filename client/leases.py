@@ -18,7 +18,6 @@ An offset is never guessed.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Coroutine, Iterable, Mapping, Set
 from typing import Any, Protocol
 
@@ -111,7 +110,6 @@ class Leases:
         self._handing_over: dict[Queue, asyncio.Task[None]] = {}
         self._together = HandOvers(cluster, group, client_id)
         self._ending: dict[Queue, asyncio.Task[None]] = {}  # not ours, but handlers of them still run
-        self._renewed_s: dict[str, float] = {}  # when a renewal was last sent to a broker
 
     @property
     def releasing(self) -> Set[Queue]:
@@ -337,12 +335,10 @@ class Leases:
                 log.warning("lease_over", queue=str(queue), hint="waiting for the broker")
                 self._suspend(queue)
             due_s = clock_s() - LOCK_INTERVAL_S
-            held = self.owned.keys() | self._releasing.keys()
-            await self._renew_all(
-                queue
-                for queue in held
-                if queue in self._suspended or self._renewed_s.get(queue.broker_name, -math.inf) <= due_s
-            )
+            leases = {queue: self._held(queue) for queue in self.owned.keys() | self._releasing.keys()}
+            # With one that is due, all of its broker are renewed, so that they go on together.
+            due = {queue.broker_name for queue, lease in leases.items() if lease is not None and lease.asked_s <= due_s}
+            await self._renew_all(queue for queue in leases if queue in self._suspended or queue.broker_name in due)
 
     async def _renew_all(self, queues: Iterable[Queue]) -> None:
         """At the brokers that know this member: the others hear a heartbeat first."""
@@ -359,7 +355,6 @@ class Leases:
         """Asks a broker whether these queues are still ours."""
         try:
             connection = await self._cluster.broker(broker_name)
-            began_s = clock_s()
             # What was unlocked meanwhile, or is being unlocked, is not renewed: Apache's broker would lock it anew.
             held = {queue: lease for queue in queues if (lease := self._held(queue)) is not None}
             if not held:
@@ -371,7 +366,6 @@ class Leases:
             return
         if not connection.is_open:
             return  # what it said is not true any more
-        self._renewed_s[broker_name] = began_s
         for queue, lease in held.items():
             if self._held(queue) is lease:
                 self._renewed(queue, lease, fresh.get(queue))
@@ -387,7 +381,7 @@ class Leases:
         # Also when nobody has noticed: what was held back then goes on now. What pulls committed at another address was not
         # stored.
         goes_on = lease.is_over or lease.address != fresh.address or queue in self._suspended
-        lease.ends_s, lease.address = fresh.ends_s, fresh.address
+        lease.renew(fresh)
         if queue in self.owned and goes_on:
             self._suspended.discard(queue)
             self._user.resume_queue(queue)

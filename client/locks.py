@@ -93,11 +93,11 @@ class Locks:
         if not asking.done():
             raise RequestTimeout(f"LOCK_BATCH_MQ was not answered in {LOCK_TIMEOUT_S} s by {connection.address}")
         answer = asking.result()
-        leases = {
-            queue: Lease(epoch, sent_s + (LEASE_S if epoch else APACHE_LEASE_S) - LEASE_MARGIN_S, connection.address)
-            for queue, epoch in group_bodies.decode_locked(answer.body).items()
-            if queue in asked
-        }
+        leases: dict[Queue, Lease] = {}
+        for queue, epoch in group_bodies.decode_locked(answer.body).items():
+            if queue in asked:
+                ends_s = sent_s + (LEASE_S if epoch else APACHE_LEASE_S) - LEASE_MARGIN_S
+                leases[queue] = Lease(epoch, ends_s, connection.address, sent_s)
         return answer, leases
 
     def _answered(self, asking: asyncio.Future[Frame]) -> None:

@@ -62,14 +62,14 @@ async def send(node: Node, count: int) -> None:
             await producer.send("t", b"%d" % number)
 
 
-def renewed_s(node: Node) -> float:
-    return node.broker.locks._locks["g", "t", 0].renewed_s
+def renewed_s(node: Node, queue_id: int = 0) -> float:
+    return node.broker.locks._locks["g", "t", queue_id].renewed_s
 
 
-async def seen_renewals(node: Node, count: int) -> None:
+async def seen_renewals(node: Node, count: int, queue_id: int = 0) -> None:
     for _ in range(count):
-        before = renewed_s(node)
-        await eventually(lambda before=before: renewed_s(node) > before)  # type: ignore[misc]
+        before = renewed_s(node, queue_id)
+        await eventually(lambda before=before: renewed_s(node, queue_id) > before)  # type: ignore[misc]
 
 
 @pytest.mark.usefixtures("quick")
@@ -91,6 +91,36 @@ async def test_a_member_that_leaves_renews_its_leases_while_its_handlers_run(nod
         await eventually(lambda: QUEUE in stays.assignment())
         assert other.begun == []
     assert node.broker.offsets.get("g", "t", 0) == 1
+
+
+async def test_what_stays_is_renewed_while_another_queue_is_handed_over_and_asked_for_all_the_time(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each pass of the rebalance renews what is handed over. That is no renewal of what stays."""
+    monkeypatch.setattr("rocketlet.client.leases.LEASE_TICK_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.leases.LOCK_INTERVAL_S", 0.5)
+    await create_topic(wire, "t", 2)
+    async with Producer(node.address) as producer:
+        for queue_id in range(2):
+            await producer.send("t", b"x", queue=Queue("t", "broker-a", queue_id))
+    gate = Gate()
+    async with Consumer(node.address, "g", "t", gate.handle, start="first") as gives:
+        await eventually(lambda: len(gate.begun) == 2)
+        async with Consumer(node.address, "g", "t", gate.handle, start="first"):
+            membership = gives._membership
+            await eventually(lambda: len(membership._leases.releasing) == 1)  # type: ignore[union-attr]
+            (stays,) = (queue for queue in gives.assignment() if queue.topic == "t")
+
+            async def ask_all_the_time() -> None:
+                while True:
+                    membership._wake.set()
+                    await asyncio.sleep(0.01)
+
+            asking = asyncio.create_task(ask_all_the_time())
+            await seen_renewals(node, 2, stays.queue_id)
+            asking.cancel()
+            gate.open.set()
+    assert "lease_over" not in caplog.text
 
 
 @pytest.mark.usefixtures("quick")
