@@ -13,7 +13,7 @@ from rocketlet.broker.config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_PEERS,
 from rocketlet.broker.groups.agreement import Agreement, GivenElsewhere
 from rocketlet.broker.groups.members import ConsumerGroup
 from rocketlet.protocol.agreement import Members, decode_members, encode_members
-from rocketlet.protocol.bodies import DataVersion, TopicConfig
+from rocketlet.protocol.bodies import DataVersion, Route, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS
 from rocketlet.protocol.frame import Frame, FrameReader, encode
@@ -456,3 +456,24 @@ async def test_what_cannot_be_is_refused_and_what_nobody_asked_for_changes_nothi
     assert (await wire.call(RequestCode.AGREE_ON_MEMBERS, stray, body)).code == 0
     assert not node.broker.draining._agreement._groups
     assert read(AgreeOnMembers, stray) == AgreeOnMembers("g", "broker-b", 1, 1, True, "d")
+
+
+async def test_who_was_given_no_list_is_not_in_the_one_of_before(node: Node, wire: Wire, connect: Connect) -> None:
+    """It would take queues by it, and nobody would know of that."""
+    await create_topic(wire, "t", 2)
+    await join(wire, "c1")
+    draining = node.broker.draining
+    await eventually(lambda: "c1" in draining._settled.get("g", ()))
+    find_route, known = draining._find_route, asyncio.Event()
+
+    async def found_later(topic: str) -> Route | None:
+        await known.wait()
+        return await find_route(topic)
+
+    draining._find_route = found_later
+    await join(await connect(node.address), "c2")
+    assert await members(wire) == []
+    wire.requests.clear()
+    known.set()
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert await members(wire) == ["c1", "c2"]
