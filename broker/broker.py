@@ -110,9 +110,7 @@ class Broker:
         self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
         journals = (self.topics.journal, self.group_configs.journal)
         self.flusher = Flusher(self.store, journals, self._apart) if config.flush == "sync" else None
-        self.groups = ConsumerGroups(
-            self.history, config.name, self.topics.queues_of, clock, self.turns, on_change=self._group_changed
-        )
+        self.groups = self._make_groups(config.name)
         self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock)
         self.draining = self._make_draining()
@@ -125,6 +123,12 @@ class Broker:
         self._saving_locks: Timer | None = None
         self._saving: asyncio.Task[None] | None = None
         self._is_stopping = False
+
+    def _make_groups(self, broker_name: str) -> ConsumerGroups:
+        queues_of = self.topics.queues_of
+        return ConsumerGroups(
+            self.history, broker_name, queues_of, self.clock, self.turns, on_change=self._group_changed
+        )
 
     def _make_locks(self, path: Path) -> Locks:
         return Locks(

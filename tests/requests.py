@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 from rocketlet.protocol import bodies, group_bodies
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue, Route
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import JSON, ExtValue, Frame
 from rocketlet.protocol.group_bodies import LockRequest
@@ -14,7 +15,7 @@ from rocketlet.protocol.headers import EndTransaction, PullMessage, SendMessage,
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.subscription import parse_subscription
 
-from .conftest import Wire
+from .conftest import Node, Wire
 
 SUBSCRIBED = 0x4
 SUSPEND = 0x2
@@ -117,6 +118,18 @@ async def join(wire: Wire, client_id: str, topic: str = "t", **fields: Any) -> N
 async def members(wire: Wire, **ext: str) -> list[str]:
     answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g", **ext})
     return group_bodies.decode_members(answer.body) if answer.code == 0 else []
+
+
+def routes_known_later(node: Node) -> asyncio.Event:
+    """The broker does not know what a change moves before this is set."""
+    find_route, known = node.broker.draining._find_route, asyncio.Event()
+
+    async def found_later(topic: str) -> Route | None:
+        await known.wait()
+        return await find_route(topic)
+
+    node.broker.draining._find_route = found_later
+    return known
 
 
 async def lock(wire: Wire, client_id: str, *, handover: bool = True, code: int = RequestCode.LOCK_BATCH_MQ) -> Frame:

@@ -13,7 +13,7 @@ from rocketlet.broker.config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_PEERS,
 from rocketlet.broker.groups.agreement import Agreement, GivenElsewhere
 from rocketlet.broker.groups.members import ConsumerGroup
 from rocketlet.protocol.agreement import Members, decode_members, encode_members
-from rocketlet.protocol.bodies import DataVersion, Route, TopicConfig
+from rocketlet.protocol.bodies import DataVersion, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS
 from rocketlet.protocol.frame import Frame, FrameReader, encode
@@ -22,7 +22,7 @@ from rocketlet.protocol.registration_body import encode_registration
 from rocketlet.protocol.schema import BodyError
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import SUBSCRIBED, SUSPEND, join, members, pull, send
+from ..requests import SUBSCRIBED, SUSPEND, join, members, pull, routes_known_later, send
 from .accounts import ADMIN, AccountsFile, signed_wire
 
 FLAGS = SUBSCRIBED | SUSPEND
@@ -464,13 +464,7 @@ async def test_who_was_given_no_list_is_not_in_the_one_of_before(node: Node, wir
     await join(wire, "c1")
     draining = node.broker.draining
     await eventually(lambda: "c1" in draining._settled.get("g", ()))
-    find_route, known = draining._find_route, asyncio.Event()
-
-    async def found_later(topic: str) -> Route | None:
-        await known.wait()
-        return await find_route(topic)
-
-    draining._find_route = found_later
+    known = routes_known_later(node)
     await join(await connect(node.address), "c2")
     assert await members(wire) == []
     wire.requests.clear()

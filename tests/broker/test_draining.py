@@ -8,14 +8,14 @@ import pytest
 from rocketlet.broker.config import DRAIN_MAX_S, DRAIN_ROUNDS
 from rocketlet.client import settled
 from rocketlet.protocol import group_bodies
-from rocketlet.protocol.bodies import Queue, Route
+from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import decode_records
 
 from ..conftest import PATIENCE_S, Connect, Node, Wire, create_topic, eventually
-from ..requests import SUBSCRIBED, SUSPEND, join, members, pull, send
+from ..requests import SUBSCRIBED, SUSPEND, join, members, pull, routes_known_later, send
 
 FLAGS = SUBSCRIBED | SUSPEND
 
@@ -335,13 +335,7 @@ async def test_nobody_is_told_while_it_is_not_known_what_a_further_change_moves(
     await join(two, "c2")
     draining = node.broker.draining
     await eventually(lambda: not draining._drains["g"].is_open)
-    find_route, known = draining._find_route, asyncio.Event()
-
-    async def found_later(topic: str) -> Route | None:
-        await known.wait()
-        return await find_route(topic)
-
-    draining._find_route = found_later
+    known = routes_known_later(node)
     await join(three, "c3")
     await eventually(lambda: len(draining._drains["g"].kept) == 3)
     await handled(wire, 1, 1)
@@ -359,13 +353,7 @@ async def test_who_is_given_the_list_that_it_had_is_told_again(
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     draining = node.broker.draining
-    find_route, known = draining._find_route, asyncio.Event()
-
-    async def found_later(topic: str) -> Route | None:
-        await known.wait()
-        return await find_route(topic)
-
-    draining._find_route = found_later
+    known = routes_known_later(node)
     await join(await connect(node.address), "c2")
     await eventually(lambda: len(draining._drains["g"].kept) == 2)
     node.clock.advance(60.0)
