@@ -101,8 +101,10 @@ class Routes:
             log.info("broker_registered", broker=name, cluster=cluster, address=address)
         self._entries += more
         broker.topics |= fresh
+        moved_from = broker.addresses.get(broker_id, address)
         broker.addresses = addresses
-        self._forget_address(address)
+        for replaced in {moved_from, address}:
+            self._forget_address(replaced)
         self._addresses[address] = _Address(connection, self.clock.monotonic_s(), version, external or address)
         self._of_connection.setdefault(connection, {})[address] = None
         self._names[address] = name

@@ -101,6 +101,16 @@ def test_an_address_that_another_broker_registers_is_that_brokers() -> None:
     assert names(routes) == []
 
 
+def test_a_broker_that_moves_leaves_no_address_behind() -> None:
+    """No limit counts it: one connection may register another one with every frame."""
+    connection: Any = object()
+    routes = routes_with(*[("a", f"10.0.0.{number}:1") for number in range(100)], connection=connection)
+    assert [dict(broker.addresses) for broker in routes.brokers()] == [{0: "10.0.0.99:1"}]
+    assert list(routes._addresses) == list(routes._names) == list(routes._of_connection[connection]) == ["10.0.0.99:1"]
+    routes.drop(connection)
+    assert names(routes) == []
+
+
 def test_who_unregisters_a_broker_at_the_address_of_another_one_changes_nothing() -> None:
     """It was known for ever then: its silence was not noticed any more."""
     connection: Any = object()
