@@ -125,7 +125,8 @@ class Tls:
         paths = files.paths if files else ()
         self._watched = Watched((*paths, name_server_authority) if name_server_authority else paths)
         self.context, self.name_server_context = self._contexts()
-        self._handshaking: dict[Entrance, asyncio.Task[None]] = {}
+        self._handshaking: dict[Entrance, None] = {}  # the oldest first
+        self._tasks: set[asyncio.Task[None]] = set()
         self.reports = Reports()
 
     @property
@@ -152,8 +153,13 @@ class Tls:
     def begin(self, entrance: Entrance, first: bytes) -> None:
         """Starts a handshake. Of too many at once the oldest, which has had its chance, makes room."""
         if len(self._handshaking) >= MAX_HANDSHAKES:
-            next(iter(self._handshaking)).abort()
-        self._handshaking[entrance] = asyncio.create_task(self._shake_hands(entrance, first), name="tls handshake")
+            oldest = next(iter(self._handshaking))
+            del self._handshaking[oldest]  # its task ends later; the next one that comes must end another
+            oldest.abort()
+        self._handshaking[entrance] = None
+        task = asyncio.create_task(self._shake_hands(entrance, first), name="tls handshake")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _shake_hands(self, entrance: Entrance, first: bytes) -> None:
         try:
@@ -167,7 +173,7 @@ class Tls:
             entrance.abort()
             entrance.connection_lost(error)
         finally:
-            del self._handshaking[entrance]
+            self._handshaking.pop(entrance, None)
 
 
 class Entrance(asyncio.Protocol):
@@ -223,6 +229,8 @@ class Entrance(asyncio.Protocol):
         """Returns when the connection is encrypted. Raises OSError, of which ssl.SSLError and TimeoutError are."""
         raw, context = self._transport, self._tls.context
         assert raw is not None and context is not None
+        if raw.is_closing():  # start_tls would wait until the timeout
+            raise ConnectionResetError("the connection was closed")
         loop = asyncio.get_running_loop()
         starting = loop.create_task(
             loop.start_tls(

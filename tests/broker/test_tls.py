@@ -11,12 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rocketlet.broker.config import MAX_TLS_FILE_BYTES, RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.net import tls as tls_module
-from rocketlet.broker.net.tls import Tls, TlsError, TlsFiles
+from rocketlet.broker.net.tls import Entrance, Tls, TlsError, TlsFiles
 from rocketlet.broker.server import Server
 from rocketlet.client import Access, BrokerRefused, ConnectionFailed, Consumer, Producer
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -379,6 +380,48 @@ async def test_of_too_many_handshakes_the_oldest_ends(
         assert await readers[0].read() == b""
     assert (tls.failed_handshakes, len(tls._handshaking)) == (1, 2)
     await wire.close()
+
+
+class _Hanging:
+    """An entrance whose client never goes on."""
+
+    def __init__(self, ending: list[_Hanging]) -> None:
+        self._ended = asyncio.Event()
+        self._ending = ending
+
+    async def shake_hands(self, first: bytes) -> None:
+        await self._ended.wait()
+
+    def abort(self) -> None:
+        self._ending.append(self)
+        self._ended.set()
+
+
+async def test_handshakes_that_come_together_end_as_many_others(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_module, "MAX_HANDSHAKES", 3)
+    tls, ended = Tls("permissive", certificates.files), list[_Hanging]()
+    entrances = [_Hanging(ended) for _ in range(10)]
+    for entrance in entrances:
+        tls.begin(entrance, HELLO)  # type: ignore[arg-type]
+        assert len(tls._handshaking) <= 3
+    assert ended == entrances[:7]
+    for entrance in entrances[7:]:
+        entrance.abort()
+    await eventually(lambda: tls.handshakes == 10)
+    assert not tls._handshaking
+
+
+async def test_a_handshake_does_not_begin_on_a_connection_that_ends(certificates: Certificates) -> None:
+    """asyncio would wait for it until the timeout."""
+    ends = Mock(spec=asyncio.Transport)
+    ends.is_closing.return_value = True
+    entrance = Entrance(Tls("permissive", certificates.files), Mock())
+    entrance.connection_made(ends)
+    with pytest.raises(ConnectionResetError):
+        await entrance.shake_hands(HELLO)
+    ends.set_protocol.assert_not_called()
 
 
 async def test_a_client_that_leaves_amid_its_handshake_is_forgotten(
