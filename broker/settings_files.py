@@ -63,14 +63,20 @@ def is_readable_by_all(path: Path) -> bool:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replaces a file whole and synced; it keeps who may read it. Raises OSError."""
+    """Replaces a file whole and synced; it keeps who may read it. Raises OSError, the file then as it was."""
     temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.fchmod(descriptor, path.stat().st_mode & 0o777)
-        with os.fdopen(descriptor, "wb", closefd=False) as file:
-            file.write(data)
+        _write_synced(temporary, data, path.stat().st_mode & 0o777)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_synced(path: Path, data: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
+        file.write(data)
+        file.flush()
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, path)

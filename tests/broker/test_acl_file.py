@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -312,3 +313,21 @@ def test_a_change_meets_what_the_operator_wrote_meanwhile(path: Path) -> None:
     os.utime(path, ns=(1, 1))
     file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
     assert set(AclFile(path).policy.accounts) == {"RocketMQ", "someone-else", "fresh-one"}
+
+
+def test_a_change_that_the_disk_refuses_leaves_no_copy_of_the_secrets(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = AclFile(path)
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for step in ("fchmod", "fsync", "replace"):
+        with monkeypatch.context() as failing, pytest.raises(AclError, match="No space left"):
+            failing.setattr(f"rocketlet.broker.settings_files.os.{step}", full)
+            file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
+        assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+        assert path.read_bytes() == before
+    assert set(file.policy.accounts) == {"RocketMQ", "rocketmq2"}
