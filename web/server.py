@@ -52,9 +52,11 @@ class WebServer:
 
     async def stop(self) -> None:
         self._server.should_exit = True
-        if self._serving is not None:
-            await asyncio.gather(self._serving, return_exceptions=True)
-        self._socket.close()
+        try:
+            if self._serving is not None:
+                await asyncio.gather(self._serving, return_exceptions=True)
+        finally:
+            self._socket.close()
 
 
 class _Connection(H11Protocol):
@@ -64,6 +66,7 @@ class _Connection(H11Protocol):
         super().__init__(**arguments)
         self._open = connections
         self._silent: asyncio.TimerHandle | None = None
+        self._unread = 0  # bytes of answers that the client had not read when it was last heard of
 
     @property
     def _awaits_client(self) -> bool:
@@ -91,6 +94,10 @@ class _Connection(H11Protocol):
         super().resume_writing()
         self._heard()
 
+    def on_response_complete(self) -> None:
+        self._heard()  # its turn begins
+        super().on_response_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
@@ -98,11 +105,13 @@ class _Connection(H11Protocol):
     def _heard(self) -> None:
         self._forget()
         self._open[self] = None
+        self._unread = self.transport.get_write_buffer_size()
         self._silent = self.loop.call_later(CLIENT_S, self._look)
 
     def _look(self) -> None:
-        """Nothing was heard of the client; while an answer is being made, that is as it should be."""
-        if self._awaits_client:
+        """The client has written nothing: while an answer is being made or read, that is as it should be."""
+        reads = self.transport.get_write_buffer_size() < self._unread
+        if self._awaits_client and not reads:
             self._abort()
         else:
             self._heard()

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import uvicorn
+from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.console.server import ConsoleServer
 from rocketlet.testing.control import Control
 from rocketlet.testing.rig import Listening, Rig
-from rocketlet.web.config import MAX_CONNECTIONS
-from rocketlet.web.server import WebServer
+from rocketlet.web.config import CLIENT_S, MAX_CONNECTIONS
+from rocketlet.web.server import WebServer, _Connection
+from uvicorn.server import ServerState
 
-from ..conftest import PATIENCE_S, Node
+from ..conftest import PATIENCE_S, Node, eventually
 
 HALF = b"GET / HTTP/1.1\r\nHost: local"
 HALF_BODY = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
@@ -78,9 +82,11 @@ class Slow:
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
         self.begun = self.ended = 0
+        self.on_begun: Callable[[], object] = int
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         self.begun += 1
+        self.on_begun()
         if scope["method"] == "POST":
             while (await receive()).get("more_body"):
                 pass
@@ -94,8 +100,7 @@ class Slow:
 
 
 @pytest.fixture
-async def slow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Slow, Clients]]:
-    monkeypatch.setattr("rocketlet.web.server.CLIENT_S", 0.02)
+async def slow() -> AsyncIterator[tuple[Slow, Clients]]:
     listening, application = socket.create_server(("127.0.0.1", 0)), Slow()
     server = WebServer(application, listening, stop_s=1)
     server.start()
@@ -104,31 +109,92 @@ async def slow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Slow, Cli
     await server.stop()
 
 
-async def test_only_who_has_something_to_write_or_read_is_ended_for_silence(slow: tuple[Slow, Clients]) -> None:
-    application, clients = slow
-    waiting = await clients.writing(asking(b"/wait"))
-    for half in (b"", HALF, HALF_BODY):
-        assert await rest(await clients.writing(half)) == b""
-    assert not waiting.at_eof(), "its answer is being made"
+class Turned:
+    """Timers, which fire when the test turns the clock."""
+
+    def __init__(self) -> None:
+        self._clock = MovableClock(stands=True)
+        self.call_later = self._clock.call_later
+        self.create_task = asyncio.get_running_loop().create_task
+
+    def turn(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+
+class Client:
+    """A connection without a socket, and how many bytes of the answers its client has not read."""
+
+    def __init__(self, application: Slow) -> None:
+        self.time = Turned()
+        self.unread = 0
+        self.transport = Mock(spec=asyncio.Transport)
+        self.transport.is_closing.return_value = False
+        self.transport.get_extra_info.return_value = None
+        self.transport.get_write_buffer_size.side_effect = lambda: self.unread
+        config = uvicorn.Config(application, log_config=None, lifespan="off")
+        self.server_side = _Connection({}, config=config, server_state=ServerState(), app_state={}, _loop=self.time)
+        self.server_side.connection_made(self.transport)
+
+    @property
+    def is_ended(self) -> bool:
+        return bool(self.transport.abort.called)
+
+
+async def test_a_client_that_waited_long_for_an_answer_has_its_time_to_read_it() -> None:
+    application = Slow()
+    client = Client(application)
+    client.server_side.data_received(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    client.time.turn(3 * CLIENT_S)
+    assert not client.is_ended, "its answer is being made"
+    client.time.turn(CLIENT_S - 0.1)
     application.may_answer.set()
-    assert (await rest(waiting)).startswith(b"HTTP/1.1 200 ")
+    await eventually(lambda: application.ended == 1)
+    client.time.turn(0.2)
+    assert not client.is_ended
+    client.time.turn(CLIENT_S)
+    assert client.is_ended
 
 
-async def test_an_answer_that_nobody_reads_ends(slow: tuple[Slow, Clients]) -> None:
+async def test_a_client_that_reads_slowly_is_not_silent() -> None:
+    application = Slow()
+    client = Client(application)
+    client.server_side.data_received(asking(b"/long"))
+    await eventually(lambda: application.ended == 1)
+    client.unread = 1_000_000
+    client.server_side.pause_writing()
+    for _ in range(5):
+        client.unread -= 1000
+        client.time.turn(CLIENT_S)
+        assert not client.is_ended
+    client.time.turn(CLIENT_S)
+    assert client.is_ended
+
+
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return lambda: monkeypatch.setattr("rocketlet.web.server.CLIENT_S", 0.02)
+
+
+@pytest.mark.parametrize("half", [b"", HALF, HALF_BODY])
+async def test_a_request_that_is_not_written_to_its_end_ends(
+    slow: tuple[Slow, Clients], impatience: Callable[[], None], half: bytes
+) -> None:
+    impatience()
+    assert await rest(await slow[1].writing(half)) == b""
+
+
+async def test_an_answer_that_nobody_reads_ends(slow: tuple[Slow, Clients], impatience: Callable[[], None]) -> None:
     application, clients = slow
+    application.on_begun = impatience  # before, a busy machine would be too slow to read the request
     reader = await clients.writing(asking(b"/long"))
     reader._transport.pause_reading()  # type: ignore[attr-defined]
-    async with asyncio.timeout(PATIENCE_S):
-        while not application.ended:
-            await asyncio.sleep(0.002)
+    await eventually(lambda: application.ended == 1)
 
 
 async def test_beyond_the_limit_requests_that_are_answered_go_on(slow: tuple[Slow, Clients]) -> None:
     application, clients = slow
     waiting = [await clients.writing(asking(b"/wait")) for _ in range(MAX_CONNECTIONS)]
-    async with asyncio.timeout(PATIENCE_S):
-        while application.begun < MAX_CONNECTIONS:
-            await asyncio.sleep(0.002)
+    await eventually(lambda: application.begun == MAX_CONNECTIONS)
     assert await rest(await clients.writing(HALF)) == b""
     application.may_answer.set()
     answers = [await rest(reader) for reader in waiting]
