@@ -1,7 +1,11 @@
-"""mqadmin's ACL commands. Apache writes to any file that the request names; here it can only be the broker's own."""
+"""mqadmin's ACL commands. Apache writes to any file that the request names; here it can only be the broker's own.
+
+A thread changes the file: 1,000 accounts take 0.4 s, in which nobody else would be served.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,7 +19,7 @@ from ...protocol.headers import AccountName, AclVersion, PutAccount, WhiteAddres
 from ..access.accounts import AclError
 from ..access.file import AclFile
 from ..broker import Broker
-from ..net.answers import Buffers, Refused, answer
+from ..net.answers import Buffers, Refused, answer, small
 from ..net.connection import Connection
 
 log = structlog.get_logger("rocketlet.acl")
@@ -31,7 +35,7 @@ _SHOWN: Final = (
 )
 
 
-def put_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def put_account(broker: Broker, connection: Connection, frame: Frame) -> None:
     """UPDATE_AND_CREATE_ACL_CONFIG: fields that are not given stay as they are, but for `admin`, as Apache's."""
     header = read(PutAccount, frame.ext)
     given: dict[str, Any] = {
@@ -45,29 +49,40 @@ def put_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers
     if header.secret_key:  # Apache's keeps the secret when none is sent (PlainPermissionManager.updateAccessConfig)
         entry["secretKey"] = header.secret_key
     entry |= {name: value for name, value in given.items() if value is not None}
-    file = _file(broker, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
-    _change(ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED, lambda: file.put_account(entry))
-    log.info("account_put", account=header.access_key, peer=connection.peer)
-    return answer(frame)
+    code = ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
+    file = _file(broker, code)
+
+    def change() -> None:
+        file.put_account(entry)
+        log.info("account_put", account=header.access_key, peer=connection.peer)
+
+    broker.tasks.answer(_changed(connection, small(frame), code, change))
 
 
-def delete_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def delete_account(broker: Broker, connection: Connection, frame: Frame) -> None:
     name = read(AccountName, frame.ext).access_key
     file = _file(broker, ResponseCode.DELETE_ACL_CONFIG_FAILED)
-    _change(ResponseCode.DELETE_ACL_CONFIG_FAILED, lambda: file.delete_account(name))
-    log.info("account_deleted", account=name, peer=connection.peer)
-    return answer(frame)
+
+    def change() -> None:
+        file.delete_account(name)
+        log.info("account_deleted", account=name, peer=connection.peer)
+
+    broker.tasks.answer(_changed(connection, small(frame), ResponseCode.DELETE_ACL_CONFIG_FAILED, change))
 
 
-def put_white_addresses(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def put_white_addresses(broker: Broker, connection: Connection, frame: Frame) -> None:
     header = read(WhiteAddresses, frame.ext)
     code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
     file = _file(broker, code)
     if header.acl_file_full_path and header.acl_file_full_path != str(file.path):
         raise Refused(code, f"this broker has one ACL file, {file.path}; leave the file's name out")
-    _change(code, lambda: file.put_white_addresses(_parts(header.global_white_addrs) or []))
-    log.info("white_addresses_put", peer=connection.peer)
-    return answer(frame)
+    addresses = _parts(header.global_white_addrs) or []
+
+    def change() -> None:
+        file.put_white_addresses(addresses)
+        log.info("white_addresses_put", peer=connection.peer)
+
+    broker.tasks.answer(_changed(connection, small(frame), code, change))
 
 
 def acl_version(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
@@ -105,11 +120,13 @@ def _file(broker: Broker, code: int) -> AclFile:
     return broker.acl.file
 
 
-def _change(code: int, change: Callable[[], None]) -> None:
+async def _changed(connection: Connection, frame: Frame, code: int, change: Callable[[], None]) -> None:
     try:
-        change()
+        await asyncio.to_thread(change)
     except AclError as error:
-        raise Refused(code, str(error)) from None
+        connection.write(answer(frame, code, remark=str(error)))
+    else:
+        connection.write(answer(frame))
 
 
 def _parts(text: str | None) -> list[str] | None:
