@@ -189,7 +189,7 @@ MAX_BROKER_ADDRESSES: Final = 16  # of one broker: master and slaves
 MAX_ROUTES: Final = 200_000  # topics of all brokers together; a topic counts once for each broker that has it
 MAX_KV_NAMESPACES: Final = 100
 MAX_KV_KEYS: Final = 10_000
-MAX_KV_BYTES: Final = 8 * 1024 * 1024  # of all keys and values
+MAX_KV_CHARS: Final = 8 * 1024 * 1024  # characters of all namespaces, keys and values
 
 
 class LimitExceeded(Exception):

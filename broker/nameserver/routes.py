@@ -15,7 +15,7 @@ from ..config import (
     HEARTBEAT_LIMIT_S,
     MAX_BROKER_ADDRESSES,
     MAX_BROKERS,
-    MAX_KV_BYTES,
+    MAX_KV_CHARS,
     MAX_KV_KEYS,
     MAX_KV_NAMESPACES,
     MAX_ROUTES,
@@ -268,13 +268,13 @@ class Routes:
         return len(broker.topics)
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """Raises LimitExceeded beyond 10,000 keys in a namespace, 100 namespaces, or 8 MiB in all."""
+        """Raises LimitExceeded beyond 10,000 keys in a namespace, 100 namespaces, or 8,388,608 characters in all."""
         table = self.kv.get(namespace, {} if len(self.kv) < MAX_KV_NAMESPACES else None)
         if table is None or (key not in table and len(table) >= MAX_KV_KEYS):
             raise LimitExceeded(f"the name server keeps {MAX_KV_NAMESPACES} namespaces of {MAX_KV_KEYS} keys; no more")
         more = len(value) - len(table[key]) if key in table else len(namespace) + len(key) + len(value)
-        if more > 0 and self._kv_chars + more > MAX_KV_BYTES:
-            raise LimitExceeded(f"the name server keeps keys and values of {MAX_KV_BYTES} characters; delete some")
+        if more > 0 and self._kv_chars + more > MAX_KV_CHARS:
+            raise LimitExceeded(f"the name server keeps keys and values of {MAX_KV_CHARS} characters; delete some")
         self._kv_chars += more
         table[key] = value
         self.kv[namespace] = table

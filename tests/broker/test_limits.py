@@ -257,7 +257,7 @@ async def test_transactions_without_an_outcome_are_limited_at_their_edge(
 
 
 def test_keys_of_a_name_server_are_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_KV_BYTES", 20)
+    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_KV_CHARS", 20)
     routes = Routes()
     routes.put_kv("n", "k", "x" * 18)
     with pytest.raises(Exception, match="20 characters"):
