@@ -111,7 +111,11 @@ class Server:
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         if self._host != "localhost" and not is_loopback(self._host):
-            hint = "give --acl, so that only who may can read, write and administrate" if self._acl is None else None
+            hint = (
+                "give --acl, so that only accounts with permission can read, write and administrate"
+                if self._acl is None
+                else None
+            )
             log.warning("listening_to_other_machines", host=self._host, port=self._port, hint=hint)
         self._server = await loop.create_server(self._entrance, self._host, self._port, backlog=LISTEN_BACKLOG)
         if self._external_port is not None:

@@ -46,7 +46,7 @@ def check_file(path: Path, max_bytes: int) -> None:
     """Raises OSError for a file that is too large to be read, and for what is none: from a pipe, a reader would wait."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if found.st_size > max_bytes:
         raise OSError(errno.EFBIG, f"it has {found.st_size} bytes; {max_bytes} are allowed", str(path))
 

@@ -85,7 +85,7 @@ def check_pull_limits(limits: Any) -> None:
     if limits is None:
         return
     if not isinstance(limits, PullLimits):
-        raise ConfigError(f"pull: {limits!r} is no PullLimits")
+        raise ConfigError(f"pull: {limits!r} is not a PullLimits")
     for name in ("batch_size", "messages", "size_bytes", "span"):
         check_count(f"pull.{name}", getattr(limits, name), 1, MAX_INT if name == "batch_size" else None)
 
@@ -107,7 +107,7 @@ def check_starts(starts: Any) -> None:
     for queue, offset in starts.items():
         if not isinstance(queue, Queue):
             raise ConfigError(
-                f"on_assigned returned {queue!r} as a key, which is no Queue; use those that it is called with"
+                f"on_assigned returned the key {queue!r}, which is not a Queue; use the queues that it is called with"
             )
         if not _is_long(offset):
             kind = type(offset).__name__

@@ -189,7 +189,7 @@ def _load(path: Path | None) -> dict[Queue, int]:
 
 def _listed(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"it holds {value!r} and no list")
+        raise ValueError(f"it holds {value!r}, which is not a list")
     return value
 
 
@@ -197,7 +197,7 @@ def _entry(item: Any) -> tuple[Queue, int]:
     match item:
         case [str(topic), str(broker), int(number), int(offset)] if min(number, offset) >= 0:
             return Queue(topic, broker, number), offset
-    raise ValueError(f"{item!r} is no offset of a queue")
+    raise ValueError(f"{item!r} is not an offset of a queue")
 
 
 def offsets_path(file: Path | str | None) -> Path | None:

@@ -61,7 +61,7 @@ async def _placed_later(answer: Awaitable[Starts], queue: Queue, begin: Callable
 
 
 def _start(starts: Starts, queue: Queue) -> int | None:
-    """The offset for this queue; None if none is named. Raises ConfigError for what is no mapping of offsets by queue."""
+    """The offset for this queue; None if none is named. Raises ConfigError for what is not a mapping of offsets by queue."""
     if starts is None:
         return None
     check_starts(starts)

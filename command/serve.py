@@ -314,7 +314,7 @@ def acl_of(options: argparse.Namespace) -> Acl | None:
     """Raises AclError."""
     account = getattr(options, "nameserver_account", None)
     if account and not options.acl:
-        raise AclError("--nameserver-account is given, --acl is not, whose accounts it is of")
+        raise AclError("--nameserver-account names an account of the file that --acl gives; give --acl, too")
     try:
         return Acl(AclFile(options.acl)) if options.acl else None
     except ImportError:

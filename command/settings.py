@@ -64,7 +64,7 @@ class SettingsParser(argparse.ArgumentParser):
         except OSError as error:
             self.error(f"--config: {path} cannot be read: {error.strerror}")
         except ValueError as error:
-            self.error(f"--config: {path} is no TOML: {error}")
+            self.error(f"--config: {path} is not TOML: {error}")
         return {name.replace("_", "-"): value for name, value in found.items()}
 
     def _set(self, action: argparse.Action, value: Any, place: str) -> None:

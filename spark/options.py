@@ -196,7 +196,7 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
     if given.has("maxTriggerDelay") and not given.has("minOffsetsPerTrigger"):
         raise ConfigError("the option maxTriggerDelay is given without minOffsetsPerTrigger, which it belongs to")
     if not membership and read.start.default == "committed" and not read.group:
-        raise ConfigError("startingOffsets is committed, whose group is needed: set the option group")
+        raise ConfigError("startingOffsets is committed, which needs a group: set the option group")
     return StreamOptions(
         read,
         membership,

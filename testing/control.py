@@ -118,7 +118,7 @@ def _query(operation: Operation, request: Request) -> Any:
     given = dict(request.query_params)
     if operation.query is None:
         if given:
-            raise ValueError(f"{next(iter(given))} is no parameter; {operation.path} takes none")
+            raise ValueError(f"{next(iter(given))} is not a parameter; {operation.path} takes none")
         return None
     return _checked(lambda: msgspec.convert(given, operation.query, strict=False), operation.query)
 
@@ -144,4 +144,4 @@ def _checked(read: Callable[[], Any], wanted: Any) -> Any:
         allowed = openapi.allowed(wanted, path)
         raise ValueError(f"{text}; allowed: {allowed}" if allowed else text) from None
     except msgspec.DecodeError as error:
-        raise ValueError(f"the body is no JSON: {error}") from None
+        raise ValueError(f"the body is not JSON: {error}") from None

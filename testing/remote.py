@@ -260,7 +260,7 @@ class _Calls:
         try:
             problem = msgspec.json.decode(said, type=shapes.Problem)
         except msgspec.DecodeError:
-            raise ConnectionError(f"{self._place} is no control port: it answers {status} {said[:80]!r}") from None
+            raise ConnectionError(f"{self._place} is not a control port: it answers {status} {said[:80]!r}") from None
         raise _ERRORS.get(problem.error, RuntimeError)(problem.message)
 
     def _exchange(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:

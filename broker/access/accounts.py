@@ -95,7 +95,7 @@ def read_policy(document: Any) -> Policy:
     if document is None:
         document = {}
     if not isinstance(document, dict):
-        raise AclError(f"the ACL file is no mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")
+        raise AclError(f"the ACL file is not a mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")
     accounts: dict[str, Account] = {}
     for entry in _list(document, ACCOUNTS, "the ACL file"):
         account = read_account(entry)
@@ -136,7 +136,7 @@ def _key(entry: Mapping[Any, Any], name: str, where: str) -> str:
         value = str(value)
     if not isinstance(value, str) or len(value) < MIN_KEY_CHARS:
         raise AclError(
-            f"{where} needs {name}, of at least {MIN_KEY_CHARS} characters, in quotes if it is no plain word"
+            f"{where} needs {name}, of at least {MIN_KEY_CHARS} characters, in quotes if it is not a plain word"
         )
     return value
 
@@ -146,7 +146,7 @@ def _list(entry: Mapping[Any, Any], name: str, where: str) -> list[Any]:
     if found is None:
         return []
     if not isinstance(found, list):
-        raise AclError(f"{name} of {where} is no list; write one item a line, each after a dash")
+        raise AclError(f"{name} of {where} is not a list; write one item a line, each after a dash")
     return found
 
 

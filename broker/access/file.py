@@ -67,9 +67,9 @@ class AclFile:
         try:
             found = yaml.safe_load(data)
         except Exception as error:  # not YAMLError alone: `!!int ""` is an IndexError, `!!bool x` a KeyError
-            raise AclError(f"{self.path} is no YAML{_place(error)}") from None
+            raise AclError(f"{self.path} is not YAML{_place(error)}") from None
         if found is not None and not isinstance(found, dict):
-            raise AclError(f"{self.path} is no mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")
+            raise AclError(f"{self.path} is not a mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")
         return found or {}
 
     # What mqadmin changes

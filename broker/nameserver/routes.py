@@ -113,13 +113,13 @@ class Routes:
     def _check_limits(self, name: str, addresses: int, topics: int, more: int) -> None:
         """Of a broker with so many addresses and topics, which are so many more than before. Raises LimitExceeded."""
         if name not in self._brokers and len(self._brokers) >= MAX_BROKERS:
-            raise LimitExceeded(f"this name server knows {MAX_BROKERS} brokers; no more")
+            raise LimitExceeded(f"this name server knows {MAX_BROKERS} brokers and takes no more")
         if addresses > MAX_BROKER_ADDRESSES:
-            raise LimitExceeded(f"the broker {name} has {MAX_BROKER_ADDRESSES} addresses; no more")
+            raise LimitExceeded(f"the broker {name} has {MAX_BROKER_ADDRESSES} addresses and can have no more")
         if topics > MAX_TOPICS:
             raise LimitExceeded(f"the broker {name} has more than {MAX_TOPICS} topics")
         if more > 0 and self._entries + more > MAX_ROUTES:
-            raise LimitExceeded(f"this name server keeps {MAX_ROUTES} topics of all brokers together; no more")
+            raise LimitExceeded(f"this name server keeps {MAX_ROUTES} topics of all brokers together and takes no more")
 
     def ownership_fault(self, name: str, address: str) -> str | None:
         """Why a stranger may not register, or unregister, this broker: it is the one in this process. None if it may."""
@@ -271,7 +271,9 @@ class Routes:
         """Raises LimitExceeded beyond 10,000 keys in a namespace, 100 namespaces, or 8,388,608 characters in all."""
         table = self.kv.get(namespace, {} if len(self.kv) < MAX_KV_NAMESPACES else None)
         if table is None or (key not in table and len(table) >= MAX_KV_KEYS):
-            raise LimitExceeded(f"the name server keeps {MAX_KV_NAMESPACES} namespaces of {MAX_KV_KEYS} keys; no more")
+            raise LimitExceeded(
+                f"the name server keeps {MAX_KV_NAMESPACES} namespaces of {MAX_KV_KEYS} keys at most; delete some"
+            )
         more = len(value) - len(table[key]) if key in table else len(namespace) + len(key) + len(value)
         if more > 0 and self._kv_chars + more > MAX_KV_CHARS:
             raise LimitExceeded(f"the name server keeps keys and values of {MAX_KV_CHARS} characters; delete some")

@@ -218,7 +218,7 @@ class Folder:
     def __init__(self, path: Path, *, creates: bool = True) -> None:
         if not creates and not (path / "lock").exists():
             reason = "it has no file `lock`" if path.exists() else "it does not exist"
-            raise StoreError(f"{path} is no data folder: {reason}")
+            raise StoreError(f"{path} is not a data folder: {reason}")
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock_file(path / "lock")

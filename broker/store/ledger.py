@@ -66,7 +66,7 @@ class Former(NamedTuple):
 def _changes(value: Any) -> list[Any]:
     """Raises ValueError."""
     if not isinstance(value, list):
-        raise ValueError("the leases are no list")
+        raise ValueError("the leases are not a list")
     return value
 
 
@@ -103,7 +103,7 @@ class Ledger:
                 "leases_unknown",
                 file=str(path),
                 reason=fault or "the disk takes nothing",
-                hint=f"queues have no readers for {HANDOVER_LEASE_S:.0f} s, until nobody can believe in a lease of before",
+                hint=f"queues have no readers for {HANDOVER_LEASE_S:.0f} s, until every lease from before has ended",
             )
 
     def _read(self) -> str:
@@ -162,7 +162,7 @@ class Ledger:
         self.epoch = max(self.epoch, epoch)
 
     def _no_lease(self) -> ValueError:
-        return ValueError(f"{self._path} or its journal has something that is no lease")
+        return ValueError(f"{self._path} or its journal has an entry that is not a lease")
 
     # Changes
 

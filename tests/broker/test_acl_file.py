@@ -110,15 +110,15 @@ def test_permissions_are_apaches(fields: dict[str, object], resource: str, permi
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        ("a text", "no mapping"),
-        ({"accounts": {"a": 1}}, "no list"),
+        ("a text", "not a mapping"),
+        ({"accounts": {"a": 1}}, "not a list"),
         ({"accounts": ["a"]}, "is a mapping with accessKey"),
         ({"accounts": [{"accessKey": "service"}]}, "needs secretKey"),
         ({"accounts": [{"accessKey": "short", "secretKey": SECRET}]}, "accessKey, of at least 7"),
         ({"accounts": [{"accessKey": "service", "secretKey": 1.5}]}, "in quotes"),
         (policy_with(defaultTopicPerm="PUB,SUB"), "allowed: DENY, PUB, SUB"),
         (policy_with(topicPerms=["t"]), "write name=PUB"),
-        (policy_with(topicPerms="t=PUB"), "no list"),
+        (policy_with(topicPerms="t=PUB"), "not a list"),
         (policy_with(admin="yes"), "write true or false"),
         (policy_with(whiteRemoteAddress="10.0.0"), "neither IPv4 nor IPv6"),
         ({"globalWhiteRemoteAddresses": ["10.0.0"]}, "neither IPv4 nor IPv6"),
@@ -164,7 +164,7 @@ def test_whatever_yaml_may_hold_is_a_policy_or_a_mistake(document: object) -> No
 def test_what_yaml_cannot_read_is_a_mistake(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(f"accounts: {text}\n")
-    with pytest.raises(AclError, match="is no YAML"):
+    with pytest.raises(AclError, match="is not YAML"):
         AclFile(path)
 
 
@@ -212,7 +212,7 @@ def test_a_changed_file_is_taken_and_a_damaged_one_is_not(path: Path) -> None:
     file.look()
     assert "someone-else" in file.policy.accounts
     for damaged, reason in (
-        ("accounts: [", "no YAML"),
+        ("accounts: [", "not YAML"),
         ("", "is empty"),
         (TEXT.replace("DENY", "NONE"), "allowed: DENY"),
         ("- a", "mapping"),
@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_used_is_refused_at_the_start(path: Path) -> None:
     with pytest.raises(AclError, match="cannot read"):
         AclFile(path.with_name("none.yml"))
     path.write_text("accounts:\n- secretKey: 'its-secret\n  b: [\n")
-    with pytest.raises(AclError, match="no YAML: see line") as caught:
+    with pytest.raises(AclError, match="not YAML: see line") as caught:
         AclFile(path)
     assert SECRET not in str(caught.value)
     path.write_text("#" * (MAX_ACL_FILE_BYTES + 1))
@@ -255,7 +255,7 @@ def test_what_is_no_regular_file_is_refused(path: Path) -> None:
     os.mkfifo(path)
     with capture_logs() as logs:
         file.look()
-    assert "no regular file" in logs[0]["reason"]
+    assert "not a regular file" in logs[0]["reason"]
     assert file.policy.accounts
 
 
@@ -302,7 +302,7 @@ def test_changes_that_cannot_be_are_refused_and_change_nothing(path: Path) -> No
 def test_a_file_with_a_mistake_is_not_overwritten(path: Path) -> None:
     file = AclFile(path)
     path.write_text("accounts: [")
-    with pytest.raises(AclError, match="no YAML"):
+    with pytest.raises(AclError, match="not YAML"):
         file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
     assert path.read_text() == "accounts: ["
 

@@ -43,7 +43,7 @@ from rocketlet.client.config import MAX_HANDLER_CONCURRENCY, MAX_NAME_SERVERS, P
         ({"pull": PullLimits(messages=0)}, "pull.messages"),
         ({"pull": PullLimits(size_bytes=0)}, "pull.size_bytes"),
         ({"pull": PullLimits(span=0)}, "pull.span"),
-        ({"pull": 32}, "pull: 32 is no PullLimits"),
+        ({"pull": 32}, "pull: 32 is not a PullLimits"),
         ({"commit_interval_s": 0}, "commit_interval_s"),
         ({"drain_s": -1}, "drain_s"),
         ({"name_server": "http://127.0.0.1:9876"}, "is not host:port"),

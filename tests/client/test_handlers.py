@@ -209,7 +209,7 @@ async def test_a_listener_may_raise_anything(nodes: Nodes, caplog: pytest.LogCap
         (lambda queue: {queue: 2**63}, "9223372036854775808, a int, for t@"),
         (lambda queue: {queue: Decimal(1)}, "a Decimal, for t@"),
         (lambda queue: {queue: -1}, "-1, a int"),
-        (lambda queue: {str(queue): 1}, "which is no Queue"),
+        (lambda queue: {str(queue): 1}, "which is not a Queue"),
         (lambda queue: [1], r"returned \[1\]"),
     ],
 )

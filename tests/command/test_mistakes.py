@@ -34,7 +34,7 @@ def without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("topics list --tls-ca /none", 1, "certificates are given, but no --tls; add it"),
         ("topics list --tls --tls-ca /none", 1, "ca_file /none is not there, or may not be read"),
         ("broker --nameserver x", 1, "'x' is not host:port"),
-        ("fsck /none", 1, "/none is no data folder: it does not exist"),
+        ("fsck /none", 1, "/none is not a data folder: it does not exist"),
         ("start --port x", 2, "argument --port: x is not a port; use 0 to 65535; `rocketlet start --help` shows"),
         ("console --port -1", 2, "argument --port: -1 is not a port; use 0 to 65535"),
         ("start --console-port 65536", 2, "argument --console-port: 65536 is not a port; use 0 to 65535"),

@@ -65,7 +65,7 @@ def test_what_is_required_may_come_from_the_environment(monkeypatch: pytest.Monk
         ("no-vip = 'perhaps'", {}, "no-vip: 'perhaps' is neither true nor false"),
         ("data = ['a', 'b']", {}, "is not one value"),
         ("retain = 5", {}, "unknown settings: retain; there are host, "),
-        ("port = ", {}, "is no TOML"),
+        ("port = ", {}, "is not TOML"),
         (None, {"ROCKETLET_CONFIG": "/nowhere.toml"}, "/nowhere.toml cannot be read: No such file"),
         (None, {"ROCKETLET_PORT": "abc"}, r"\$ROCKETLET_PORT: abc is not a port"),
     ],

@@ -99,7 +99,7 @@ def test_damage_is_named_and_repaired(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_folder_that_is_none_or_in_use_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rocketlet.command.cli", "fsck", str(tmp_path / "nothing")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    assert (done.returncode, "is no data folder" in done.stderr) == (1, True)
+    assert (done.returncode, "is not a data folder" in done.stderr) == (1, True)
     assert not (tmp_path / "nothing").exists()
     filled(tmp_path)
     store, _ = reopened(tmp_path)
