@@ -14,6 +14,7 @@ Reply = Buffers | Work[Buffers] | None
 
 JAVA = int(Language.JAVA)  # what a Java broker says; Go reads other names as unknown
 _NONE: Ext = {}
+_new_tuple = tuple.__new__
 
 
 class Refused(Exception):
@@ -43,7 +44,9 @@ def answer_pieces(request: Frame, ext: Ext, pieces: list[Buffer], remark: str) -
 
 def small(request: Frame) -> Frame:
     """What an answer needs of a request, without what a client may have added: for requests that wait."""
-    return request._replace(ext={}, body=b"", serialize_type=reply_type(request))
+    code, opaque, _, _, flag, remark, language, version, _ = request
+    # each pull has one: `_replace` takes three times as long
+    return _new_tuple(Frame, (code, opaque, _NONE, b"", flag, remark, language, version, reply_type(request)))
 
 
 def reply_type(request: Frame) -> int:

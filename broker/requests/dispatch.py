@@ -114,9 +114,10 @@ class Dispatch:
                 began_s = time.perf_counter()
                 is_large = len(frame.body) > LARGE_REQUEST_BYTES
                 reply = self._in_turn(connection, frame) if is_large else self._handle(connection, frame)
-                if frame.code in self._times:
-                    self._times[frame.code].observe(time.perf_counter() - began_s)
-                if isinstance(reply, Generator):
+                times = self._times.get(frame.code)
+                if times is not None:
+                    times.observe(time.perf_counter() - began_s)
+                if reply is not None and not isinstance(reply, list):  # which is quicker to find out than a generator
                     connection.write(out)
                     out = []
                     connection.hold(frames[index + 1 :], len(frame.body))
@@ -216,7 +217,7 @@ class Dispatch:
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             reply = handler(connection, frame)
-            if isinstance(reply, Generator) and self._answering >= MAX_ANSWERING:
+            if self._answering >= MAX_ANSWERING and isinstance(reply, Generator):
                 raise LimitExceeded(f"{MAX_ANSWERING} long requests are being answered; try again later")
             return reply
         except Refused as refusal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ..messages.sql_filter import Filter
 
 log = structlog.get_logger("rocketlet.pulls")
+
+_PYTHON: Final = int(Language.PYTHON)  # Python 3.11 takes 0.2 us to find a member of an enum
 
 
 def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
@@ -143,8 +145,10 @@ def _overtaken_by(broker: Broker, connection: Connection, header: PullMessage) -
     """The committed offset that a foreign member must go on from: a Rocketlet member has owned the queue since it loaded its
     own. An answer without messages moves Apache's clients at once, 4.9's Java (PullCallback, NO_NEW_MSG) and Go's alike;
     PULL_OFFSET_MOVED would cost them 10 s."""
+    if not header.sys_flag & codes.PULL_SUSPEND:
+        return None
     place = (header.consumer_group, header.topic, header.queue_id)
-    if not header.sys_flag & codes.PULL_SUSPEND or not broker.offsets.is_behind_owner(*place, header.queue_offset):
+    if not broker.offsets.is_behind_owner(*place, header.queue_offset):
         return None
     return broker.offsets.get(*place) if is_foreign_member(broker, connection, header.consumer_group) else None
 
@@ -293,11 +297,7 @@ def _read(
         return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, MADE_ANEW, begin, begin, end)
     if begin <= offset < end:
         # Apache's broker gives 32 at most, whatever is asked (maxTransferCountOnMessageInMemory)
-        limit = (
-            header.max_msg_nums
-            if frame.language == Language.PYTHON
-            else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
-        )
+        limit = header.max_msg_nums if frame.language == _PYTHON else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
         looks = SCAN_WORDS // matches.words if matches is not None else 0
         found = broker.store.fetch(queue, offset, limit, subscription, matches, header.max_msg_bytes, looks)
         if found.messages:

@@ -32,6 +32,7 @@ log = structlog.get_logger("rocketlet.sending")
 REGION_EXT: Final[Ext] = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
 _new_tuple = tuple.__new__
+_SEND_MESSAGE: Final = int(RequestCode.SEND_MESSAGE)  # Python 3.11 takes 0.2 us to find a member of an enum
 _DELAY_MARK: Final = props.DELAY + props.NAME_END
 _TAGS_MARK: Final = props.TAGS + props.NAME_END
 _WAIT_MARK: Final = props.WAIT + props.NAME_END
@@ -68,7 +69,7 @@ class Sends:
     def stage(self, connection: Connection, frame: Frame) -> None:
         """Gives the message its place. Whatever this raises, such as Refused, nothing of it is staged."""
         code = frame.code
-        header = read(SendMessage, frame.ext) if code == RequestCode.SEND_MESSAGE else read_send_v2(frame.ext)
+        header = read(SendMessage, frame.ext) if code == _SEND_MESSAGE else read_send_v2(frame.ext)
         store = self._store
         if not self.staged:
             self._appender.begin()
