@@ -42,11 +42,11 @@ Step = Callable[[], Awaitable[None]]
 
 
 class Stalls:
-    """The longest time between two turns of the event loop since it was last read: by the clock, and what of it this
-    process had the processor, which does not depend on what else runs on the machine."""
+    """The longest time between two turns of the event loop since it was last read: by the clock, and how long of it the
+    loop's thread had the processor, which does not depend on what else runs on the machine, nor on other threads."""
 
     def __init__(self) -> None:
-        self._last_s = (time.perf_counter(), time.process_time())
+        self._last_s = (time.perf_counter(), time.thread_time())
         self._worst_s = (0.0, 0.0)
         self._is_running = True
 
@@ -56,7 +56,7 @@ class Stalls:
             asyncio.get_running_loop().call_soon(self.tick)
 
     def _look(self) -> None:
-        now_s = (time.perf_counter(), time.process_time())
+        now_s = (time.perf_counter(), time.thread_time())
         clock_s, cpu_s = (now - last for now, last in zip(now_s, self._last_s, strict=True))
         self._worst_s = max(self._worst_s[0], clock_s), max(self._worst_s[1], cpu_s)
         self._last_s = now_s
