@@ -37,6 +37,8 @@ from .peers import (
     rocketlet,
     rocketlet_signed,
     rocketlet_synced,
+    rocketlet_tls,
+    rocketlet_tls_signed,
 )
 
 BODY_BYTES = 1024
@@ -120,6 +122,8 @@ STARTERS: Mapping[str, Callable[[Path], AbstractAsyncContextManager[Peer]]] = {
     "rocketlet": rocketlet,
     "rocketlet-signed": rocketlet_signed,
     "rocketlet-synced": rocketlet_synced,
+    "rocketlet-tls": rocketlet_tls,
+    "rocketlet-tls-signed": rocketlet_tls_signed,
     "apache": apache,
     "apache-synced": apache_synced,
     "jetstream": jetstream,

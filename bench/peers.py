@@ -107,10 +107,39 @@ async def rocketlet_signed(folder: Path) -> AsyncIterator[Peer]:
     """Our broker once more, with accounts: each request is signed, and checked."""
     home = folder / "signed"
     home.mkdir()
-    accounts = home / "plain_acl.yml"
-    accounts.write_text("accounts: [{accessKey: bench-key, secretKey: a-long-secret, topicPerms: [bench=PUB]}]")
-    async with rocketlet(home, "--acl", str(accounts)) as peer:
-        yield replace(peer, name="rocketlet-signed", access=Access(access_key="bench-key", secret_key="a-long-secret"))
+    async with rocketlet(home, *_accounts(home)) as peer:
+        yield replace(peer, name="rocketlet-signed", access=ACCOUNT)
+
+
+@asynccontextmanager
+async def rocketlet_tls(folder: Path, name: str = "rocketlet-tls", *, signs: bool = False) -> AsyncIterator[Peer]:
+    """Our broker once more, over TLS."""
+    import trustme
+
+    home = folder / name
+    home.mkdir()
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(home / "ca.pem"))
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(home / "server.pem"))
+    options = ("--tls", "enforcing", "--tls-cert", str(home / "server.pem"), *(_accounts(home) if signs else ()))
+    async with rocketlet(home, *options) as peer:
+        access = replace(ACCOUNT if signs else Access(), tls=True, ca_file=str(home / "ca.pem"))
+        yield replace(peer, name=name, access=access)
+
+
+def rocketlet_tls_signed(folder: Path) -> AbstractAsyncContextManager[Peer]:
+    """Over TLS and with accounts: the client shows once for each connection who it is."""
+    return rocketlet_tls(folder, "rocketlet-tls-signed", signs=True)
+
+
+ACCOUNT = Access(access_key="bench-key", secret_key="a-long-secret")
+
+
+def _accounts(folder: Path) -> tuple[str, str]:
+    path = folder / "plain_acl.yml"
+    account = f"accessKey: {ACCOUNT.access_key}, secretKey: {ACCOUNT.secret_key}, topicPerms: [bench=PUB]"
+    path.write_text(f"accounts: [{{{account}}}]")
+    return "--acl", str(path)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@ aiokafka and confluent-kafka on Kafka. One process for the client, one for the b
 took, and the processor time of both processes for a message.
 
 `--only rocketlet-alone,apache-alone`: our client without batches. `--only rocketlet,rocketlet-signed`: what signatures cost.
+`--only rocketlet-tls,rocketlet-tls-signed`: what accounts cost with TLS, where a connection proves once whose it is.
 `--sync`: acknowledged is what lies on the device (`--flush sync`, SYNC_FLUSH, sync_interval always)."""
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ SYSTEMS: Mapping[str, tuple[str, Connect]] = {
     "rocketlet": ("rocketlet", batches),
     "rocketlet-alone": ("rocketlet", alone),
     "rocketlet-signed": ("rocketlet-signed", batches),
+    "rocketlet-tls": ("rocketlet-tls", batches),
+    "rocketlet-tls-signed": ("rocketlet-tls-signed", batches),
     "apache": ("apache", batches),
     "apache-alone": ("apache", alone),
     "jetstream": ("jetstream", jetstream),
@@ -192,16 +195,16 @@ def report(medians: Mapping[str, Mapping[int, Measured]], found: Runs, syncs: bo
             values = [f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in counts[count]]
             rows.append([name, str(count), *values, _ratios(found, name, count)])
     title = "Acknowledged sends of 1 KB" + (", on the device" if syncs else "")
-    columns = ("", "in flight", "sends/s", "p50 ms", "p99 ms", "client us", "broker us", "rocketlet / this")
+    columns = ("", "in flight", "sends/s", "p50 ms", "p99 ms", "client us", "broker us", f"{next(iter(found))} / this")
     common.show(title, columns, rows)
     console.print("medians of alternating runs; ratios of the runs of one round: median (least to most)")
 
 
 def _ratios(found: Runs, name: str, count: int) -> str:
-    """Of ours to a system's rate, round by round."""
-    ours, theirs = found.get("rocketlet", {}).get(count, []), found[name][count]
-    ratios = sorted(mine.sends_per_s / other.sends_per_s for mine, other in zip(ours, theirs, strict=False))
-    return f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else "-"
+    """Of the first system's to a system's rate, round by round."""
+    first, theirs = next(iter(found.values()))[count], found[name][count]
+    ratios = sorted(mine.sends_per_s / other.sends_per_s for mine, other in zip(first, theirs, strict=True))
+    return f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
 if __name__ == "__main__":
