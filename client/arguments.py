@@ -111,7 +111,8 @@ def check_starts(starts: Any) -> None:
             )
         if not _is_long(offset):
             kind = type(offset).__name__
-            raise ConfigError(f"on_assigned returned {offset!r}, a {kind}, for {queue}; an offset is an int from 0")
+            allowed = f"an offset is an int from 0 to {MAX_LONG}"
+            raise ConfigError(f"on_assigned returned {offset!r} ({kind}) for {queue}; {allowed}")
 
 
 def _is_long(value: Any) -> bool:

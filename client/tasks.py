@@ -19,7 +19,10 @@ async def finished(tasks: Set[asyncio.Task[Any]], timeout_s: float) -> None:
     """Waits for tasks, and cancels what takes longer. They run code of the user, which may call this and wait for it: so not
     for the task that calls this."""
     others = tasks - {asyncio.current_task()}
-    if others:
-        _, running = await asyncio.wait(others, timeout=timeout_s)
-        for task in running:
+    if not others:
+        return
+    try:
+        await asyncio.wait(others, timeout=timeout_s)
+    finally:  # also when this is cancelled
+        for task in others:
             task.cancel()
