@@ -65,6 +65,7 @@ class Transactions:
         self._group = group
         self._check = check
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         cluster.requests[RequestCode.CHECK_TRANSACTION_STATE] = self._asked
 
     async def end(self, half: SendResult, message: Outgoing, *, commits: bool) -> None:
@@ -94,6 +95,8 @@ class Transactions:
             watch.transaction_ended(end)
 
     def _asked(self, connection: Connection, frame: Frame) -> None:
+        if self._is_closed:
+            return
         try:
             header = read(CheckTransaction, frame.ext)
             record = decode_record(frame.body)
@@ -139,5 +142,7 @@ class Transactions:
         )  # fmt: skip
 
     async def close(self, timeout_s: float) -> None:
-        """Waits for the checks that run, but not for one that calls this. The broker asks again about what is ended."""
+        """Waits for the checks that run, but not for one that calls this. None begins from now on: the broker asks again,
+        another producer of the group or one that comes later."""
+        self._is_closed = True
         await finished(self._tasks, timeout_s)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Producer, Queue, Reject, RetryLater
+from rocketlet.client.tasks import finished
+from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..handlers import fill
@@ -282,7 +284,7 @@ async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(nodes
 async def test_a_check_that_hangs_or_stops_its_producer_does_not_hold_the_stop_up(nodes: Nodes, hangs: bool) -> None:
     settings: dict[str, Any] = {"transaction_sweep_s": 0.02, "transaction_timeout_s": 0.0}
     node = await nodes.start(**settings)
-    called = asyncio.Event()
+    called, asked = asyncio.Event(), list[tuple[Any, ...]]()
 
     async def check(message: Message) -> None:
         called.set()
@@ -295,11 +297,19 @@ async def test_a_check_that_hangs_or_stops_its_producer_does_not_hold_the_stop_u
     transactions = producer._transactions
     assert transactions is not None
     transactions.end = silent  # type: ignore[method-assign]
+    check_asked = producer._cluster.requests[RequestCode.CHECK_TRANSACTION_STATE]
+
+    def noted(*request: Any) -> None:
+        asked.append(request)
+        check_asked(*request)
+
+    producer._cluster.requests[RequestCode.CHECK_TRANSACTION_STATE] = noted
     async with producer.transaction("t", b"maybe"):
         pass
     await called.wait()
     producer._timeout_s = 0.01
     await producer.stop()
+    check_asked(*asked[0])  # as a broker that asks again, which does so every 20 ms here
     await eventually(lambda: not transactions._tasks)
 
 
@@ -355,25 +365,14 @@ async def test_a_listener_that_hangs_does_not_hold_the_stop_up(node: Node, wire:
         await consumer.assigned()
 
 
-async def test_a_stop_that_is_cancelled_ends_a_listener_that_hangs(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
-    hangs, ended = asyncio.Event(), asyncio.Event()
-
-    async def hang(queues: set[Queue]) -> None:
-        hangs.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    consumer = Consumer(node.address, "g", "t", on_revoked=hang)
-    await consumer.start()
-    await consumer.assigned()
-    stopping = asyncio.create_task(consumer.stop())
-    await eventually(lambda: hangs.is_set() and not node.broker.groups.get("g"))  # it waits for the listener alone
-    stopping.cancel()
-    await asyncio.wait([stopping])
-    await eventually(ended.is_set)
+async def test_who_waits_for_what_runs_beside_and_is_cancelled_ends_it() -> None:
+    """As a stop that waits for a listener that hangs."""
+    hung = asyncio.create_task(asyncio.Event().wait())
+    waiting = asyncio.create_task(finished({hung}, 3600.0))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert hung.cancelling()
 
 
 async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(node: Node, wire: Wire) -> None:
