@@ -91,6 +91,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._is_flush_due = False
         self._before_flush: list[Callable[[], None]] = []
+        self._has_ended = False  # nothing is written any more
         self.is_writable = True
         self._writable = asyncio.Event()
         self._writable.set()
@@ -215,7 +216,7 @@ class Connection(asyncio.Protocol):
     def write_now(self) -> None:
         """Writes what this turn has asked for so far."""
         out, self._out = self._out, []
-        if not out or self._transport is None or self._transport.is_closing():
+        if not out or self._has_ended or self._transport is None or self._transport.is_closing():
             return
         if len(out) == 1:
             self._transport.write(out[0])
@@ -261,12 +262,14 @@ class Connection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
+        if not self.is_open:
+            return
         self._was_heard = True
         try:
             frames = self._reader.feed(data)
         except FrameError as error:
             log.error("connection_closed_not_a_frame", peer=self.address, reason=str(error))
-            self.close()
+            self.abort()
             return
         pending = self._pending
         for frame in frames:
@@ -316,11 +319,19 @@ class Connection(asyncio.Protocol):
             answered(ConnectionFailed(f"{self.address} closed the connection before it answered {request_name(code)}"))
 
     def close(self) -> None:
-        """Closes after what was written has left."""
+        """Ends what we send, and reads on until the peer hangs up; then asyncio closes. Who waits no longer calls `abort`.
+
+        A socket that is closed while answers come resets the connection (RFC 1122, 4.2.2.13). A peer that writes then gives
+        it up, and what it has not read yet is lost: an unlock, for which nobody waits."""
         self.is_open = False
         if self._out:
             self._flush()
-        if self._transport is not None:
+        self._has_ended = True
+        if self._transport is None:
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:  # TLS: asyncio says goodbye, and waits for the peer's
             self._transport.close()
 
     def abort(self) -> None:
