@@ -135,8 +135,13 @@ MAX_LOCKS_OF_CONNECTION: Final = 16_384  # that a connection has or waits for
 MAX_LOCK_WAITERS: Final = 200_000  # who is told as soon as a queue is free; others ask again by themselves
 MAX_AGREEING_MEMBERS: Final = 1000  # foreign ones of a group whose brokers agree; of more, each drains for itself
 MAX_PEERS: Final = 64  # brokers of a group's topics; of more, the same
+MAX_LISTED_IDS: Final = (
+    10_000  # of members, in the lists by a change of a group; of more sets of topics, the first ones
+)
 KEPT_LISTS: Final = 4  # of members by the last changes, of a group whose brokers agree
 PROGRESS_S: Final = 0.5  # how often a broker says that a drain goes on, though no member is done
+MAX_PEER_LINKS: Final = 256  # connections to other brokers; of more, those on which nothing is under way are closed
+MAX_STRANGERS: Final = 1000  # brokers that do not know the request; beyond, the first ones are asked again
 PEER_IDLE_S: Final = 60.0  # after which a connection to another broker is closed
 MAX_GIVEN_IDS: Final = 1_000_000  # in the lists that foreign members were given last, each list counted once
 CHECKED_AT_ONCE: Final = 128  # members of a group whose agreement is checked with each change

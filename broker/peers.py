@@ -12,7 +12,7 @@ import structlog
 from ..protocol.codes import ResponseCode, code_name
 from ..protocol.frame import Frame, FrameError
 from .clock import Clock, Timer
-from .config import PEER_IDLE_S
+from .config import MAX_PEER_LINKS, PEER_IDLE_S
 from .nameserver.link import Link, Sign
 from .net.tls import Tls
 from .tasks import Tasks
@@ -33,6 +33,7 @@ class Peers:
         self._due: dict[str, dict[str, tuple[Make, Failed]]] = {}  # by address and group
         self._idle: dict[str, Timer] = {}
         self._refused: set[str] = set()  # of which the log has it
+        self._is_crowded = False  # the log has it
         self._is_closed = False
 
     def say(self, address: str, group: str, make: Make, failed: Failed) -> None:
@@ -63,10 +64,13 @@ class Peers:
                     failed(code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
         finally:
             del self._due[address]
-        self._close_later(address)
+        if address in self._links:
+            self._close_later(address)
 
     async def _ask(self, address: str, frame: Frame) -> int | None:
         """The code of the answer; None if there is none."""
+        if not self._has_room(address):
+            return None
         link = self._links.setdefault(address, Link(address, self._tls, self._sign))
         was_open = not link.is_fresh
         try:
@@ -86,6 +90,18 @@ class Peers:
             log.warning("peer_unreachable", address=address, reason=reason)
         return None
 
+    def _has_room(self, address: str) -> bool:
+        """Whether a broker may be connected to. Anybody may register some at a name server without accounts, ever others."""
+        if address in self._links or len(self._links) < MAX_PEER_LINKS:
+            return True
+        idle = next((other for other in self._links if other not in self._due), None)
+        if idle is not None:
+            self._close_idle(idle)
+        elif not self._is_crowded:
+            log.warning("peer_unreachable", address=address, reason=f"{MAX_PEER_LINKS} others are asked just now")
+        self._is_crowded = idle is None
+        return idle is not None
+
     def _note(self, address: str, answer: Frame) -> None:
         if answer.code == ResponseCode.SUCCESS:
             self._refused.discard(address)
@@ -100,7 +116,9 @@ class Peers:
 
     def _close_idle(self, address: str) -> None:
         if address not in self._due:
-            self._idle.pop(address, None)
+            timer = self._idle.pop(address, None)
+            if timer is not None:
+                timer.cancel()
             self._refused.discard(address)
             link = self._links.pop(address, None)
             if link is not None:

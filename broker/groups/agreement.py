@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...protocol.agreement import Members, encode_members
 from ...protocol.bodies import Route
@@ -28,9 +28,8 @@ from ...protocol.headers import AgreeOnMembers, write
 from ...protocol.names import RETRY_PREFIX
 from ...protocol.work import Work
 from ..clock import Clock
-from ..config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_PEERS, PROGRESS_S
+from ..config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_LISTED_IDS, MAX_PEERS, MAX_STRANGERS, PROGRESS_S
 from .given import MemberList
-from .member import own_topics
 from .members import ConsumerGroup
 
 Lists = Mapping[frozenset[str], MemberList]  # by the topics that a member subscribes to
@@ -43,6 +42,17 @@ class GivenElsewhere(NamedTuple):
     lists: Lists
     client_ids: tuple[str, ...]
     is_current: bool
+
+
+class Others(NamedTuple):
+    """The other brokers of a group's topics, each with its address and a digest of the members of those that it has; and the
+    lists that foreign members are given."""
+
+    brokers: Mapping[str, tuple[str, str]]
+    lists: Lists
+
+
+_NOBODY: Final = Others({}, {})
 
 
 @dataclass(slots=True)
@@ -114,7 +124,7 @@ class Agreement:
         self._say = say
         self._on_away = on_away
         self._groups: dict[str, _Group] = {}
-        self._strangers: set[str] = set()  # brokers that do not know the request
+        self._strangers: dict[str, None] = {}  # brokers that do not know the request
         self._number = clock.time_ms()  # above those of a run before
 
     # What holds now
@@ -143,12 +153,12 @@ class Agreement:
 
     # What happens here
 
-    def finding_peers(self, group: ConsumerGroup, routes: Mapping[str, Route]) -> Work[dict[str, tuple[str, str]]]:
-        """The other brokers of the group's topics, each with its address and a digest of the members of those that it has."""
+    def finding_others(self, group: ConsumerGroup, routes: Mapping[str, Route]) -> Work[Others]:
+        """Nobody where brokers do not agree."""
         addresses: dict[str, str] = {}
         digests: dict[str, blake2b] = {}
         if len(group.foreign) > MAX_AGREEING_MEMBERS:
-            return {}
+            return _NOBODY
         for topic, route in routes.items():
             others = [broker for broker in route.brokers if broker.name != self._broker_name and 0 in broker.addresses]
             if topic.startswith(RETRY_PREFIX) or not others:  # every broker that a member knows has the retry topic
@@ -158,9 +168,26 @@ class Agreement:
             for broker in others:
                 addresses[broker.name] = broker.addresses[0]
                 digests.setdefault(broker.name, blake2b(digest_size=16)).update(blake2b(text).digest())
-        if len(addresses) > MAX_PEERS:
-            return {}
-        return {name: (address, digests[name].hexdigest()) for name, address in addresses.items()}
+        if not addresses or len(addresses) > MAX_PEERS:
+            return _NOBODY
+        brokers = {name: (address, digests[name].hexdigest()) for name, address in addresses.items()}
+        return Others(brokers, (yield from self._finding_lists(group)))
+
+    def _finding_lists(self, group: ConsumerGroup) -> Work[Lists]:
+        """By each set of topics. One at a time, because each is compared with those of all members."""
+        lists: dict[frozenset[str], MemberList] = {}
+        ids = 0
+        for connection, member in list(group.foreign.items()):
+            if member.topics in lists:
+                continue
+            if lists:
+                yield
+            found = group.companions(connection)
+            ids += len(found.ids)
+            if ids > MAX_LISTED_IDS:
+                break
+            lists[member.topics] = found
+        return lists
 
     def opened(self, name: str) -> None:
         """A change has come, and what it moves is not known yet."""
@@ -168,15 +195,14 @@ class Agreement:
         if group is not None:
             group.is_open = True
 
-    def found(self, members: ConsumerGroup, peers: Mapping[str, tuple[str, str]], waiting: Iterable[str]) -> None:
-        """What it moves is known. Without peers nobody is asked."""
-        if not peers:
-            self.forget(members.name)
+    def found(self, name: str, others: Others, waiting: Iterable[str]) -> None:
+        """What it moves is known. Without other brokers nobody is asked."""
+        if not others.brokers:
+            self.forget(name)
             return
-        lists = {own_topics(member): members.companions(item) for item, member in members.foreign.items()}
-        group = self._groups.setdefault(members.name, _Group())
+        group = self._groups.setdefault(name, _Group())
         former, group.peers = group.peers, {}
-        for broker_name, (address, digest) in peers.items():
+        for broker_name, (address, digest) in others.brokers.items():
             if broker_name not in self._strangers:
                 peer = group.peers[broker_name] = _Peer(address, digest)
                 if broker_name in former:
@@ -188,11 +214,11 @@ class Agreement:
                         known.owes,
                     )
             group.lists.pop(digest, None)
-            group.lists[digest] = lists
-        while len(group.lists) > KEPT_LISTS * len(peers):
+            group.lists[digest] = others.lists
+        while len(group.lists) > KEPT_LISTS * len(others.brokers):
             del group.lists[next(iter(group.lists))]
         group.waiting, group.is_open, group.is_done = frozenset(waiting), False, False
-        self._speak(members.name, group)
+        self._speak(name, group)
 
     def waits(self, name: str, waiting: Iterable[str]) -> None:
         """These members are drained; fewer than before."""
@@ -238,7 +264,7 @@ class Agreement:
 
     def heard(self, header: AgreeOnMembers, members: Members) -> list[GivenElsewhere]:
         """A peer has said something. Returns whom it has given which lists."""
-        self._strangers.discard(header.broker_name)
+        self._strangers.pop(header.broker_name, None)
         group = self._groups.get(header.consumer_group)
         peer = group.peers.get(header.broker_name) if group is not None else None
         if group is None or peer is None:
@@ -301,7 +327,9 @@ class Agreement:
 
     def _failed(self, name: str, broker_name: str, is_for_good: bool) -> None:
         if is_for_good:
-            self._strangers.add(broker_name)
+            self._strangers[broker_name] = None
+            if len(self._strangers) > MAX_STRANGERS:
+                del self._strangers[next(iter(self._strangers))]
         for other, group in list(self._groups.items()) if is_for_good else [(name, self._groups.get(name))]:
             peer = group.peers.get(broker_name) if group is not None else None
             if peer is not None and not peer.is_away:

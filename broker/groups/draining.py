@@ -43,7 +43,6 @@ from ..turns import Turns
 from .agreement import Agreement, GivenElsewhere, Say
 from .drain import Drain, Found, Place
 from .given import Given, MemberList
-from .member import own_topics
 from .members import ConsumerGroup, ConsumerGroups
 from .offsets import Offsets
 from .owners import Owners, owners_of
@@ -214,7 +213,7 @@ class Draining:
         """Notes whom another broker has given a list; whether it is news of a change before the last one."""
         ids, is_late = set(given.client_ids), False
         for connection, member in group.foreign.items():
-            members = given.lists.get(own_topics(member)) if member.client_id in ids else None
+            members = given.lists.get(member.topics) if member.client_id in ids else None
             if members is None or self._given.of(group.name, connection) is members.ids:
                 continue
             if given.is_current:
@@ -290,7 +289,7 @@ class Draining:
                 if not (yield from self._finding_of(group, drain, TopicQueues(topic, route), found)):
                     found.clear()
                     break
-            peers = yield from self._agreement.finding_peers(group, routes if found.owners else {})
+            others = yield from self._agreement.finding_others(group, routes if found.owners else {})
             if self._changes.get(group.name) != change:
                 return
         finally:
@@ -301,7 +300,7 @@ class Draining:
             return
         drain.is_open = False
         self._move(group, drain, found)
-        self._agreement.found(group, peers, drain.waited_for(group.members))
+        self._agreement.found(group.name, others, drain.waited_for(group.members))
         drain.is_agreed = self._agreement.is_reached(group.name)
         drain.let_on(list(drain.gated))  # those that still have to wait come back
         self._progressed(group.name, drain)

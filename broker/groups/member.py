@@ -16,7 +16,8 @@ Shape = frozenset[tuple[str, str]]  # topics and expressions
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One client's membership in one group. Times are of the monotonic clock, in seconds."""
+    """One client's membership in one group. Times are of the monotonic clock, in seconds. topics: what it subscribes to,
+    without the retry topic that all members have."""
 
     client_id: str
     connection: Connection
@@ -25,6 +26,7 @@ class Member:
     version: int
     seen_s: float
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    topics: frozenset[str] = frozenset()
     shape: Shape = frozenset()
     charged_bytes: int = 0
     has_news: bool = False
@@ -52,6 +54,8 @@ class Member:
         changed = before != fresh.keys() or data.leaving != last.leaving or data.strategy != last.strategy
         self.has_news = data.assigned != last.assigned
         self.sees_others = data.queue_counts != last.queue_counts
+        if before != fresh.keys():
+            self.topics = frozenset(topic for topic in fresh if not topic.startswith(RETRY_PREFIX))
         self.subscriptions = fresh
         self.data = data
         self.seen_s = now_s
@@ -69,8 +73,3 @@ def size_of(data: ConsumerData) -> int:
     return (
         MEMBER_BYTES + SUBSCRIPTION_BYTES * len(data.subscriptions) + texts + PLACE_BYTES * (len(data.assigned) + seen)
     )
-
-
-def own_topics(member: Member) -> frozenset[str]:
-    """The topics that a member subscribes to, without the retry topic that all members have."""
-    return frozenset(topic for topic in member.subscriptions if not topic.startswith(RETRY_PREFIX))

@@ -38,7 +38,7 @@ from ..turns import Turns
 from .disagreements import finding_faults, stale_counts
 from .given import MemberList
 from .history import History
-from .member import Member, Shape, own_topics, shape_of, size_of
+from .member import Member, Shape, shape_of, size_of
 from .sticky import StickyShares
 
 log = structlog.get_logger("rocketlet.groups")
@@ -123,11 +123,11 @@ class ConsumerGroup:
 
         Found once per change for all that subscribe to the same, because every member asks after each."""
         asking = self.members.get(connection)
-        mine = own_topics(asking) if asking is not None else frozenset()
+        mine = asking.topics if asking is not None else frozenset()
         found = self._companions.get(mine)
         if found is None:
             staying = (member for member in self.members.values() if not member.data.leaving)
-            near = (member for member in staying if not mine or not mine.isdisjoint(own_topics(member)))
+            near = (member for member in staying if not mine or not mine.isdisjoint(member.topics))
             found = MemberList(list(dict.fromkeys(member.client_id for member in near)))
             if len(self._companions) < MAX_COMPARED:
                 self._companions[mine] = found
@@ -136,7 +136,7 @@ class ConsumerGroup:
     def reader_of_retries(self) -> str | None:
         """Who reads the retry topic where members know only of some others; None where all know all."""
         if self._retries is None:
-            topics = {own_topics(member) for member in self.members.values()}
+            topics = {member.topics for member in self.members.values()}
             # so many kinds of members that to compare each with each would take long: one reads for all
             all_know_all = len(topics) <= MAX_COMPARED and all(one & other for one in topics for other in topics)
             self._retries = "" if all_know_all else sorted_ids(self.client_ids())[0]

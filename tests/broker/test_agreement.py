@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_PEERS, PEER_IDLE_S, PROGRESS_S
-from rocketlet.broker.groups.agreement import Agreement, GivenElsewhere
-from rocketlet.broker.groups.members import ConsumerGroup
+from rocketlet.broker.groups.agreement import Agreement, GivenElsewhere, Others
 from rocketlet.protocol.agreement import Members, decode_members, encode_members
 from rocketlet.protocol.bodies import DataVersion, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -250,31 +249,22 @@ async def test_a_broker_that_is_away_is_not_waited_for(node: Node, wire: Wire) -
     await told(wire, "c1")
 
 
-async def test_a_broker_that_says_nothing_is_waited_for_as_long_as_a_drain(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [0, 3])
+async def test_a_broker_that_knows_other_members_is_waited_for_as_long_as_a_drain_however_much_it_says(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, words: int
 ) -> None:
     monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 60.0)
     async with at_work(node, wire, ResponseCode.SUCCESS) as stranger:
         await join(wire, "c1")
         await eventually(lambda: bool(stranger.requests))
         assert await members(wire) == []
-        node.clock.advance(60.0)
-        await told(wire, "c1")
-
-
-async def test_a_broker_that_knows_other_members_is_waited_for_no_longer_however_much_it_says(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 60.0)
-    async with at_work(node, wire, ResponseCode.SUCCESS) as stranger:
-        await join(wire, "c1")
-        await eventually(lambda: bool(stranger.requests))
         heard = read(AgreeOnMembers, stranger.requests[0].ext)
         said = heard._replace(broker_name="broker-b", heard=heard.number, digest="other")
-        for number in range(3):
+        for number in range(words):
             node.clock.advance(20.0)
             body = encode_members(Members(frozenset((f"c{number}",))))
             assert (await wire.call(RequestCode.AGREE_ON_MEMBERS, write(said), body)).code == 0
+        node.clock.advance(60.0 - 20.0 * words)
         await told(wire, "c1")
 
 
@@ -336,7 +326,7 @@ class Said:
         self._make, self.failed = make, failed
 
     def found(self, digest: str, *waiting: str) -> None:
-        self.agreement.found(ConsumerGroup("g"), {"broker-b": ("host:1", digest)}, waiting)
+        self.agreement.found("g", Others({"broker-b": ("host:1", digest)}, {}), waiting)
 
     def word(self) -> tuple[AgreeOnMembers, Members] | None:
         frame = self._make()

@@ -80,6 +80,13 @@ async def test_long_handlers_are_waited_for_only_so_long(node: Node, wire: Wire,
     assert await members(two) == ["c1", "c2"]
 
 
+async def locks(wire: Wire, client_id: str, queue_id: int) -> bool:
+    """Whether one of ours gets the lock that it asks for."""
+    request = LockRequest(client_id, "g", (Queue("t", "broker-a", queue_id),), True)
+    answer = await wire.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
+    return bool(group_bodies.decode_locked(answer.body))
+
+
 async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
@@ -87,15 +94,9 @@ async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
     ours = await connect(node.address)
     await join(ours, "c2", strategy="AVG")
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
-    request = LockRequest("c2", "g", (Queue("t", "broker-a", 1),), True)
-
-    async def locked() -> bool:
-        answer = await ours.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
-        return bool(group_bodies.decode_locked(answer.body))
-
-    assert not await locked()
+    assert not await locks(ours, "c2", 1)
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS | 0x1, commit_offset=1))
-    assert await locked()
+    assert await locks(ours, "c2", 1)
 
 
 async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_the_topic_grew(
@@ -110,16 +111,10 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
     await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_open)
     assert sorted(await members(wire)) == ["c1", "c2"]
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, flags=SUBSCRIBED))
-    request = LockRequest("c1", "g", (Queue("t", "broker-a", 1),), True)
-
-    async def locked() -> bool:
-        answer = await ours.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
-        return bool(group_bodies.decode_locked(answer.body))
-
-    assert not await locked(), "c1 has not heard that c2 is here"
+    assert not await locks(ours, "c1", 1), "c1 has not heard that c2 is here"
     await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 4, 4, 6)))
     async with asyncio.timeout(PATIENCE_S):
-        while not await locked():
+        while not await locks(ours, "c1", 1):
             await asyncio.sleep(0.002)
 
 
@@ -141,13 +136,11 @@ async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
         looked.append(topic)
 
     draining._find_route = find_route
-    request = LockRequest("c2", "g", (Queue("t", "broker-a", 0),), True)
-    locking = group_bodies.encode_lock_request(request)
-    assert not group_bodies.decode_locked((await ours.call(RequestCode.LOCK_BATCH_MQ, body=locking)).body)
+    assert not await locks(ours, "c2", 0)
     assert looked == []
     node.clock.advance(60.0)
     for _ in range(2):
-        assert not group_bodies.decode_locked((await ours.call(RequestCode.LOCK_BATCH_MQ, body=locking)).body)
+        assert not await locks(ours, "c2", 0)
     await eventually(lambda: bool(looked))
     assert looked == ["t"], "once"
 
