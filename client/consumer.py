@@ -171,7 +171,7 @@ class Consumer(Receiver):
         )
         self._membership = self._make_membership(start, strategy, offsets_file)
         self._commits = self._make_commits(commit_interval_s)
-        self._questions = Questions(self._cluster, self)
+        self._questions = Questions(self._cluster, self, self._assignment.spawn)
         self._workers: Workers | None = None
         self._began_ms = int(time.time() * 1000)
         self._is_started = self._is_stopped = False

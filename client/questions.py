@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from ..protocol import admin_bodies, bodies
 from ..protocol.admin_bodies import RunningQueue
@@ -47,11 +46,12 @@ class Asked(Protocol):
 
 
 class Questions:
-    """Registers itself for the requests; one for another group is answered with an error."""
+    """Registers itself for the requests; one for another group is answered with an error. spawn: runs what answers later, and
+    ends it when the consumer stops."""
 
-    def __init__(self, cluster: Cluster, asked: Asked) -> None:
+    def __init__(self, cluster: Cluster, asked: Asked, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._asked = asked
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawn = spawn
         answers: Mapping[int, Callable[[Connection, Frame], None]] = {
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._offsets,
@@ -110,9 +110,7 @@ class Questions:
     def _try(self, connection: Connection, frame: Frame) -> None:
         record = decode_record(frame.body)
         queue = Queue(record.topic, str(frame.ext.get("brokerName", "")), record.queue_id)
-        task = asyncio.create_task(self._tried(connection, frame, Message(record, queue, record.topic)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._spawn(self._tried(connection, frame, Message(record, queue, record.topic)))
 
     async def _tried(self, connection: Connection, frame: Frame, message: Message) -> None:
         began_s = time.monotonic()
@@ -122,7 +120,9 @@ class Questions:
             result = "CR_SUCCESS" if outcome is None else "CR_LATER"
             if isinstance(outcome, Reject):
                 remark = "rejected: it would go to the dead-letter topic"
-        except Exception as error:
+        except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
+            raise
+        except BaseException as error:  # a handler may cancel itself; who asked waits for the answer
             result, remark = "CR_THROW_EXCEPTION", repr(error)
         spent_ms = int((time.monotonic() - began_s) * 1000)
         orderly = self._asked.settings.get("PROP_CONSUMEORDERLY") == "true"

@@ -365,6 +365,37 @@ async def test_a_listener_that_hangs_does_not_hold_the_stop_up(node: Node, wire:
         await consumer.assigned()
 
 
+async def test_a_trial_that_an_administrator_asks_for_is_answered_and_ends_with_its_consumer(
+    node: Node, wire: Wire
+) -> None:
+    await create_topic(wire, "t", 1)
+    calls, ended = 0, asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise asyncio.CancelledError
+        if calls == 3:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    async with Producer(node.address) as producer:
+        sent = await producer.send("t", b"x")
+    consumer = Consumer(node.address, "g", "t", handle, start="first", drain_s=0.01)
+    await consumer.start()
+    await eventually(lambda: calls == 1)
+    trial = {"consumerGroup": "g", "clientId": consumer.client_id, "msgId": sent.offset_id}
+    answer = await wire.call(RequestCode.CONSUME_MESSAGE_DIRECTLY, trial)
+    assert b"CancelledError" in answer.body
+    wire.send(RequestCode.CONSUME_MESSAGE_DIRECTLY, trial)
+    await eventually(lambda: calls == 3)
+    await consumer.stop()
+    await eventually(ended.is_set)
+
+
 async def test_who_waits_for_what_runs_beside_and_is_cancelled_ends_it() -> None:
     """As a stop that waits for a listener that hangs."""
     hung = asyncio.create_task(asyncio.Event().wait())
