@@ -38,7 +38,7 @@ from .access import Access
 from .answers import body_of, header_of
 from .cluster import Cluster
 from .config import ADMIN_TIMEOUT_S, TOPIC_QUEUES
-from .errors import BrokerRefused, ConfigError, RequestTimeout, TopicNotFound
+from .errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
 from .message import Message
 from .offset_change import OffsetChange, To
 from .ownership import locked
@@ -458,14 +458,14 @@ class AdminClient:
 
     async def masters(self, named: Iterable[str] | None = None) -> dict[str, str]:
         """Addresses of masters by broker name: who asks for much gives them to each request, so that the name server is
-        asked once. Raises ConfigError for a name that it does not know."""
+        asked once. Raises ConfigError for a name that it does not know, ConnectionFailed if it knows none."""
         known = {broker.name: broker.addresses[0] for broker in await self.brokers() if 0 in broker.addresses}
-        if named is None:
-            return known
-        wanted = list(named)
+        if not known:  # what is asked of all brokers would seem to be done
+            raise ConnectionFailed("the name servers know no broker; start one, or wait until it has registered")
+        wanted = known if named is None else list(named)
         missing = [name for name in wanted if name not in known]
         if missing:
-            raise ConfigError(f"no broker is named {', '.join(missing)}; known: {', '.join(known) or 'none'}")
+            raise ConfigError(f"no broker is named {', '.join(missing)}; known: {', '.join(known)}")
         return {name: known[name] for name in wanted}
 
     async def _each(

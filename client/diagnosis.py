@@ -76,6 +76,11 @@ async def diagnose(admin: AdminClient, *, watch_s: float = 2.0) -> list[Finding]
     """
     brokers = await admin.brokers()
     findings: list[Finding] = []
+    if not brokers:
+        text = "the name servers know no broker: nothing can be sent or read"
+        return [
+            Finding(Harm.STANDS, "no_broker", "cluster", text, "start a broker; if one runs, check its --nameserver")
+        ]
     for broker in brokers:
         findings += await _of_broker(admin, broker)
     if any(finding.kind in ("broker_away", "broker_unknown") for finding in findings):

@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.server import Server
 from rocketlet.client import (
     AnswerUnreadable,
     BrokerRefused,
     ConfigError,
+    ConnectionFailed,
     Consumer,
     Producer,
     Reject,
@@ -27,6 +30,7 @@ from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import encode_host
+from rocketlet.testing.ports import free_port
 
 from ..conftest import Node, Nodes, eventually
 
@@ -74,6 +78,27 @@ async def test_a_topic_that_cannot_be_made_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         await admin.create_topic(name, **settings)  # type: ignore[arg-type]
+
+
+async def test_what_is_asked_of_all_brokers_fails_where_none_has_registered_yet() -> None:
+    """Else a topic that a script makes too early would seem to be there."""
+    port = free_port()
+    async with (
+        Server("127.0.0.1", port, broker=None, routes=Routes()),
+        AdminClient(f"127.0.0.1:{port}") as admin,
+    ):
+        assert await admin.brokers() == []
+        for asked in (
+            admin.create_topic("orders"),
+            admin.create_group(GroupConfig("g")),
+            admin.delete_group("g"),
+            admin.put_white_addresses(["127.0.0.1"]),
+            admin.groups(),
+            admin.group("g"),
+            settled(f"127.0.0.1:{port}", "g"),
+        ):
+            with pytest.raises(ConnectionFailed, match="the name servers know no broker; start one, or wait"):
+                await asked
 
 
 async def test_a_group_shows_its_members_owners_and_lag_and_keeps_lag_without_members(

@@ -46,6 +46,17 @@ async def heartbeat(wire: Wire, client_id: str, group: str, topic: str, **settin
     assert answer.code == 0
 
 
+async def test_a_name_server_without_brokers_is_no_healthy_cluster() -> None:
+    port = free_port()
+    async with (
+        Server("127.0.0.1", port, broker=None, routes=Routes()),
+        AdminClient(f"127.0.0.1:{port}") as admin,
+    ):
+        (finding,) = await diagnose(admin, watch_s=0.0)
+        assert (finding.harm, finding.kind) == (diagnosis.Harm.STANDS, "no_broker")
+        assert "--nameserver" in finding.cure
+
+
 async def test_a_healthy_cluster_has_nothing_wrong(node: Node, wire: Wire, run: Run) -> None:
     await create_topic(wire, "t")
     seen: list[Message] = []
