@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
-from .config import DEAD_LETTER_LEVEL, MAX_INT, RESTART_S, SEND_BACK_RETRY_S
-from .errors import ConfigError, RocketletError
+from .config import DEAD_LETTER_LEVEL, MAX_INT, RECONNECT_S, RESTART_S, SEND_BACK_RETRY_S
+from .errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from .log import get_logger
 from .message import Message
 from .process_queue import ProcessQueue, Run
@@ -290,6 +290,10 @@ class Workers:
             try:
                 await self._send_back(run.messages[run.done], level)
             except RocketletError as error:
+                if process_queue.is_stopped and isinstance(error, ConnectionFailed | RequestTimeout):
+                    # A hand-over waits for its broker, and for this: else what was handled behind it comes again.
+                    await asyncio.sleep(RECONNECT_S)
+                    continue
                 log.warning("send_back_failed", reason=str(error), hint="the handler will be called again")
                 return False
             process_queue.acknowledge(run, count)
