@@ -127,7 +127,7 @@ class Draining:
         if drain is not None and not self._may_know(group.name, drain, connection, self._agreement.lets_give):
             drain.kept[connection] = None  # whatever it was told before
             settled = self._settled.get(group.name, frozenset())
-            if not self._watch.read_by(connection, group.name):  # what it took by this list nobody would know of
+            if not self._watch.reads(connection, group.name):  # what it took by this list nobody would know of
                 settled -= {member.client_id}
             return had or [client_id for client_id in members.ids if client_id in settled]
         self._give(group.name, connection, member.client_id, members)

@@ -75,6 +75,11 @@ class Watch:
         keys = self._keys.get(connection, ())
         return [key[1:] for key in keys if key[0] == group and self.reader(*key) is connection]
 
+    def reads(self, connection: Connection, group: str) -> bool:
+        """Whether there are any. Asked more often, and of connections with very many."""
+        keys = self._keys.get(connection, ())
+        return any(key[0] == group and self.reader(*key) is connection for key in keys)
+
     def drop(self, connection: Connection) -> None:
         """The connection is closed and reads nothing any more."""
         keys = self._keys.pop(connection, set())
