@@ -176,7 +176,15 @@ HISTORY_TEXT_CHARS: Final = 1000  # of what an event says
 
 TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
 TLS_SHUTDOWN_TIMEOUT_S: Final = 2.0  # how long a client may take to say good-bye, too
-MAX_HANDSHAKES: Final = 500  # at once; beyond, the oldest is ended
+MAX_HANDSHAKES: Final = 500  # at once; beyond, the oldest of the address that has most of them is ended
+OPENING_HANDSHAKES: Final = 8  # before their private-key operation, at once; others wait
+MAX_WAITING_HANDSHAKES: Final = 500  # beyond, the newest of the address that has most of them is ended
+MAX_HELLO_BYTES: Final = 32_768  # that a client sends at once before the first answer; those of browsers have 2 KB
+RECORDS_AT_ONCE: Final = (
+    32  # of TLS, that are decrypted before others are looked at; 30 us each, if they are key updates
+)
+RECORD_BYTES: Final = 16  # of data that a record has on average; requests are longer
+MAX_EMPTY_RECORDS: Final = 64  # that a client sends beyond that; then it is cut off
 MAX_REPORTED_PEERS: Final = 1000  # addresses whose refusal is in the log
 REPORT_AGAIN_S: Final = 600.0
 MAX_ACL_FILE_BYTES: Final = 1024 * 1024

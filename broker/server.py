@@ -26,6 +26,7 @@ from .config import (
 )
 from .nameserver.routes import Routes
 from .net.connection import Connection, is_loopback
+from .net.handshakes import Handshakes
 from .net.memory import Memory, default_budget
 from .net.reports import Reports
 from .net.tls import Entrance, Tls
@@ -78,6 +79,7 @@ class Server:
         self._last_is_gone: asyncio.Event | None = None  # while it closes
         self._server: asyncio.Server | None = None
         self._turns = broker.turns if broker is not None else Turns()
+        self.handshakes = Handshakes()
         self.serve = Dispatch(broker, routes, self._turns, acl, admin_is_local=admin_is_local).serve
         self.max_connections = shares().connections
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
@@ -167,7 +169,8 @@ class Server:
         await self._tasks.stop()
 
     def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance:
-        return Entrance(self._tls, self._connection_type(self, is_external=is_external, is_vip=is_vip))
+        connection = self._connection_type(self, is_external=is_external, is_vip=is_vip)
+        return Entrance(self._tls, self.handshakes, self._turns.call, connection)
 
     async def _listen_for_vip(self) -> None:
         """The port below by two, where clients with a VIP channel send to: as Apache's broker, but it may be taken."""

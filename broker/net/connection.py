@@ -53,9 +53,19 @@ class Host(Protocol):
     def closed(self, connection: Connection) -> None: ...
 
 
+class Decryption(Protocol):
+    """What stands before a client's TLS."""
+
+    @property
+    def held_bytes(self) -> int: ...
+
+    def go_on(self) -> None: ...
+
+
 class Connection(asyncio.Protocol):
     """`active_s` is when it was last read from or written to, in the loop's time; `known` is what the check of accounts
-    keeps of it. `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection."""
+    keeps of it. `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection.
+    `read_bytes` have come from the client, of TLS those that were decrypted; `records` has them decrypted."""
 
     __slots__ = (
         "_answering_bytes",
@@ -80,6 +90,8 @@ class Connection(asyncio.Protocol):
         "known",
         "number",
         "peer",
+        "read_bytes",
+        "records",
     )
 
     def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
@@ -99,7 +111,8 @@ class Connection(asyncio.Protocol):
         self.peer = ""
         self.known: object = None
         self.active_s = self.heard_s = 0.0
-        self.counted_bytes = self.charged_bytes = self.held_pulls = 0
+        self.counted_bytes = self.charged_bytes = self.held_pulls = self.read_bytes = 0
+        self.records: Decryption | None = None
         self._answering_bytes = 0
         self._later: deque[Callable[[], None]] = deque()
 
@@ -122,6 +135,11 @@ class Connection(asyncio.Protocol):
     @property
     def is_closed(self) -> bool:
         return self._transport is None or self._transport.is_closing()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether requests are read; otherwise those that were read wait."""
+        return not (self.is_paused or self.is_held or self.kept)
 
     @property
     def address(self) -> str:
@@ -147,6 +165,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.active_s = self.heard_s = self._host.now_s()
+        self.read_bytes += len(data)
         try:
             frames = self._reader.feed(data)
         except FrameError as error:
@@ -181,11 +200,15 @@ class Connection(asyncio.Protocol):
         """What waits here in both directions, and what others keep for it."""
         kept = sum(len(frame.body) + KEPT_FRAME_BYTES for frame in self.kept)
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if self.records is not None:
+            unread += self.records.held_bytes
         return len(self._reader.waiting) + kept + unread + self.held_pulls * HELD_PULL_BYTES + self.charged_bytes
 
     def is_changing(self) -> bool:
         """Whether it will hold less by itself: when its client reads, or its requests have their turn."""
-        return bool(self.kept) or (self._transport is not None and self._transport.get_write_buffer_size() > 0)
+        if self.kept or (self.records is not None and self.records.held_bytes):
+            return True
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def _serve(self, frames: list[Frame]) -> None:
         if self._host.memory.is_full:
@@ -284,8 +307,10 @@ class Connection(asyncio.Protocol):
         kept, self.kept = self.kept, []
         if kept:
             self._serve(kept)
-        if not self.is_paused and not self.is_held and not self.kept and not self._transport.is_closing():
+        if self.is_reading and not self._transport.is_closing():
             self._transport.resume_reading()
+            if self.records is not None:
+                self.records.go_on()
 
     def on_lost(self, action: Callable[[Connection], None]) -> None:
         """Calls `action(connection)` once when the connection is gone."""
@@ -296,6 +321,7 @@ class Connection(asyncio.Protocol):
         if isinstance(error, OSError) and error.errno in _UNREACHED:
             self.is_left = False
         self.kept = []
+        self.records = None
         self._later.clear()
         for action in self._lost:
             action(self)

@@ -6,8 +6,8 @@ length, which is 0 or 1 for every size that is allowed. So one port serves both,
 
 1. `Entrance` stands between a new socket and its `Connection` until the first bytes are there.
 2. Plain: the Connection becomes the socket's protocol, and the Entrance is gone. Nothing is slower from then on.
-3. TLS: `loop.start_tls` puts its own protocol before the socket; it is fed with the bytes that were already read. When
-   the handshake is done, the Connection writes to the encrypted transport.
+3. TLS: the handshake waits for its turn (`handshakes`). Then `loop.start_tls` puts its own protocol before the socket, and
+   `Records` stands before that. When the handshake is done, the Connection writes to the encrypted transport.
 4. What the mode does not allow is refused with a reason, in the client's own language where that is possible.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, cast
@@ -24,7 +25,7 @@ import structlog
 from ...protocol.codes import ResponseCode
 from ...protocol.frame import FrameError, FrameReader
 from ..config import (
-    MAX_HANDSHAKES,
+    MAX_HELLO_BYTES,
     MAX_TLS_FILE_BYTES,
     TLS_HANDSHAKE_TIMEOUT_S,
     TLS_SHUTDOWN_TIMEOUT_S,
@@ -32,6 +33,8 @@ from ..config import (
 from ..settings_files import Watched, check_file
 from .answers import answer
 from .connection import Connection
+from .handshakes import Handshakes
+from .records import Records
 from .reports import Reports
 
 log = structlog.get_logger("rocketlet.tls")
@@ -102,7 +105,7 @@ def _refuse_password() -> str:
 
 
 class Tls:
-    """What all connections of a server share: mode, certificate, running handshakes, what was already reported.
+    """What all connections of a server share: mode, certificate, what was already reported.
 
     Without files no TLS is offered, and the mode must not be `enforcing`. name_server_authority: PEM; with it the
     broker speaks TLS to its name servers, whose certificates one of these signed. Raises TlsError.
@@ -125,8 +128,6 @@ class Tls:
         paths = files.paths if files else ()
         self._watched = Watched((*paths, name_server_authority) if name_server_authority else paths)
         self.context, self.name_server_context = self._contexts()
-        self._handshaking: dict[Entrance, None] = {}  # the oldest first
-        self._tasks: set[asyncio.Task[None]] = set()
         self.reports = Reports()
 
     @property
@@ -150,39 +151,22 @@ class Tls:
         files, authority = self._files, self._authority
         return server_context(files) if files else None, client_context(authority, files) if authority else None
 
-    def begin(self, entrance: Entrance, first: bytes) -> None:
-        """Starts a handshake. Of too many at once the oldest, which has had its chance, makes room."""
-        if len(self._handshaking) >= MAX_HANDSHAKES:
-            oldest = next(iter(self._handshaking))
-            del self._handshaking[oldest]  # its task ends later; the next one that comes must end another
-            oldest.abort()
-        self._handshaking[entrance] = None
-        task = asyncio.create_task(self._shake_hands(entrance, first), name="tls handshake")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _shake_hands(self, entrance: Entrance, first: bytes) -> None:
-        try:
-            await entrance.shake_hands(first)
-            self.handshakes += 1
-        except OSError as error:  # ssl.SSLError and TimeoutError are
-            self.failed_handshakes += 1
-            reason = str(error) or "the client did not finish in time"
-            if self.reports.is_due(entrance.connection.peer, reason):
-                log.warning("tls_handshake_failed", peer=entrance.connection.peer, reason=reason)
-            entrance.abort()
-            entrance.connection_lost(error)
-        finally:
-            self._handshaking.pop(entrance, None)
+    def failed(self, connection: Connection, reason: str) -> None:
+        """A client's TLS did not come about, or was ended."""
+        self.failed_handshakes += 1
+        if self.reports.is_due(connection.peer, reason):
+            log.warning("tls_handshake_failed", peer=connection.peer, reason=reason)
 
 
 class Entrance(asyncio.Protocol):
     """A socket's protocol until it is known what the client speaks; while TLS is being set up, it stands behind that."""
 
-    __slots__ = ("_early", "_is_lost", "_tls", "_transport", "connection")
+    __slots__ = ("_early", "_handshakes", "_in_turn", "_is_lost", "_tls", "_transport", "connection")
 
-    def __init__(self, tls: Tls, connection: Connection) -> None:
+    def __init__(self, tls: Tls, handshakes: Handshakes, in_turn: Callable[..., None], connection: Connection) -> None:
         self._tls = tls
+        self._handshakes = handshakes
+        self._in_turn = in_turn
         self.connection = connection
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] | None = None
@@ -196,14 +180,13 @@ class Entrance(asyncio.Protocol):
         assert self._transport is not None
         if self._early is not None:  # the client's first request came with the end of its handshake
             self._early.append(data)
+            self.connection.read_bytes += len(data)  # these records had data: see `Records`
         elif data[0] != _HANDSHAKE:
             self._take_plain(data)
         elif self._tls.context is None:
             self._refuse_tls()
         else:
-            self._early = []
-            self._transport.pause_reading()
-            self._tls.begin(self, data)
+            self._take_tls(data)
 
     def _take_plain(self, data: bytes) -> None:
         assert self._transport is not None
@@ -217,6 +200,15 @@ class Entrance(asyncio.Protocol):
         self._transport.write(_plain_refusal(data))
         self._transport.close()
 
+    def _take_tls(self, first: bytes) -> None:
+        assert self._transport is not None
+        if len(first) > MAX_HELLO_BYTES:
+            self.refuse("the client's hello is too long")
+            return
+        self._early = []
+        self._transport.pause_reading()
+        self._handshakes.begin(self, first)
+
     def _refuse_tls(self) -> None:
         assert self._transport is not None
         self._tls.refused += 1
@@ -225,8 +217,25 @@ class Entrance(asyncio.Protocol):
         self._transport.write(_NO_TLS_HERE)
         self._transport.close()
 
+    @property
+    def address(self) -> str:
+        return self.connection.address
+
+    @property
+    def is_gone(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
     async def shake_hands(self, first: bytes) -> None:
-        """Returns when the connection is encrypted. Raises OSError, of which ssl.SSLError and TimeoutError are."""
+        """Returns when the connection is encrypted, or has ended."""
+        try:
+            await self._encrypt(first)
+            self._tls.handshakes += 1
+        except OSError as error:  # ssl.SSLError and TimeoutError are
+            self._tls.failed(self.connection, str(error) or "the client did not finish in time")
+            self.abort()
+            self.connection_lost(error)
+
+    async def _encrypt(self, first: bytes) -> None:
         raw, context = self._transport, self._tls.context
         assert raw is not None and context is not None
         if raw.is_closing():  # start_tls would wait until the timeout
@@ -245,7 +254,7 @@ class Entrance(asyncio.Protocol):
         # start_tls puts its protocol before the socket in its first step, which runs before this task's next one, and
         # has it connected by call_soon; what is called soon after that comes before anything else is read.
         await asyncio.sleep(0)
-        loop.call_soon(_feed, raw, first)
+        loop.call_soon(self._take_records, raw, first)
         try:
             encrypted = await starting
         finally:
@@ -253,6 +262,20 @@ class Entrance(asyncio.Protocol):
         if encrypted is None or raw.is_closing():  # closed amid the handshake: start_tls does not mind
             raise ConnectionResetError("the connection was closed")
         self._use(encrypted)
+
+    def _take_records(self, raw: asyncio.Transport, first: bytes) -> None:
+        """From now on, what the client sends goes through `Records`."""
+        if raw.is_closing():
+            return
+        tls = cast("asyncio.BufferedProtocol", raw.get_protocol())
+        records = Records(raw, tls, self.connection, self._in_turn, self._end_flood)
+        raw.set_protocol(records)
+        self.connection.records = records
+        records.data_received(first)
+        self._in_turn(self._handshakes.opened, self)
+
+    def _end_flood(self) -> None:
+        self.refuse("the client sent many TLS records without data")
 
     def _use(self, encrypted: asyncio.Transport) -> None:
         early, self._early = self._early or [], None
@@ -277,20 +300,13 @@ class Entrance(asyncio.Protocol):
             self._is_lost = True
             self.connection.connection_lost(error)
 
+    def refuse(self, reason: str) -> None:
+        self._tls.failed(self.connection, reason)
+        self.abort()
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-
-def _feed(transport: asyncio.Transport, data: bytes) -> None:
-    """Gives bytes to the transport's protocol as if they had just been read."""
-    protocol = cast("asyncio.BufferedProtocol", transport.get_protocol())
-    while data and not transport.is_closing():
-        room = cast("memoryview", protocol.get_buffer(len(data)))
-        count = min(len(room), len(data))
-        room[:count] = data[:count]
-        protocol.buffer_updated(count)
-        data = data[count:]
 
 
 def _plain_refusal(data: bytes) -> bytes:

@@ -16,9 +16,12 @@ from unittest.mock import Mock
 import pytest
 from rocketlet.broker.config import MAX_TLS_FILE_BYTES, RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.net import handshakes as handshakes_module
 from rocketlet.broker.net import tls as tls_module
+from rocketlet.broker.net.handshakes import Handshakes
 from rocketlet.broker.net.tls import Entrance, Tls, TlsError, TlsFiles
 from rocketlet.broker.server import Server
+from rocketlet.broker.turns import Turns
 from rocketlet.client import Access, BrokerRefused, ConnectionFailed, Consumer, Producer
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
@@ -364,7 +367,7 @@ async def test_a_handshake_that_does_not_end_is_ended(
 async def test_of_too_many_handshakes_the_oldest_ends(
     nodes: Nodes, certificates: Certificates, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_module, "MAX_HANDSHAKES", 3)
+    monkeypatch.setattr(handshakes_module, "MAX_HANDSHAKES", 3)
     tls = Tls("permissive", certificates.files)
     node = await nodes.start(tls=tls)
     readers = []
@@ -372,55 +375,25 @@ async def test_of_too_many_handshakes_the_oldest_ends(
         reader, writer = await raw(node)
         writer.write(HELLO)
         readers.append(reader)
-        await eventually(lambda count=count: len(tls._handshaking) == count)  # type: ignore[misc]
+        await eventually(lambda count=count: node.server.handshakes.running == count)  # type: ignore[misc]
     assert tls.failed_handshakes == 0
     wire = await secure_wire(node, certificates.client_context())  # an honest client gets in beside them
     assert (await wire.call(ASK)).code == 0
     with suppress(ConnectionResetError):
         assert await readers[0].read() == b""
-    assert (tls.failed_handshakes, len(tls._handshaking)) == (1, 2)
+    assert (tls.failed_handshakes, node.server.handshakes.running) == (1, 2)
     await wire.close()
-
-
-class _Hanging:
-    """An entrance whose client never goes on."""
-
-    def __init__(self, ending: list[_Hanging]) -> None:
-        self._ended = asyncio.Event()
-        self._ending = ending
-
-    async def shake_hands(self, first: bytes) -> None:
-        await self._ended.wait()
-
-    def abort(self) -> None:
-        self._ending.append(self)
-        self._ended.set()
-
-
-async def test_handshakes_that_come_together_end_as_many_others(
-    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tls_module, "MAX_HANDSHAKES", 3)
-    tls, ended = Tls("permissive", certificates.files), list[_Hanging]()
-    entrances = [_Hanging(ended) for _ in range(10)]
-    for entrance in entrances:
-        tls.begin(entrance, HELLO)  # type: ignore[arg-type]
-        assert len(tls._handshaking) <= 3
-    assert ended == entrances[:7]
-    for entrance in entrances[7:]:
-        entrance.abort()
-    await eventually(lambda: tls.handshakes == 10)
-    assert not tls._handshaking
 
 
 async def test_a_handshake_does_not_begin_on_a_connection_that_ends(certificates: Certificates) -> None:
     """asyncio would wait for it until the timeout."""
     ends = Mock(spec=asyncio.Transport)
     ends.is_closing.return_value = True
-    entrance = Entrance(Tls("permissive", certificates.files), Mock())
+    tls = Tls("permissive", certificates.files)
+    entrance = Entrance(tls, Handshakes(), Turns().call, Mock(peer="127.0.0.1:1"))
     entrance.connection_made(ends)
-    with pytest.raises(ConnectionResetError):
-        await entrance.shake_hands(HELLO)
+    await entrance.shake_hands(HELLO)
+    assert tls.failed_handshakes == 1
     ends.set_protocol.assert_not_called()
 
 
