@@ -15,7 +15,7 @@ import orjson
 import uvloop
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, FrameReader, encode
-from rocketlet.protocol.headers import PullMessage, write
+from rocketlet.protocol.headers import CreateTopic, PullMessage, write
 
 MIB = 1 << 20
 TOPIC = "attacked"
@@ -144,16 +144,45 @@ async def topics(address: str, size: int) -> dict[str, Any]:
 
 async def groups(address: str, size: int) -> dict[str, Any]:
     """New groups by heartbeats, a hundred in each."""
-    requests = []
-    for begin in range(0, size, 100):
-        consumers = [
-            {"groupName": f"flood-{number}", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-             "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": [{"topic": TOPIC, "subString": "*"}]}
-            for number in range(begin, begin + 100)
-        ]  # fmt: skip
-        body = orjson.dumps({"clientID": "attacker", "consumerDataSet": consumers, "producerDataSet": []})
-        requests.append(Frame(Code.HEART_BEAT, body=body))
+    requests = [
+        _heartbeat("attacker", [f"flood-{number}" for number in range(begin, begin + 100)], [TOPIC])
+        for begin in range(0, size, 100)
+    ]
     return await asked(address, requests)
+
+
+async def changed_groups(address: str, size: int) -> dict[str, Any]:
+    """Groups of large topics, 125 of each connection, which change again and again, all at once."""
+    large = [f"large-{number}" for number in range(8)]
+    created = [CreateTopic(topic, 1024, 1024, 6) for topic in large]
+    frames = [Frame(Code.UPDATE_AND_CREATE_TOPIC, ext=dict(write(header))) for header in created]
+    topics = await asked(address, frames)
+    streams = [await connect(address) for _ in range(0, size, 125)]
+    HELD.extend(streams)
+    found = await asyncio.gather(*(_change_groups(number, own, large) for number, own in enumerate(streams)))
+    return {**topics, "connections": len(found), "ended": [text for text in found if text]}
+
+
+async def _change_groups(number: int, streams: Streams, topics: list[str]) -> str:
+    """Why it ended early, if it did."""
+    names = [f"changed-{number}-{group}" for group in range(125)]
+    # another topic each time: a heartbeat that says what the last one said changes nothing
+    beats = [_heartbeat(f"attacker-{number}", names, [*topics, f"not-there-{change}"]) for change in range(4)]
+    try:
+        await Asking(streams).ask(beats)
+    except (OSError, TimeoutError) as error:
+        return repr(error)
+    return ""
+
+
+def _heartbeat(client_id: str, groups: list[str], topics: list[str]) -> Frame:
+    subscriptions = [{"topic": topic, "subString": "*"} for topic in topics]
+    consumers = [
+        {"groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+         "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": subscriptions}
+        for group in groups
+    ]  # fmt: skip
+    return Frame(Code.HEART_BEAT, body=orjson.dumps({"clientID": client_id, "consumerDataSet": consumers}))
 
 
 async def offsets(address: str, size: int) -> dict[str, Any]:
@@ -200,6 +229,7 @@ ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[dict[str, Any]]], int]] 
     "requests": (requests, 200_000),
     "topics": (topics, 5000),
     "groups": (groups, 5000),
+    "changed groups": (changed_groups, 250),
     "offsets": (offsets, 50_000),
     "registrations": (registrations, 3000),
 }

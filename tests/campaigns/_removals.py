@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ from rocketlet.broker import server
 from rocketlet.broker.access.accounts import Account
 from rocketlet.broker.access.acl import Acl
 from rocketlet.broker.access.rules import KNOWN
-from rocketlet.broker.groups import members, settings
+from rocketlet.broker.groups import draining, members, settings
 from rocketlet.broker.groups.offsets import Offsets
+from rocketlet.broker.groups.owners import owners_of
 from rocketlet.broker.messages import topics
 from rocketlet.broker.messages.delays import Delays
 from rocketlet.broker.messages.held_pulls import HeldPulls
@@ -39,11 +40,26 @@ from rocketlet.broker.store.store import Store
 from rocketlet.broker.turns import Turns
 from rocketlet.client import handling
 from rocketlet.protocol import bodies, frame, names, registration_body, schema
+from rocketlet.protocol.allocation import TopicQueues
+from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.signature import Signer
 
 PLANT = "ROCKETLET_CAMPAIGN_PLANT"  # the removal, for processes that a campaign starts
 CLIENT_FAULTS = ("HeaderError", "BodyError", "IllegalName", "StoreError", "LimitExceeded")
+
+
+class _Owner(str):
+    """A queue's owner who keeps the queue, as the table by queue did that each group had."""
+
+    queue: Queue
+
+
+def _large_owners(members: Mapping[str, int], queues: TopicQueues, broker_name: str) -> list[str]:
+    found = list(map(_Owner, owners_of(members, queues, broker_name)))
+    for queue_id, owner in enumerate(found):
+        owner.queue = Queue(queues.topic, broker_name, queue_id)
+    return [*found]
 
 
 class Lines(NamedTuple):
@@ -335,6 +351,10 @@ REMOVALS: dict[str, Removal] = {
     "memberships": Removal(
         "a connection is a member of 256 groups at most", "exhaustion", 1,
         [Change(members, "MAX_MEMBERSHIPS", _UNLIMITED)], "H7", "groups",
+    ),
+    "small-owners": Removal(
+        "whose a queue is takes 8 bytes in groups with foreign members", "exhaustion", 1,
+        [Change(draining, "owners_of", _large_owners)], "memory", "changed groups",
     ),
     "brokers": Removal(
         "a name server knows 1,000 brokers at most", "exhaustion", 1, [Change(routes, "MAX_BROKERS", _UNLIMITED)], "memory",

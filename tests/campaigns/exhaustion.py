@@ -35,6 +35,7 @@ TAKEN_AT_MOST = {
     "groups": MAX_MEMBERSHIPS // 100,
     "registrations": MAX_BROKERS,
 }  # requests, of one attacker
+GROWS_AT_MOST_MIB = {"changed groups": 30}  # 500,000 queues at 8 bytes, and 250 groups
 PAUSE_S = 0.005
 CALM_S = 3.0
 
@@ -90,8 +91,12 @@ async def attack_all(peer: Peer, outcome: Outcome, limit: Limit, share: float, r
     for number in limit:
         name = names[number % len(names)]
         address = registry if registry and name == "registrations" else peer.address
+        before_mib = _peak_from_now(peer.pid)
         found = await _attack(name, address, max(int(ATTACKS[name][1] * share), 2), outcome)
         resident = {"resident_mib": round(peer.resident_mib()), "peak_mib": _peak_mib(peer.pid)}
+        grown_mib = resident["peak_mib"] - before_mib
+        if grown_mib > GROWS_AT_MOST_MIB.get(name, grown_mib):
+            outcome.fault(f"{name}: the broker has grown by {grown_mib} MiB, more than {GROWS_AT_MOST_MIB[name]}")
         await asyncio.sleep(0.5)
         outcome.figures[name] = honest.figures() | resident | found
         outcome.tried += 1
@@ -148,6 +153,12 @@ async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
     largest = max((figures.get("peak_mib", 0) for figures in outcome.figures.values()), default=0)
     if largest > BUDGET_MIB + BASE_MIB:
         outcome.fault(f"{largest} MiB resident with a budget of {BUDGET_MIB}")
+
+
+def _peak_from_now(pid: int) -> int:
+    """What a process has in memory, MiB; the most that it had is forgotten (proc(5), clear_refs)."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _peak_mib(pid)
 
 
 def _peak_mib(pid: int) -> int:

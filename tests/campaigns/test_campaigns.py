@@ -21,7 +21,7 @@ SHORT = {
     "disk": 60,
     "kill": 3,
     "descriptors": 2,
-    "exhaustion": 8,
+    "exhaustion": 9,
     "stalls": 27,
     "chaos": 6,
     "access": 2000,
