@@ -18,7 +18,7 @@ class At(NamedTuple):
 
 TOPIC_QUEUES: Final = 4  # of a topic that a client makes; Apache's DefaultMQProducer.defaultTopicQueueNums
 CONNECT_TIMEOUT_S: Final = 3.0
-CLOSE_TIMEOUT_S: Final = 1.0  # for what was written to leave, and for a TLS peer to say goodbye: Apache's never does
+CLOSE_TIMEOUT_S: Final = 1.0  # for what was written to leave, and for the peer to hang up: over TLS Apache's never does
 REQUEST_TIMEOUT_S: Final = 3.0
 OFFSET_TIMEOUT_S: Final = 5.0
 LOCK_TIMEOUT_S: Final = 1.0
