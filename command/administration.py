@@ -16,7 +16,7 @@ from ..client.admin import AdminClient
 from ..client.errors import ConfigError, RocketletError
 from .access import access_of, add_client_options
 from .config import NAME_SERVER, NAME_SERVER_VARIABLE
-from .output import Output
+from .output import Output, complain
 
 Commands = argparse._SubParsersAction
 Command = Callable[[argparse.Namespace, AdminClient, Output], Awaitable[int]]
@@ -52,7 +52,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
     except BrokenPipeError:  # whoever reads our output has enough
         raise
     except (RocketletError, OSError) as error:
-        print(f"rocketlet: {error}", file=sys.stderr)
+        complain(error)
     return 1
 
 

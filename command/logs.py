@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from typing import Any
+from io import StringIO
+from typing import Any, TextIO
 
 import structlog
-from structlog.typing import EventDict, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, WrappedLogger
+
+from .output import printable
 
 log = structlog.get_logger("rocketlet")
 
@@ -34,9 +37,7 @@ def configure(level: str = "info") -> None:
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if on_terminal else "iso", utc=not on_terminal),
     ]
     rendering: list[structlog.typing.Processor] = (
-        [
-            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-        ]  # with rich it shows locals: secrets
+        [_printable, structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback)]
         if on_terminal
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
@@ -66,6 +67,18 @@ def _with_place(logger: WrappedLogger, method: str, event: EventDict) -> EventDi
     for name, value in _place.items():
         event.setdefault(name, value)
     return event
+
+
+def _printable(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Client ids, tags and remarks are what anybody sent, and a terminal would obey them."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
+    """Plain: with rich, structlog shows local variables, and so secrets."""
+    text = StringIO()
+    structlog.dev.plain_traceback(text, error)
+    stream.write("\n".join(map(printable, text.getvalue().splitlines())))
 
 
 def _with_fields(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -13,7 +13,7 @@ from ..client.mirror import Begin, Mirror, Waiting
 from ..client.signals import stop_signal
 from .access import access_of, add_client_options
 from .numbers import whole
-from .output import Output
+from .output import Output, complain
 
 _FROM, _TO = "from-", "to-"
 
@@ -71,7 +71,7 @@ async def _mirror(options: argparse.Namespace) -> int:
             await _run(mirror, follows=options.follow)
             _report(mirror, await mirror.waiting(), Output(as_json=options.json))
     except (RocketletError, OSError) as error:
-        print(f"rocketlet: {error}", file=sys.stderr)
+        complain(error)
         return 1
     return 0
 

@@ -60,6 +60,11 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+def complain(error: object) -> None:
+    """Says on stderr what went wrong: a broker's remark, too, is what anybody sent."""
+    print("rocketlet: " + "\n".join(map(printable, str(error).splitlines())), file=sys.stderr)
+
+
 def _text(value: Any) -> str:
     return printable(_plain(value))
 
