@@ -61,6 +61,7 @@ class Deliveries:
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()
         self._lined_up: set[ProcessQueue] = set()
+        self._resting: set[ProcessQueue] = set()  # in order: until their first run may be tried again
         self._arrived = asyncio.Event()
         self._hands: set[Hand] = set()
         self._holding: dict[Message, Hand] = {}
@@ -103,7 +104,8 @@ class Deliveries:
             self._lined_up.discard(process_queue)
             while process_queue.waiting and process_queue.waiting[0].is_done:
                 process_queue.waiting.popleft()
-            if not process_queue.waiting or not process_queue.may_begin or (self._orderly and process_queue.running):
+            is_held = process_queue in self._resting or (self._orderly and process_queue.running)
+            if not process_queue.waiting or not process_queue.may_begin or is_held:
                 continue  # it comes back into the line when that has changed
             run = process_queue.waiting.popleft()
             process_queue.enter()
@@ -197,8 +199,14 @@ class Deliveries:
         if run.tries > self._max_tries:
             await self.reject(message)
             return
-        self._taken_from(hand)  # nobody has it, and still nothing else of the queue begins
-        asyncio.get_running_loop().call_later(self._suspend_queue_s, self._put_back, run)
+        self._taken_from(hand)
+        self._resting.add(run.process_queue)  # nobody has it, and still nothing of the queue begins
+        self._put_back(run)
+        asyncio.get_running_loop().call_later(self._suspend_queue_s, self._rested, run.process_queue)
+
+    def _rested(self, process_queue: ProcessQueue) -> None:
+        self._resting.discard(process_queue)
+        self.resume(process_queue)
 
     async def reject(self, message: Message) -> None:
         """Kept in the group's dead-letter topic. Raises RocketletError as `retry` does."""

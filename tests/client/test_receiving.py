@@ -110,6 +110,22 @@ async def test_a_message_that_is_settled_twice_at_once_takes_no_other_with_it(
         assert process_queue.commit_offset == second.queue_offset
 
 
+async def test_a_message_that_waits_for_another_try_in_order_holds_no_hand_over_up(node: Node, wire: Wire) -> None:
+    """Nobody works on it."""
+    await create_topic(wire, "t", 1)
+    await fill(node, 2)
+    async with Consumer(
+        node.address, "g", "t", start="first", orderly=True, suspend_queue_s=3600, drain_s=3600
+    ) as leaves:
+        await leaves.retry(await leaves.receive(timeout_s=PATIENCE_S))
+        with pytest.raises(TimeoutError):
+            await leaves.receive(timeout_s=0.0)
+        async with asyncio.timeout(PATIENCE_S):
+            await leaves.stop()
+    async with Consumer(node.address, "g", "t", start="first", orderly=True) as takes:
+        assert (await takes.receive(timeout_s=PATIENCE_S)).body == b"0"
+
+
 async def test_in_order_a_retry_holds_its_queue(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await fill(node, 4)
