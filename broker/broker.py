@@ -148,13 +148,13 @@ class Broker:
             self.groups,
             self.watch,
             self.held_pulls,
-            self.offsets,
             self.name_servers.find_route,
             self.tasks,
             self.clock,
             self.turns,
             self._tell_members,
             self.peers.say,
+            self._queue_drained,
         )
 
     def _make_registration(self) -> Registration:
@@ -182,6 +182,11 @@ class Broker:
 
     def _tell_members(self, group: ConsumerGroup, connections: Iterable[Connection]) -> None:
         self.notifications.tell(group, connections)
+
+    def _queue_drained(self, group: str, place: tuple[str, int], reader: Connection) -> None:
+        """The next reader goes on where the earlier one came, whatever offset it has loaded before, and may lock it."""
+        self.offsets.mark(group, *place)
+        self.locks.let_go(group, *place, reader)
 
     def _is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         return self.draining.is_draining(group, topic, queue_id)

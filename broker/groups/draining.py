@@ -44,7 +44,6 @@ from .agreement import Agreement, GivenElsewhere, Say
 from .drain import Drain, Found, Place
 from .given import Given, MemberList
 from .members import ConsumerGroup, ConsumerGroups
-from .offsets import Offsets
 from .owners import Owners, owners_of
 from .watch import Watch
 
@@ -56,7 +55,8 @@ Tell = Callable[[ConsumerGroup, Iterable[Connection]], None]
 
 class Draining:
     """`find_route(topic)`: which queues a topic has on all brokers, because members share them all. `tell(group,
-    connections)` tells members that their group is another than before. `say`: to other brokers."""
+    connections)` tells members that their group is another than before. `say`: to other brokers. `on_drained(group, place,
+    connection)`: its reader has handled all of a queue."""
 
     def __init__(
         self,
@@ -64,19 +64,19 @@ class Draining:
         groups: ConsumerGroups,
         watch: Watch,
         held_pulls: HeldPulls,
-        offsets: Offsets,
         find_route: Callable[[str], Awaitable[Route | None]],
         tasks: Tasks,
         clock: Clock,
         turns: Turns,
         tell: Tell,
         say: Say,
+        on_drained: Callable[[str, Place, Connection], None],
     ) -> None:
         self._broker_name = broker_name
         self._groups = groups
         self._watch = watch
         self._held_pulls = held_pulls
-        self._offsets = offsets
+        self._on_drained = on_drained
         self._find_route = find_route
         self._tasks = tasks
         self._clock = clock
@@ -440,7 +440,7 @@ class Draining:
         places = drain.waiting[connection]
         places.discard(place)
         drain.drained.setdefault(connection, set()).add(place)
-        self._offsets.mark(name, *place)
+        self._on_drained(name, place, connection)
         if not places:
             del drain.waiting[connection]
         drain.let_on([place])

@@ -150,8 +150,9 @@ class Locks:
                     self._note_key(connection, key)
                 return lock.epoch
             if lock.client_id != request.client_id or lock.connection is not None or epoch is not None:
-                if request.handover and epoch is None:
-                    # Told when the queue is free: a hand-over would otherwise last until its next try.
+                if epoch is None:
+                    # Told when the queue is free: a hand-over would otherwise last until its next try. Apache's clients
+                    # try every 20 s (RebalanceService.waitInterval).
                     self._wait(connection, key, lock)
                 return None
         if queue in request.epochs:
@@ -217,6 +218,13 @@ class Locks:
                     self._free(key, "lock lost")
                 else:
                     lock.connection = None
+
+    def let_go(self, group: str, topic: str, queue_id: int, connection: Connection) -> None:
+        """A foreign reader has handled all of a queue that moves away from it. Apache's Go client does not unlock what it
+        drops (pushConsumer.removeUnnecessaryMessageQueue), which would keep the next reader out for 60 s."""
+        lock = self._locks.get((group, topic, queue_id))
+        if lock is not None and not lock.handover and lock.connection is connection:
+            self._free((group, topic, queue_id), "unlocked")
 
     def leave(self, connection: Connection, group: str, *, is_foreign: bool) -> None:
         """A member unregisters: frees what it has not unlocked. A foreign one locks nothing more."""

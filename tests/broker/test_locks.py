@@ -18,7 +18,7 @@ from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
 from rocketlet.protocol.work import finish
 
 from ..conftest import Connect, Node, Wire, create_topic, eventually, peer
-from ..requests import QUEUE, beat, lock, send
+from ..requests import QUEUE, SUBSCRIBED, SUSPEND, beat, join, lock, pull, send
 
 
 async def free(node: Node) -> None:
@@ -367,3 +367,33 @@ async def test_a_member_commits_several_queues_at_once_and_only_those_that_are_i
     assert set(group_bodies.decode_locked(answer.body)) == set(queues[:2])
     assert [node.broker.offsets.get("g", "t", number) for number in range(4)] == [1, None, None, None]
     assert node.broker.locks.owners("g") == {("t", number): "c1" if number < 3 else "c2" for number in range(4)}
+
+
+async def test_a_foreign_reader_in_order_that_unlocks_nothing_keeps_nobody_out(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Apache's Go client: it drops what moves, and its locks last for 60 s. Who was refused asks again after 20 s."""
+    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 3600.0)
+    flags = SUBSCRIBED | SUSPEND
+    await create_topic(wire, "t", 2)
+    await join(wire, "c1")
+    for queue in range(2):
+        await send(wire, queue=queue)
+        assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=flags))).code == 0
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)  # of its own joining
+    two = await connect(node.address)
+
+    async def locked(asks: Wire, client_id: str, queue: int) -> bool:
+        request = LockRequest(client_id, "g", (Queue("t", "broker-a", queue),))
+        answer = await asks.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
+        return bool(group_bodies.decode_locked(answer.body))
+
+    assert await locked(wire, "c1", 0)
+    assert await locked(wire, "c1", 1)
+    await join(two, "c2")
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert not await locked(two, "c2", 1), "c1 still handles a message of it"
+    await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=flags | 0x1, commit_offset=1))
+    await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert await locked(two, "c2", 1)
+    assert not await locked(two, "c2", 0), "what stays c1's"
