@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
+from ..protocol import names
+from ..protocol.allocation import CONSISTENT_HASH
+from ..protocol.bodies import Queue
 from .access import Access
 from .admin import AdminClient
 from .errors import RocketletError
 
 LOOK_S = 0.05
+_EVEN: Final = frozenset(("AVG", "AVG_BY_CIRCLE", "STICKY", ""))  # the last: Apache's clients do not say theirs
 
 
 Look = Callable[[], Awaitable[list[dict[str, Any]]]]
@@ -22,7 +26,9 @@ async def settled(
     name_server: str, group: str, *, members: int | None = None, timeout_s: float = 30.0, access: Access | None = None
 ) -> dict[str, int]:
     """Waits until each queue of the group has one owner, no member is leaving, and the members' shares of each topic differ
-    by one queue at most. Returns how many queues each member owns, by client id.
+    by one queue at most. With CONSISTENT_HASH the shares are compared with its own; those of a strategy that is neither this
+    nor AVG, AVG_BY_CIRCLE or STICKY are not looked at. Returns how many queues each member owns, by client id: a member
+    may hear of its last queue a moment after its broker, so `await consumer.assigned()` before you ask it.
 
     `members`: wait until the group has this many, too. Raises TimeoutError, which says what is missing, and RocketletError.
     Apache's brokers do not know who owns what, so it needs Rocketlet's.
@@ -48,6 +54,14 @@ async def settled_by(look: Look, group: str, *, members: int | None, timeout_s: 
         raise TimeoutError(f"the group {group} has not settled in {timeout_s} s: {missing}") from None
 
 
+def _is_hashed(owned_by: Mapping[Queue, str], clients: Sequence[str]) -> bool:
+    """Whether CONSISTENT_HASH gives each queue of a topic to its owner."""
+    queues = sorted(owned_by)
+    return all(
+        owned_by[queue] == client for client in clients for queue in CONSISTENT_HASH.allocate(client, queues, clients)
+    )
+
+
 def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, dict[str, int]]:
     """What is missing, empty if nothing, and how many queues each member owns."""
     subscriptions = {item["clientId"]: item["subscriptions"] for report in reports for item in report["members"]}
@@ -60,6 +74,8 @@ def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, di
         return f"{leaving[0]} is leaving", {}
     if any(report.get("draining") for report in reports):
         return "members from Apache's clients still handle messages of queues that move", {}
+    strategies = {item["clientId"]: item["strategy"] for report in reports for item in report["members"]}
+    owned_by: dict[Queue, str] = {}
     shares: dict[str, Counter[str]] = {}
     for report in reports:
         owners = {(item["topic"], item["queueId"]): item["clientId"] for item in report["owners"]}
@@ -69,8 +85,15 @@ def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, di
                 if owner is None or owner not in subscriptions:
                     return f"{topic}@{report['broker']}:{number} has no owner", {}
                 shares.setdefault(topic, Counter())[owner] += 1
+                owned_by[Queue(topic, report["broker"], number)] = owner
     for topic, share in shares.items():
-        counts = [share[client] for client, topics in subscriptions.items() if topic in topics]
-        if max(counts) - min(counts) > 1:
+        clients = names.sorted_ids([client for client, topics in subscriptions.items() if topic in topics])
+        used = {strategies[client] for client in clients}
+        counts = [share[client] for client in clients]
+        if used <= _EVEN and max(counts) - min(counts) > 1:
             return f"the shares of {topic} are {sorted(counts)}", {}
+        if used == {CONSISTENT_HASH.name} and not _is_hashed(
+            {queue: owner for queue, owner in owned_by.items() if queue.topic == topic}, clients
+        ):
+            return f"the shares of {topic} are not those of CONSISTENT_HASH yet", {}
     return "", {client: sum(share[client] for share in shares.values()) for client in subscriptions}

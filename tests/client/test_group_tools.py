@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LEASE_SWEEP_S, ORPHAN_S
 from rocketlet.client import AdminClient, BrokerRefused, ConfigError, Consumer, Producer, settled
+from rocketlet.client.settling import settled_by
 from rocketlet.command import logs
 from rocketlet.command.cli import main
 from rocketlet.command.group_report import report as report_of
 from rocketlet.command.output import Output
-from rocketlet.protocol.allocation import AVG, STICKY
+from rocketlet.protocol.allocation import AVG, CONSISTENT_HASH, STICKY
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_config import GroupConfig
@@ -125,9 +126,31 @@ async def test_settled_waits_for_the_whole_group_and_says_what_is_missing(node: 
         await settled(node.address, "g", timeout_s=2.0)
     async with Consumer(node.address, "g", "t", Inbox()) as one, Consumer(node.address, "g", "t", Inbox()) as two:
         shares = await settled(node.address, "g", members=2)
-        assert shares == {member.client_id: len(member.assignment()) for member in (one, two)}
+        assert shares == {member.client_id: len(await member.assigned()) for member in (one, two)}
         with pytest.raises(TimeoutError, match="it has 2 members"):
             await settled(node.address, "g", members=3, timeout_s=2.0)
+
+
+async def test_a_group_with_uneven_shares_by_its_strategy_settles_too(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 16)
+    options: dict[str, Any] = {"strategy": CONSISTENT_HASH, "start": "first"}
+    async with (
+        Consumer(node.address, "g", "t", Inbox(), **options) as one,
+        Consumer(node.address, "g", "t", Inbox(), **options) as two,
+        AdminClient(node.address) as admin,
+    ):
+        shares = await settled(node.address, "g", members=2)
+        (report,) = await admin.history("g")
+        owned_by = Counter(item["clientId"] for item in report["owners"])
+        assert shares == {member.client_id: owned_by[member.client_id] for member in (one, two)}
+        for item in report["owners"]:
+            item["clientId"] = {one.client_id: two.client_id, two.client_id: one.client_id}[item["clientId"]]
+
+        async def look() -> list[dict[str, Any]]:
+            return [report]
+
+        with pytest.raises(TimeoutError, match="are not those of CONSISTENT_HASH yet"):
+            await settled_by(look, "g", members=2, timeout_s=0.1)
 
 
 async def test_members_learn_at_once_that_a_topic_has_grown(node: Node, wire: Wire) -> None:
