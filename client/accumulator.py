@@ -36,6 +36,8 @@ plain tuple, because one is made per message. Id and properties are empty if the
 
 PLAIN: Final = f"{UNIQUE_KEY}{NAME_END}"
 PLAIN_BYTES: Final = len(PLAIN) + UniqueKeys.CHARS  # properties of a message that gets an id and nothing else
+_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)  # Python 3.11 takes 0.2 us to find a member of an enum
+_SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _is_done = methodcaller("done")
 
 
@@ -239,9 +241,9 @@ class Accumulator:
     def _call(self, batch: Batch, timeout_s: float) -> None:
         queue, messages = batch.queue, batch.messages
         if len(messages) == 1:
-            code, body, text = RequestCode.SEND_MESSAGE_V2, messages[0][2], batch.texts[0]
+            code, body, text = _SEND, messages[0][2], batch.texts[0]
         else:
-            code, text = RequestCode.SEND_BATCH_MESSAGE, ""
+            code, text = _SEND_BATCH, ""
             bodies = [message[2] for message in messages]
             body = encode_columns(repeat(0), bodies, [text.encode() for text in batch.texts])
         ext = self._header(queue.topic, text, batch.born_ms)
