@@ -18,12 +18,12 @@ from ..protocol.headers import (
     SearchOffset,
     TopicQueue,
     UpdateOffset,
-    read,
     write,
 )
 from ..protocol.message import decode_records
 from ..protocol.names import RETRY_PREFIX, TOOLS_GROUP
 from ..protocol.subscription import Subscription
+from .answers import body_of, header_of
 from .cluster import Cluster, by_broker
 from .config import OFFSET_TIMEOUT_S, PULL_COMMIT_S, At, Start
 from .connection import Connection
@@ -42,18 +42,18 @@ async def begin_offset(connection: Connection, queue: Queue, start: Start | At) 
         return await _stored_since(connection, queue, start)
     code = RequestCode.GET_MIN_OFFSET if start == "first" else RequestCode.GET_MAX_OFFSET
     answer = await connection.request(code, write(TopicQueue(queue.topic, queue.queue_id)), timeout_s=OFFSET_TIMEOUT_S)
-    return read(Offset, answer.ext).offset
+    return header_of(answer, Offset).offset
 
 
 async def _stored_since(connection: Connection, queue: Queue, time_ms: int) -> int:
     """The first message stored at a time or later. Brokers name the nearest one, which may be the one before."""
     ext = write(SearchOffset(queue.topic, queue.queue_id, time_ms))
     answer = await connection.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext, timeout_s=OFFSET_TIMEOUT_S)
-    offset = read(Offset, answer.ext).offset
+    offset = header_of(answer, Offset).offset
     pull = pull_header(TOOLS_GROUP, queue, offset, 1, Subscription(queue.topic))
     nearest = await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
     earlier = any(
-        record.queue_offset == offset and record.store_ms < time_ms for record in decode_records(nearest.body)
+        record.queue_offset == offset and record.store_ms < time_ms for record in body_of(nearest, decode_records)
     )
     return offset + 1 if earlier else offset
 
@@ -166,7 +166,7 @@ class GroupOffsets:
         }
         try:
             answer = await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, timeout_s=OFFSET_TIMEOUT_S)
-            return read(Offset, answer.ext).offset
+            return header_of(answer, Offset).offset
         except BrokerRefused as error:
             if error.code != ResponseCode.QUERY_NOT_FOUND:
                 raise
@@ -182,7 +182,7 @@ class GroupOffsets:
             if error.code != ResponseCode.QUERY_NOT_FOUND:
                 raise
             return None
-        return read(Offset, answer.ext).offset
+        return header_of(answer, Offset).offset
 
     async def store(self, queue: Queue, offset: int, epoch: int, *, sought: bool = False) -> None:
         """Returns when the broker has it. Raises RocketletError. sought: the broker itself has named the offset, which no

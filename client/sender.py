@@ -26,6 +26,7 @@ from .cluster import Cluster
 from .config import BATCH_BYTES, MAX_SEND_BACKOFF_S, ONEWAY_AT_ONCE, SEND_BACKOFF_S
 from .connection import Connection
 from .errors import (
+    AnswerUnreadable,
     BrokerRefused,
     ConfigError,
     ConnectionFailed,
@@ -110,7 +111,7 @@ class Sender:
         if isinstance(answer, Frame) and answer.code in _STORED:
             try:
                 results = _results(answer, batch)
-            except (KeyError, ValueError) as error:  # sent again, the messages would be there twice
+            except (AnswerUnreadable, ValueError) as error:  # sent again, the messages would be there twice
                 address = batch.connection.address
                 answer = RocketletError(f"{address} stored the messages and does not say where: {error!r}")
             else:
@@ -429,8 +430,8 @@ def _may_help(error: Exception) -> bool:
 
 
 def _results(answer: Frame, batch: Batch) -> Iterable[SendResult]:
-    """Of a batch's messages, which lie one behind the other. Raises KeyError, ValueError for an answer that does not say
-    where."""
+    """Of a batch's messages, which lie one behind the other. Raises AnswerUnreadable, ValueError for an answer that does
+    not say where."""
     first = sent_result(answer, batch.ids[0], batch.queue)
     if len(batch.messages) == 1:
         return (first,)
@@ -442,8 +443,12 @@ def _results(answer: Frame, batch: Batch) -> Iterable[SendResult]:
 
 
 def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:
+    """Raises AnswerUnreadable."""
     ext = answer.ext
-    queue_id = int(ext["queueId"])
-    if queue_id != queue.queue_id:
-        queue = queue._replace(queue_id=queue_id)
-    return SendResult(key, str(ext["msgId"]), queue, int(ext["queueOffset"]), _STORED[answer.code])
+    try:
+        queue_id = int(ext["queueId"])
+        if queue_id != queue.queue_id:
+            queue = queue._replace(queue_id=queue_id)
+        return SendResult(key, str(ext["msgId"]), queue, int(ext["queueOffset"]), _STORED[answer.code])
+    except (KeyError, ValueError) as error:
+        raise AnswerUnreadable(f"the answer to a send cannot be read: {error!r}") from error
