@@ -87,6 +87,7 @@ class World:
         self._long_handlers = 0
         self._granted: dict[Queue, int] = {}
         self._owners: dict[tuple[Queue, int], str] = {}
+        self._taken: set[Queue] = set()  # since it was looked who reads what
         self._bodies: Counter[bytes] = Counter()
         self._acknowledged: list[tuple[str, bytes]] = []
         self._crashes: list[float] = []
@@ -110,6 +111,7 @@ class World:
         self._crashes.append(self.loop.time())
 
     def taken(self, member: Member, queues: set[Queue]) -> None:
+        self._taken |= queues
         for queue in queues:
             self.note(f"{member.name} takes {queue}")
             ours = [other for other in self.members if isinstance(other, Member) and other is not member]
@@ -369,7 +371,12 @@ class World:
         since_s: dict[Queue, float] = {}
         while True:
             await asyncio.sleep(0.2)
-            unread = {queue for queue in self._queues_up() if not any(m.believes_in(queue) for m in self.living())}
+            taken, self._taken = self._taken, set()  # and given away since, perhaps: members come and go
+            unread = {
+                queue
+                for queue in self._queues_up()
+                if queue not in taken and not any(member.believes_in(queue) for member in self.living())
+            }
             since_s = {queue: since_s.get(queue, self.loop.time()) for queue in unread}
             for queue, began_s in since_s.items():
                 if self.loop.time() - began_s > self.plan.unread_limit_s:
