@@ -214,13 +214,15 @@ class ConsumerGroup:
         self._companions.clear()
         self._strategies = None
         self.sees_others()
+        for shares in self._sticky.values():
+            shares.forget()
 
     def sees_others(self) -> None:
         """Members see other queues than before."""
         self._seen_queues.clear()
         self._seen_counts.clear()
         for shares in self._sticky.values():
-            shares.forget()
+            shares.doubt()
         self._retries = None
 
     def strategies(self) -> frozenset[str]:

@@ -21,7 +21,9 @@ class StickyShares:
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
-        self._shares: dict[str, list[Queue]] | None = None
+        self._shares: dict[str, list[Queue]] = {}
+        self._of: tuple[dict[str, int], list[str]] | None = None  # the queues and members that these are of
+        self._is_doubtful = True
         self._count = 0  # of queues
         self.owners: dict[Queue, str] = {}
 
@@ -31,19 +33,27 @@ class StickyShares:
             self.owners[queue] = client_id
 
     def forget(self) -> None:
-        """Members or queues are others than before."""
-        self._shares = None
+        """Members are others than before, and will all be told."""
+        self._is_doubtful, self._of = True, None
+
+    def doubt(self) -> None:
+        """Some member sees other queues than before, all of them perhaps the same."""
+        self._is_doubtful = True
 
     def of(
         self, client_id: str, seen_queues: Mapping[str, int], sorted_ids: Callable[[], list[str]]
     ) -> BrokerShare | None:
         """The member's share, computed for all members when the first of them asks; None for who is no member."""
-        if self._shares is None:
-            self._shares = self._share_out(seen_queues, sorted_ids())
+        if self._is_doubtful:
+            self._is_doubtful = False
+            # For the same queues they stay: some members were told, and what was claimed since could divide them otherwise.
+            now = dict(seen_queues), sorted_ids()
+            if now != self._of:
+                self._of, self._shares = now, self._share_out(*now)
         share = self._shares.get(client_id)
         return None if share is None else BrokerShare(len(self._shares), self._count, _numbers(share))
 
-    def _share_out(self, seen_queues: Mapping[str, int], client_ids: list[str]) -> dict[str, list[Queue]]:
+    def _share_out(self, seen_queues: dict[str, int], client_ids: list[str]) -> dict[str, list[Queue]]:
         queues = sorted(
             Queue(self._topic, name, number) for name, count in seen_queues.items() for number in range(count)
         )
