@@ -32,7 +32,8 @@ class Offsets:
         self._identity_of = identity_of
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self._dirty = False
-        self._of_owners: dict[tuple[str, str, int], int] = {}  # what the owner of a lease has committed last
+        # What the owner of a lease has committed last; by group and topic, so that a deleted topic costs one look a group.
+        self._of_owners: dict[tuple[str, str], dict[int, int]] = {}
         state = read_state(path) or {}
         self._rewinds: dict[str, int] = state.pop(_REWINDS, {})
         self._saved_identities: dict[str, str] = state.pop(_IDENTITIES, {})
@@ -82,23 +83,28 @@ class Offsets:
         """by_owner: under a lease. Until somebody else has put an offset, nobody but an owner may go back behind it.
 
         Raises LimitExceeded."""
-        queues = self._offsets.get((topic, group))
+        key = topic, group
+        queues = self._offsets.get(key)
         if queues is None or queue_id not in queues:
             if self._count >= MAX_OFFSETS:
                 raise LimitExceeded(f"this broker keeps {MAX_OFFSETS} offsets; delete groups that nobody needs")
             self._count += 1
         if queues is None:
-            queues = self._offsets[topic, group] = {}
+            queues = self._offsets[key] = {}
             self._note(topic, group)
         if by_owner:
-            self._of_owners[group, topic, queue_id] = offset
-        elif self._of_owners.get((group, topic, queue_id)) != offset:
-            self._of_owners.pop((group, topic, queue_id), None)
+            self._of_owners.setdefault(key, {})[queue_id] = offset
+        elif self._of_owner(key, queue_id) != offset:
+            self.let_go_back(group, topic, queue_id)
         if offset < queues.get(queue_id, 0):
             self._rewinds[f"{topic}@{group}"] = self.rewinds(group, topic) + 1
         queues[queue_id] = offset
-        self._encoded.pop((topic, group), None)
+        self._encoded.pop(key, None)
         self._dirty = True
+
+    def _of_owner(self, key: tuple[str, str], queue_id: int) -> int:
+        owners = self._of_owners.get(key)
+        return owners.get(queue_id, 0) if owners else 0
 
     def rewinds(self, group: str, topic: str) -> int:
         """How often the group's offset of a queue of the topic went back."""
@@ -108,15 +114,17 @@ class Offsets:
         """What is committed now counts as an owner's: the next reader goes on from here."""
         offset = self.get(group, topic, queue_id)
         if offset is not None:
-            self._of_owners[group, topic, queue_id] = offset
+            self._of_owners.setdefault((topic, group), {})[queue_id] = offset
 
     def let_go_back(self, group: str, topic: str, queue_id: int) -> None:
         """An administrator sends the group back: a member may be behind the last owner again."""
-        self._of_owners.pop((group, topic, queue_id), None)
+        owners = self._of_owners.get((topic, group))
+        if owners:
+            owners.pop(queue_id, None)
 
     def is_behind_owner(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Whether an offset is one from before the last owner of a lease has gone on from it."""
-        return offset < self._of_owners.get((group, topic, queue_id), 0)
+        return offset < self._of_owner((topic, group), queue_id)
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic, by queue id."""
@@ -155,8 +163,7 @@ class Offsets:
     def _forget(self, topic: str, group: str) -> None:
         queues = self._offsets.pop((topic, group))
         self._count -= len(queues)
-        for queue_id in queues:
-            self._of_owners.pop((group, topic, queue_id), None)
+        self._of_owners.pop((topic, group), None)
         self._encoded.pop((topic, group), None)
         for table, name, other in ((self._topics_of, group, topic), (self._groups_of, topic, group)):
             del table[name][other]
