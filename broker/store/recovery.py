@@ -134,6 +134,8 @@ class Recovery:
         checked_from = max([start, *(at + size for at, size in damage)])  # entries of whole indexes may point into it
         for key, state in states.items():
             if key in self._queues:
+                if checkpoint is not None and torn.position < checkpoint.end:  # whole indexes know what is cut off, too
+                    self._queues[key].cut_from(torn.position)
                 self._lose_until(self._queues[key], state.next, torn.position)
         damage = self._damage + damage
         found = Recovered(

@@ -172,6 +172,33 @@ def test_a_log_that_was_cut_in_the_middle_of_a_message_ends_before_it(tmp_path: 
     store.close()
 
 
+@pytest.mark.parametrize("read_from", ["its beginning", "before its end"])
+def test_an_index_does_not_point_behind_a_log_whose_end_is_zeros(tmp_path: Path, read_from: str) -> None:
+    """As after a power cut, when the file is as long as it was. The next messages get the place of those that were there."""
+    expected = filled(tmp_path)
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    data = segment.read_bytes()
+    end = data.rfind(b"body-290")  # within a message of queue 2
+    segment.write_bytes(data[:end] + bytes(len(data) - end))
+    if read_from == "its beginning":  # because an index is made anew
+        (index,) = (tmp_path / "consumequeue" / "t" / "0").iterdir()
+        index.write_bytes(bytes(index.stat().st_size))
+    else:  # because messages came while the checkpoint was written
+        state = read_state(tmp_path / "checkpoint.json")
+        write_state(tmp_path / "checkpoint.json", state | {"position": data.rfind(b"body-250")})
+    store, found = reopened(tmp_path)
+    assert found.torn_bytes > len(data) - end
+    kept = [97, 97, 96]
+    assert found.lost == tuple(Lost("t", queue, kept[queue], 100) for queue in range(3))
+    for number in range(30):
+        assert put(store, b"new-%d" % number, queue=number % 3)[1] == 100 + number // 3
+    new = [[b"new-%d" % number for number in range(queue, 30, 3)] for queue in range(3)]
+    assert [bodies(store, queue=queue) for queue in range(3)] == [
+        expected[queue][: kept[queue]] + new[queue] for queue in range(3)
+    ]
+    store.close()
+
+
 def test_a_lost_segment_in_the_middle_is_said_and_the_rest_is_delivered(tmp_path: Path) -> None:
     expected = filled(tmp_path, segment_bytes=5000)
     second = sorted((tmp_path / "commitlog").iterdir())[1]
