@@ -400,9 +400,14 @@ class Planner(ABC):
         return {queue: at for queue, at in self._positions().items() if queue not in self._seen.extents}
 
     async def _owed(self) -> set[Queue]:
-        """What a query that ends by itself has yet to read, and cannot."""
-        targets = self._targets or {}
-        return {queue for queue, position in self._out_of_reach().items() if position < targets.get(queue, 0)}
+        """What a query that ends by itself has yet to read: it could not when the batch was planned. Perhaps it can now."""
+        targets, seen = self._targets or {}, self._seen
+        out_of_reach = {queue for queue, position in self._out_of_reach().items() if position < targets.get(queue, 0)}
+        return out_of_reach | {
+            queue
+            for queue, position in self._positions().items()
+            if queue in seen.extents and position < self._end(queue, seen)
+        }
 
     async def _all(self) -> Seen:
         """What all queues hold. Raises ConnectionFailed if a broker is away."""
