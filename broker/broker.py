@@ -47,7 +47,7 @@ from .peers import Peers
 from .registration import Registration
 from .store.files import Save
 from .store.flusher import Flusher
-from .store.jobs import Call, Job, do, run
+from .store.jobs import Call, Job, do, make_all, run
 from .store.store import Store, StoreFull
 from .tasks import Tasks
 from .turns import Turns
@@ -308,9 +308,9 @@ class Broker:
         await (asyncio.sleep(0) if call is None else self._apart([call]))
 
     async def _apart(self, calls: list[Call]) -> None:
-        """Makes calls in the one thread that waits for the device."""
-        if calls:
-            await asyncio.get_running_loop().run_in_executor(self._device, _call_all, calls)
+        """Makes calls in the one thread that waits for the device. Returns behind all that were asked for before,
+        also without any: what those keep is then kept."""
+        await asyncio.get_running_loop().run_in_executor(self._device, make_all, calls)
 
     async def expire_segments(self) -> None:
         config = self.config
@@ -352,11 +352,6 @@ def _store(config: BrokerConfig, clock: Clock) -> Store:
         is_synced=config.flush == "sync",
         time_ms=clock.time_ms,
     )
-
-
-def _call_all(calls: list[Call]) -> None:
-    for call in calls:
-        call()
 
 
 def _saved(save: Save, sync: bool) -> Job[None]:

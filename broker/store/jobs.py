@@ -6,13 +6,19 @@ makes these at once. A broker makes them in a thread, and does something else me
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
 
 Call = Callable[[], object]
 Job = Generator[Call | None, None, T]
+
+
+def make_all(calls: Iterable[Call]) -> None:
+    """One after the other, with nothing between them."""
+    for call in calls:
+        call()
 
 
 async def do(job: Job[T], make: Callable[[Call | None], Awaitable[object]]) -> T:

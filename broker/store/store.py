@@ -26,7 +26,7 @@ from . import disk
 from .commit_log import CommitLog, Damage
 from .consume_queue import TAIL_ENTRIES, ConsumeQueue
 from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, replace_state
-from .jobs import Call, Job, run
+from .jobs import Call, Job, make_all, run
 from .reading import Fetched, Reader
 from .recovery import Recovered, Recovery, checkpoint_text, read_checkpoint
 
@@ -200,7 +200,8 @@ class Store:
             self.sync_log()
             return
         try:
-            yield from self._log.syncs()
+            # As one call: what is acknowledged from now on counts on all of them, and waits behind it in the same line.
+            yield partial(make_all, self._log.syncs())
         except OSError as error:
             self.fail(f"the commit log cannot be synced: {error.strerror}")
             raise StoreFailed(str(self.fault)) from error

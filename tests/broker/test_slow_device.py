@@ -11,7 +11,7 @@ from rocketlet.broker.store import disk
 from rocketlet.broker.store.store import Store
 from rocketlet.protocol.codes import RequestCode as Code
 
-from ..conftest import Connect, Nodes, create_topic
+from ..conftest import Connect, Nodes, create_topic, eventually
 from ..store.stores import HOST
 
 
@@ -50,6 +50,35 @@ async def test_a_slow_device_stops_nobody_who_does_not_wait_for_it(
     assert slow.syncs > 2
 
 
+async def test_what_somebody_else_is_syncing_is_not_acknowledged_before(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that saves has the log synced: whoever asks meanwhile finds nothing left to sync, and waits behind it."""
+    node = await nodes.start(flush="sync")
+    wire, broker = await connect(node.address), node.broker
+    await create_topic(wire, "t")
+    slow = Slow(monkeypatch)
+    store_one(broker.store)
+    job = asyncio.create_task(broker.do(broker.store.syncing()))
+    await eventually(lambda: slow.syncs > 0)
+    told: list[bool] = []
+    assert broker.flusher is not None
+    broker.flusher.after_sync(lambda: told.append(True), lambda: told.append(False))
+    for _ in range(20):
+        assert (await wire.call(Code.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})).code == 0
+    assert told == []
+    slow.may_sync.set()
+    await job
+    await broker.flusher.drain()
+    assert told == [True]
+
+
+def store_one(store: Store, body: bytes = b"x") -> None:
+    store.begin_batch()
+    store.stage(store.queue("t", 0), body, b"", 0, flag=0, sys_flag=0, born_ms=1, born_host=HOST)
+    store.commit()
+
+
 CREATE = {"topic": "new", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
 
 
@@ -70,12 +99,26 @@ async def test_a_topic_whose_journal_cannot_be_synced_is_not_acknowledged(
 def test_the_log_of_the_next_segment_does_not_wait_for_the_one_before(tmp_path: Any) -> None:
     store = Store(tmp_path, segment_bytes=200, tag_code_of=lambda record: 0, is_synced=True)
     for _ in range(5):
-        store.begin_batch()
-        store.stage(store.queue("t", 0), b"x" * 200, b"", 0, flag=0, sys_flag=0, born_ms=1, born_host=HOST)
-        store.commit()
+        store_one(store, b"x" * 200)
     calls = store.syncs()
     assert len(calls) == 5 + 2, "each segment, the names in its folder, and the folder's own"
     for call in calls:
         call()
     assert store.syncs() == []
+    store.close()
+
+
+def test_a_job_syncs_the_log_and_its_names_with_nothing_between(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two calls somebody else's sync, which finds nothing to do, would acknowledge a message whose file has no name
+    on the device yet."""
+    store = Store(tmp_path, segment_bytes=200, tag_code_of=lambda record: 0, is_synced=True)
+    made: list[str] = []
+    monkeypatch.setattr(disk, "sync", lambda descriptor: made.append("file"))
+    monkeypatch.setattr(disk, "sync_folder", lambda path: made.append("folder"))
+    for _ in range(2):
+        store_one(store, b"x" * 200)
+    (call,) = [call for call in store.syncing() if call is not None]
+    assert store.syncs() == []
+    call()
+    assert made == ["file", "file", "folder", "folder"]
     store.close()
