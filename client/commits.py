@@ -39,7 +39,7 @@ class Commits:
         self._interval_s = interval_s
         self._store = store
         self._spawn = spawn
-        self._idle_queues: set[ProcessQueue] = set()
+        self._idle_queues: dict[ProcessQueue, None] = {}  # in the order in which they fell idle
         self._idle_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -78,13 +78,13 @@ class Commits:
 
     def queue_is_idle(self, process_queue: ProcessQueue) -> None:
         """Everything of it is handled. Waits a moment: others are about to be idle, too, and more may come."""
-        self._idle_queues.add(process_queue)
+        self._idle_queues[process_queue] = None
         if self._idle_timer is None:
             self._idle_timer = asyncio.get_running_loop().call_later(IDLE_COMMIT_S, self._commit_idle)
 
     def _commit_idle(self) -> None:
         self._idle_timer = None
-        queues, self._idle_queues = self._idle_queues, set()
+        queues, self._idle_queues = self._idle_queues, {}
         offsets = offsets_to_commit(
             process_queue for process_queue in queues if not process_queue.messages and not process_queue.is_stopped
         )
