@@ -232,8 +232,8 @@ class Server:
     def _reload(self) -> None:
         """Has a thread read what has changed: neither a long file nor a slow device stops anybody."""
         for settings in (self._tls, self._acl):
-            if settings is not None and settings.is_stale:
-                self._tasks.spawn(asyncio.to_thread(settings.look))
+            if settings is not None and settings.look():
+                self._tasks.spawn(asyncio.to_thread(settings.load))
 
     def _close_idle(self) -> None:
         limit = self.now_s() - IDLE_LIMIT_S

@@ -5,30 +5,58 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 State = tuple[int, int, int] | None
+T = TypeVar("T")
+
+
+class Unsettled(Exception):
+    """The files are not as they were at the last two looks: somebody may be writing them."""
 
 
 class Watched:
-    """Looks at the files' dates, sizes and inodes, as Apache's FileWatchService at their hashes: a few microseconds, on
-    every kind of file system, through the symlinks that Kubernetes swaps."""
+    """Looks at the files' dates, sizes and inodes: a few microseconds, on every kind of file system, through the symlinks
+    that Kubernetes swaps.
+
+    Editors and configuration management write a file in place, and the first half of one can be whole by itself: YAML with
+    fewer accounts, or without the permission that denies. (Apache's FileWatchService takes such a half when its hash
+    differs.) So files are taken when two looks found them alike, and only if they are still so when they have been read.
+    The first time there is no former look: who starts a server has written its files.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
-        self._seen = self._states()
+        self._taken = self._seen = self._still = self._states()
+
+    def look(self) -> bool:
+        """Whether they are to be taken: they have changed, and are as they were at the former look."""
+        now = self._states()
+        if now == self._seen:
+            self._still = now
+        self._seen = now
+        return now == self._still and self.has_changed
 
     @property
-    def is_stale(self) -> bool:
-        """Whether they have changed since the last `has_changed`."""
-        return self._states() != self._seen
-
     def has_changed(self) -> bool:
-        """Whether they have changed since the last look."""
-        now = self._states()
-        changed, self._seen = now != self._seen, now
-        return changed
+        """Whether the last two looks that found them alike found other files than those that were taken."""
+        return self._still != self._taken
+
+    def take(self, read: Callable[[], T]) -> T:
+        """What `read` gives or raises. Raises Unsettled if the files are others than two looks found."""
+        still = self._still
+        try:
+            return read()
+        finally:
+            if self._states() != still:
+                raise Unsettled
+            self._taken = still
+
+    def written(self) -> None:
+        """The files are now as this process has replaced them."""
+        self._taken = self._seen = self._still = self._states()
 
     def _states(self) -> list[State]:
         return [_state(path) for path in self._paths]

@@ -73,14 +73,13 @@ class Acl:
         self.refused: Counter[str] = Counter()
         self._reports = Reports()
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether the file has changed."""
-        return self.file.is_stale
+    def look(self) -> bool:
+        """Whether the file is to be loaded."""
+        return self.file.look()
 
-    def look(self) -> None:
+    def load(self) -> None:
         """Reads the file again if it has changed."""
-        self.file.look()
+        self.file.load()
 
     def signing(self, access_key: str) -> Callable[[Frame], Frame]:
         """Signs frames as one of the accounts, whose secret may change. Raises AclError."""

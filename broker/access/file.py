@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -15,7 +17,7 @@ import structlog
 
 from ...protocol.bodies import DataVersion
 from ..config import MAX_ACL_FILE_BYTES
-from ..settings_files import Watched, is_readable_by_all, read_file, replace_file
+from ..settings_files import Unsettled, Watched, is_readable_by_all, read_file, replace_file
 from .accounts import ACCOUNTS, GLOBAL_WHITE, AclError, Policy, read_account, read_policy
 
 log = structlog.get_logger("rocketlet.acl")
@@ -23,6 +25,10 @@ log = structlog.get_logger("rocketlet.acl")
 _VERSION: Final = "dataVersion"
 
 Document = dict[str, Any]
+
+
+class _Unsettled(AclError):
+    """The file is being written."""
 
 
 class AclFile:
@@ -33,27 +39,40 @@ class AclFile:
         self.path = path.resolve()
         self._watched = Watched((self.path,))
         self._reading = Lock()  # a thread reads it when it has changed
-        self._document = self._read()
-        self.policy: Policy = read_policy(self._document)
+        self._document: Document
+        self.policy: Policy
+        self._take()
         if is_readable_by_all(self.path):
             log.warning("acl_file_readable_by_all", file=str(self.path), hint="it holds secrets; chmod o-r")
 
-    @property
-    def is_stale(self) -> bool:
-        return self._watched.is_stale
+    def look(self) -> bool:
+        """Whether the file is to be loaded: it has changed, and nobody writes it any more."""
+        return self._watched.look()
 
-    def look(self) -> None:
+    def load(self) -> None:
         """Reads the file again if it has changed. 1,000 accounts take 0.4 s, so that a thread does it."""
-        with self._reading:
-            if not self._watched.has_changed():
-                return
-            try:
-                document = self._read()
-                self.policy, self._document = read_policy(document), document
-            except AclError as error:
-                log.error("acl_file_not_reloaded", file=str(self.path), reason=str(error))
-            else:
-                log.info("acl_file_reloaded", file=str(self.path), accounts=len(self.policy.accounts))
+        with self._reading, suppress(AclError):
+            if self._watched.has_changed:
+                self._take_changed()
+
+    def _take_changed(self) -> None:
+        """Raises AclError; the former accounts stay in force then."""
+        try:
+            self._take()
+        except _Unsettled:  # a later look finds it settled
+            raise
+        except AclError as error:
+            log.error("acl_file_not_reloaded", file=str(self.path), reason=str(error))
+            raise
+        log.info("acl_file_reloaded", file=str(self.path), accounts=len(self.policy.accounts))
+
+    def _take(self) -> None:
+        """Raises AclError."""
+        try:
+            document = self._watched.take(self._read)
+        except Unsettled:
+            raise _Unsettled(f"{self.path} is being written; try again in a few seconds") from None
+        self.policy, self._document = read_policy(document), document
 
     def _read(self) -> Document:
         import yaml
@@ -107,10 +126,10 @@ class AclFile:
 
     def delete_account(self, access_key: str) -> None:
         """Raises AclError."""
-        if access_key not in self.policy.accounts:
-            raise AclError(f"there is no account {access_key[:100]}")
 
         def change(document: Document) -> None:
+            if access_key not in self.policy.accounts:
+                raise AclError(f"there is no account {access_key[:100]}")
             document[ACCOUNTS] = [entry for entry in document[ACCOUNTS] if str(entry["accessKey"]) != access_key]
 
         self._change(change)
@@ -132,8 +151,11 @@ class AclFile:
     def _change_file(self, change: Callable[[Document], None]) -> None:
         import yaml
 
-        document = self._read()
-        read_policy(document)
+        if self._watched.has_changed:
+            self._take_changed()
+        else:
+            self._take()
+        document = deepcopy(self._document)
         change(document)
         policy = read_policy(document)
         version = {"counter": self.version.counter + 1, "timestamp": int(time.time() * 1000)}
@@ -144,7 +166,7 @@ class AclFile:
         except OSError as error:
             raise AclError(f"cannot write {self.path}: {error.strerror}") from None
         self._document, self.policy = document, policy
-        self._watched.has_changed()
+        self._watched.written()
 
 
 def _place(error: Exception) -> str:

@@ -30,7 +30,7 @@ from ..config import (
     TLS_HANDSHAKE_TIMEOUT_S,
     TLS_SHUTDOWN_TIMEOUT_S,
 )
-from ..settings_files import Watched, check_file
+from ..settings_files import Unsettled, Watched, check_file
 from .answers import answer
 from .connection import Connection
 from .handshakes import Handshakes
@@ -127,21 +127,25 @@ class Tls:
         self._authority = name_server_authority
         paths = files.paths if files else ()
         self._watched = Watched((*paths, name_server_authority) if name_server_authority else paths)
-        self.context, self.name_server_context = self._contexts()
+        try:
+            self.context, self.name_server_context = self._watched.take(self._contexts)
+        except Unsettled:
+            raise TlsError(f"{', '.join(map(str, paths))}: these TLS files are being written; start again") from None
         self.reports = Reports()
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether the files have changed."""
-        return self._watched.is_stale
+    def look(self) -> bool:
+        """Whether the files are to be loaded: they have changed, and nobody writes them any more."""
+        return self._watched.look()
 
-    def look(self) -> None:
+    def load(self) -> None:
         """Takes the files anew if they have changed; connections that are open keep what they have. Files that do not
         fit together, such as a certificate whose key is not written yet, are reported, and the former stay."""
-        if not self._watched.has_changed():
+        if not self._watched.has_changed:
             return
         try:
-            self.context, self.name_server_context = self._contexts()
+            self.context, self.name_server_context = self._watched.take(self._contexts)
+        except Unsettled:  # a later look finds them settled
+            pass
         except TlsError as error:
             log.error("certificate_not_reloaded", reason=str(error))
         else:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from rocketlet.broker.access.acl import Acl
 from rocketlet.broker.access.file import AclFile
+from rocketlet.broker.net.tls import Tls
 from rocketlet.client import Access
 from rocketlet.protocol.codes import Language
 from rocketlet.protocol.frame import JSON
@@ -44,6 +45,13 @@ def access(access_key: str, **settings: Any) -> Access:
     return Access(access_key=access_key, secret_key=SECRETS[access_key], **settings)
 
 
+def reload(settings: Acl | AclFile | Tls) -> None:
+    """Two looks, as the server's, by which a file that nobody writes any more is taken."""
+    settings.look()
+    if settings.look():
+        settings.load()
+
+
 class AccountsFile:
     """plain_acl.yml, whose every write is seen at once."""
 
@@ -58,7 +66,7 @@ class AccountsFile:
 
     def rewrite(self, accounts: list[dict[str, Any]], white: tuple[str, ...] = ()) -> None:
         self.write(accounts, white)
-        self.acl.look()
+        reload(self.acl)
 
 
 class SignedWire(Wire):

@@ -177,6 +177,8 @@ async def test_the_server_looks_at_the_file_by_itself(nodes: Nodes, file: Accoun
     node = await nodes.start(acl=file.acl)
     file.write([account(ADMIN, admin=True)])
     node.clock.advance(RELOAD_INTERVAL_S)
+    assert set(file.acl.file.policy.accounts) == set(KEYS)  # it may be half written
+    node.clock.advance(RELOAD_INTERVAL_S)
     await eventually(lambda: set(file.acl.file.policy.accounts) == {ADMIN})
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.broker.access.accounts import AclError, Permission, read_policy
@@ -16,6 +17,8 @@ from rocketlet.broker.access.addresses import PatternError, parse_pattern
 from rocketlet.broker.access.file import AclFile
 from rocketlet.broker.config import MAX_ACL_FILE_BYTES
 from structlog.testing import capture_logs
+
+from .accounts import reload
 
 SECRET = "its-secret"
 
@@ -209,7 +212,7 @@ def test_a_file_with_the_values_that_apache_ships_is_read(path: Path) -> None:
 def test_a_changed_file_is_taken_and_a_damaged_one_is_not(path: Path) -> None:
     file = AclFile(path)
     path.write_text(TEXT.replace("rocketmq2", "someone-else"))
-    file.look()
+    reload(file)
     assert "someone-else" in file.policy.accounts
     for damaged, reason in (
         ("accounts: [", "not YAML"),
@@ -219,19 +222,81 @@ def test_a_changed_file_is_taken_and_a_damaged_one_is_not(path: Path) -> None:
     ):
         path.write_text(damaged)
         with capture_logs() as logs:
-            file.look()
-            file.look()
+            reload(file)
+            reload(file)
         assert [entry["event"] for entry in logs] == ["acl_file_not_reloaded"]
         assert reason in logs[0]["reason"]
         assert "12345678" not in str(logs)
         assert "someone-else" in file.policy.accounts
     path.unlink()
     with capture_logs() as logs:
-        file.look()
+        reload(file)
     assert "cannot read" in logs[0]["reason"]
     path.write_text(TEXT)
-    file.look()
+    reload(file)
     assert "rocketmq2" in file.policy.accounts
+
+
+def test_a_file_that_is_written_in_place_is_taken_when_it_is_whole(path: Path) -> None:
+    """A prefix of YAML is YAML: fewer accounts, or one without the permission that denies."""
+    file = AclFile(path)
+    with path.open("w") as writing:
+        for line in TEXT.replace("rocketmq2", "someone-else").splitlines(keepends=True):
+            writing.write(line)
+            writing.flush()
+            assert not file.look()
+            file.load()
+            assert set(file.policy.accounts) == {"RocketMQ", "rocketmq2"}
+    assert file.look()
+    file.load()
+    assert set(file.policy.accounts) == {"RocketMQ", "someone-else"}
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = AclFile(path)
+    read = yaml.safe_load
+
+    def write_meanwhile(data: bytes) -> Any:
+        path.write_text(TEXT.replace("rocketmq2", "someone-else"))
+        return read(data)
+
+    path.write_text("accounts: []")
+    with monkeypatch.context() as writing, capture_logs() as logs:
+        writing.setattr(yaml, "safe_load", write_meanwhile)
+        reload(file)
+    assert set(file.policy.accounts) == {"RocketMQ", "rocketmq2"}
+    assert not logs
+    reload(file)
+    assert set(file.policy.accounts) == {"RocketMQ", "someone-else"}
+    with monkeypatch.context() as writing, pytest.raises(AclError, match="is being written"):
+        writing.setattr(yaml, "safe_load", write_meanwhile)
+        AclFile(path)
+
+
+def test_a_file_that_is_being_written_is_not_overwritten(path: Path) -> None:
+    """Accounts that are still to be written would be gone for good."""
+    file = AclFile(path)
+    path.write_text("accounts: []")
+    with pytest.raises(AclError, match="is being written"):
+        file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
+    assert path.read_text() == "accounts: []"
+    file.look()
+    with pytest.raises(AclError, match="is being written"):
+        file.delete_account("RocketMQ")
+    path.write_text(TEXT)
+    reload(file)
+    file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
+    assert set(AclFile(path).policy.accounts) == {"RocketMQ", "rocketmq2", "fresh-one"}
+
+
+def test_a_change_that_fails_leaves_what_the_operator_wrote_in_force(path: Path) -> None:
+    file = AclFile(path)
+    path.write_text(TEXT.replace("rocketmq2", "someone-else"))
+    file.look()
+    assert file.look()
+    with pytest.raises(AclError, match="no account"):
+        file.delete_account("rocketmq2")
+    assert set(file.policy.accounts) == {"RocketMQ", "someone-else"}
 
 
 def test_a_file_that_cannot_be_used_is_refused_at_the_start(path: Path) -> None:
@@ -254,7 +319,7 @@ def test_what_is_no_regular_file_is_refused(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
     with capture_logs() as logs:
-        file.look()
+        reload(file)
     assert "not a regular file" in logs[0]["reason"]
     assert file.policy.accounts
 
@@ -281,7 +346,7 @@ def test_accounts_are_put_changed_and_deleted_in_the_file(path: Path) -> None:
     assert AclFile(path).version.counter == 4
     assert path.stat().st_mode & 0o777 == 0o600
     with capture_logs() as logs:
-        file.look()
+        reload(file)
     assert not logs  # its own change is no news
 
 
@@ -302,6 +367,8 @@ def test_changes_that_cannot_be_are_refused_and_change_nothing(path: Path) -> No
 def test_a_file_with_a_mistake_is_not_overwritten(path: Path) -> None:
     file = AclFile(path)
     path.write_text("accounts: [")
+    file.look()
+    file.look()
     with pytest.raises(AclError, match="not YAML"):
         file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
     assert path.read_text() == "accounts: ["
@@ -311,6 +378,8 @@ def test_a_change_meets_what_the_operator_wrote_meanwhile(path: Path) -> None:
     file = AclFile(path)
     path.write_text(TEXT.replace("rocketmq2", "someone-else"))
     os.utime(path, ns=(1, 1))
+    file.look()
+    file.look()
     file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
     assert set(AclFile(path).policy.accounts) == {"RocketMQ", "someone-else", "fresh-one"}
 

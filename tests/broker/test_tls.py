@@ -30,6 +30,7 @@ from structlog.testing import capture_logs
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, eventually
 from ..handlers import Inbox
+from .accounts import reload
 from .certificates import Certificates, serial
 
 ASK = RequestCode.GET_BROKER_CLUSTER_INFO
@@ -206,7 +207,7 @@ async def test_a_changed_certificate_is_served_to_the_next_client(nodes: Nodes, 
     context = certificates.client_context()
     early = await secure_wire(node, context)
     fresh = certificates.write_server()
-    tls.look()
+    reload(tls)
     assert await shown_serial(node, context) == fresh
     assert (await early.call(ASK)).code == 0  # open connections go on
     await early.close()
@@ -217,7 +218,7 @@ async def test_the_server_looks_at_the_files_by_itself(nodes: Nodes, certificate
     node = await nodes.start(tls=tls)
     before = tls.context
     certificates.write_server()
-    node.clock.advance(RELOAD_INTERVAL_S)
+    node.clock.advance(2 * RELOAD_INTERVAL_S)
     await eventually(lambda: tls.context is not before)
 
 
@@ -227,15 +228,32 @@ async def test_files_that_do_not_fit_are_reported_and_the_former_stay(nodes: Nod
     for damage in ("server.key", "server.pem"):
         (certificates.folder / damage).write_text("nothing")
         with capture_logs() as logs:
-            tls.look()
-            tls.look()
+            reload(tls)
+            reload(tls)
         assert [entry["event"] for entry in logs] == ["certificate_not_reloaded"]
         wire = await secure_wire(node, certificates.client_context())
         assert (await wire.call(ASK)).code == 0
         await wire.close()
     fresh = certificates.write_server()
-    tls.look()
+    reload(tls)
     assert await shown_serial(node, certificates.client_context()) == fresh
+
+
+async def test_a_file_that_is_written_in_place_is_taken_when_it_is_whole(certificates: Certificates) -> None:
+    """The first half of the authorities is a whole file, with which the clients of the others are refused."""
+    authorities = certificates.folder / "ca.pem"
+    one = authorities.read_text()
+    tls = Tls("enforcing", certificates.mutual)
+    before = tls.context
+    for _ in range(3):
+        with authorities.open("a") as writing:
+            writing.write(one)
+        assert not tls.look()
+        tls.load()
+        assert tls.context is before
+    assert tls.look()
+    tls.load()
+    assert tls.context is not before
 
 
 async def test_with_an_authority_every_tls_client_shows_its_certificate(
@@ -291,12 +309,12 @@ def test_a_pipe_or_a_huge_file_is_not_read(certificates: Certificates, name: str
     pem = path.read_bytes()
     fits = pem + b"\n" * (MAX_TLS_FILE_BYTES - len(pem))
     path.write_bytes(fits)
-    tls.look()
+    reload(tls)
     before = tls.context
     path.unlink()
     os.mkfifo(path) if is_pipe else path.write_bytes(fits + b"\n")
     with capture_logs() as logs:
-        tls.look()
+        reload(tls)
     assert [entry["event"] for entry in logs] == ["certificate_not_reloaded"]
     assert ("not a regular file" if is_pipe else "are allowed") in logs[0]["reason"]
     assert tls.context is before
@@ -310,7 +328,7 @@ async def test_others_are_served_while_a_changed_file_is_read(
     monkeypatch.setattr("rocketlet.broker.net.tls.check_file", lambda *_: waited.append(may_go_on.wait(PATIENCE_S)))
     before = tls.context
     certificates.write_server()
-    node.clock.advance(RELOAD_INTERVAL_S)
+    node.clock.advance(2 * RELOAD_INTERVAL_S)
     wire = await secure_wire(node, certificates.client_context())
     assert (await wire.call(ASK)).code == 0
     may_go_on.set()
