@@ -177,7 +177,9 @@ class Connection(asyncio.Protocol):
             self.keep(frames)
         elif frames:
             self._serve(frames)
-        if self._reader.waiting or self.counted_bytes > self.charged_bytes or self.kept:
+        # What it holds beside its pulls changes with a read, and counts at once. Held pulls wait for the sweep.
+        idle_bytes = self.charged_bytes + self.held_pulls * HELD_PULL_BYTES
+        if self._reader.waiting or self.counted_bytes > idle_bytes or self.kept:
             self._host.memory.count(self)
         else:
             self._host.memory.mark(self)  # a pull may be held now
