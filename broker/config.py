@@ -141,6 +141,7 @@ MAX_LISTED_IDS: Final = (
 KEPT_LISTS: Final = 4  # of members by the last changes, of a group whose brokers agree
 PROGRESS_S: Final = 0.5  # how often a broker says that a drain goes on, though no member is done
 MAX_PEER_LINKS: Final = 256  # connections to other brokers; of more, those on which nothing is under way are closed
+MAX_PROOFS: Final = 64  # brokers that are being asked whether they said something, once for each connection
 MAX_STRANGERS: Final = 1000  # brokers that do not know the request; beyond, the first ones are asked again
 PEER_IDLE_S: Final = 60.0  # after which a connection to another broker is closed
 MAX_GIVEN_IDS: Final = 1_000_000  # in the lists that foreign members were given last, each list counted once

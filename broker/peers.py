@@ -12,7 +12,7 @@ import structlog
 from ..protocol.codes import ResponseCode, code_name
 from ..protocol.frame import Frame, FrameError
 from .clock import Clock, Timer
-from .config import MAX_PEER_LINKS, PEER_IDLE_S
+from .config import MAX_PEER_LINKS, MAX_PROOFS, PEER_IDLE_S
 from .nameserver.link import Link, Sign
 from .net.tls import Tls
 from .tasks import Tasks
@@ -34,6 +34,7 @@ class Peers:
         self._idle: dict[str, Timer] = {}
         self._refused: set[str] = set()  # of which the log has it
         self._is_crowded = False  # the log has it
+        self._asking = 0
         self._is_closed = False
 
     def say(self, address: str, group: str, make: Make, failed: Failed) -> None:
@@ -89,6 +90,24 @@ class Peers:
             self._refused.add(address)
             log.warning("peer_unreachable", address=address, reason=reason)
         return None
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether there is room for one more `confirms`."""
+        return self._asking < MAX_PROOFS
+
+    async def confirms(self, address: str, question: Frame) -> bool:
+        """Whether the broker at this address says yes. By a connection of its own: what is said on the other one may wait for
+        an answer that waits for this."""
+        link = Link(address, self._tls, self._sign)
+        self._asking += 1
+        try:
+            return (await link.request(question)).code == ResponseCode.SUCCESS
+        except (OSError, FrameError, ValueError):  # ValueError: of an address
+            return False
+        finally:
+            self._asking -= 1
+            link.close()
 
     def _has_room(self, address: str) -> bool:
         """Whether a broker may be connected to. Anybody may register some at a name server without accounts, ever others."""

@@ -1,7 +1,8 @@
 """AGREE_ON_MEMBERS, Rocketlet's own request: what a broker says to another one of a group with foreign members on both.
 
 Its header has `number`: of the last word that said something new. `heard`: the number of the other's last word that came.
-`asks`: this word is to be answered by one of the other's. `digest`: of the members of the topics that both have.
+`asks`: this word is to be answered by one of the other's. `digest`: of the members of the topics that both have. `token`:
+what only the two know, so that the other can ask with CONFIRM_WORD, at the registered address, whether this broker said it.
 """
 
 from __future__ import annotations

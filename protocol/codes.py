@@ -93,6 +93,7 @@ class RequestCode(IntEnum):
     GET_QUEUE_OFFSETS = 77_002
     IDENTIFY = 77_003  # a client proves once for a TLS connection whose it is
     AGREE_ON_MEMBERS = 77_004  # brokers tell each other of a group with foreign members
+    CONFIRM_WORD = 77_005  # a broker asks another one whether that has said something
 
 
 class ResponseCode(IntEnum):

@@ -134,6 +134,14 @@ class AgreeOnMembers(NamedTuple):
     heard: int
     asks: bool
     digest: str
+    token: str = ""
+
+
+class ConfirmWord(NamedTuple):
+    """CONFIRM_WORD, our own. broker_name: who asks; `token`: of the word that has come."""
+
+    broker_name: str
+    token: str
 
 
 class ConsumerGroup(NamedTuple):

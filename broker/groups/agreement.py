@@ -14,6 +14,7 @@ broker says, too: by it the other one knows who reads its queues. Nobody waits f
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -126,6 +127,7 @@ class Agreement:
         self._groups: dict[str, _Group] = {}
         self._strangers: dict[str, None] = {}  # brokers that do not know the request
         self._number = clock.time_ms()  # above those of a run before
+        self._secret = secrets.token_bytes(32)
 
     # What holds now
 
@@ -150,6 +152,15 @@ class Agreement:
         if group is not None and not group.is_open and all(peer.lets_tell_all for peer in group.asked):
             group.is_done = True
         return group is None or group.is_done
+
+    def address(self, name: str, broker_name: str) -> str | None:
+        """Where another broker is that has topics of the group; None if it has none."""
+        group = self._groups.get(name)
+        return group.peers[broker_name].address if group is not None and broker_name in group.peers else None
+
+    def token(self, listener: str) -> str:
+        """By which the broker of that name can ask whether this one said something."""
+        return blake2b(listener.encode(), digest_size=16, key=self._secret).hexdigest()
 
     # What happens here
 
@@ -308,7 +319,9 @@ class Agreement:
         peer.given, peer.said, peer.owes = {}, state, False
         group.said_s = self._clock.monotonic_s()
         heard = peer.heard.number if peer.heard is not None else 0
-        header = AgreeOnMembers(name, self._broker_name, peer.number, heard, is_news, peer.digest)
+        header = AgreeOnMembers(
+            name, self._broker_name, peer.number, heard, is_news, peer.digest, self.token(broker_name)
+        )
         return Frame(
             RequestCode.AGREE_ON_MEMBERS, ext=write(header), body=encode_members(Members(group.waiting, given))
         )

@@ -90,7 +90,7 @@ class Draining:
         self._is_finding = False
         self._settled: dict[str, frozenset[str]] = {}  # who the members were when the last drain was over
         self._given = Given()
-        self._agreement = Agreement(broker_name, clock, say, self._peers_changed)
+        self.agreement = Agreement(broker_name, clock, say, self._peers_changed)
 
     # What others ask
 
@@ -102,7 +102,7 @@ class Draining:
     def is_kept_back(self, group: str, connection: Connection) -> bool:
         """Whether this foreign member is to be told of the group's change later; it will be."""
         drain = self._drains.get(group)
-        if drain is None or self._may_know(group, drain, connection, self._agreement.lets_tell):
+        if drain is None or self._may_know(group, drain, connection, self.agreement.lets_tell):
             return False
         drain.kept[connection] = None
         return True
@@ -124,7 +124,7 @@ class Draining:
             return members.ids
         drain = self._drains.get(group.name)
         had = self._given.of(group.name, connection)
-        if drain is not None and not self._may_know(group.name, drain, connection, self._agreement.lets_give):
+        if drain is not None and not self._may_know(group.name, drain, connection, self.agreement.lets_give):
             drain.kept[connection] = None  # whatever it was told before
             settled = self._settled.get(group.name, frozenset())
             if not self._watch.reads(connection, group.name):  # what it took by this list nobody would know of
@@ -132,7 +132,7 @@ class Draining:
             return had or [client_id for client_id in members.ids if client_id in settled]
         self._give(group.name, connection, member.client_id, members)
         if had is not members.ids:
-            self._agreement.gave(group.name, member.client_id)
+            self.agreement.gave(group.name, member.client_id)
         return members.ids
 
     def _give(self, name: str, connection: Connection, client_id: str, members: MemberList) -> None:
@@ -174,7 +174,7 @@ class Draining:
             elif header.commit_offset > drain.commits.get(place, -1):
                 drain.commits[place] = header.commit_offset
                 self._progressed(header.consumer_group, drain)
-                self._agreement.progressed(header.consumer_group)
+                self.agreement.progressed(header.consumer_group)
         for dropped in drain.dropped(connection, place):
             self._drained(header.consumer_group, drain, connection, dropped)
         return True
@@ -198,14 +198,14 @@ class Draining:
     def heard(self, header: AgreeOnMembers, members: Members) -> None:
         """Another broker says how far it is with a group, and whom it has given which list of members."""
         group = self._groups.get(header.consumer_group)
-        given = self._agreement.heard(header, members)
+        given = self.agreement.heard(header, members)
         if group is None:
             return
         late = [item for item in given if self._take_given(group, item)]
         if late:  # they read other queues than was thought: what moves now is found again
             self.changed(group)
         drain = self._drains.get(group.name)
-        if drain is not None and not drain.is_over and self._agreement.agrees(group.name, header.broker_name):
+        if drain is not None and not drain.is_over and self.agreement.agrees(group.name, header.broker_name):
             self._progressed(group.name, drain)
         self._peers_changed(group.name)
 
@@ -242,13 +242,13 @@ class Draining:
             # Until `_start` knows what moves, nobody may take anything: members allocate as soon as they are told.
             drain.is_open = True
             drain.keep(group.members)
-            self._agreement.opened(group.name)
+            self.agreement.opened(group.name)
             self._progressed(group.name, drain)
             self._tasks.spawn(self._start(group, drain, change))
             return
         self._forget(group.name)
         self._given.forget_group(group.name)
-        self._agreement.forget(group.name)
+        self.agreement.forget(group.name)
         if not group.members:
             self._changes.pop(group.name, None)
             self._settled.pop(group.name, None)
@@ -289,7 +289,7 @@ class Draining:
                 if not (yield from self._finding_of(group, drain, TopicQueues(topic, route), found)):
                     found.clear()
                     break
-            others = yield from self._agreement.finding_others(group, routes if found.owners else {})
+            others = yield from self.agreement.finding_others(group, routes if found.owners else {})
             if self._changes.get(group.name) != change:
                 return
         finally:
@@ -300,8 +300,8 @@ class Draining:
             return
         drain.is_open = False
         self._move(group, drain, found)
-        self._agreement.found(group.name, others, drain.waited_for(group.members))
-        drain.is_agreed = self._agreement.is_reached(group.name)
+        self.agreement.found(group.name, others, drain.waited_for(group.members))
+        drain.is_agreed = self.agreement.is_reached(group.name)
         drain.let_on(list(drain.gated))  # those that still have to wait come back
         self._progressed(group.name, drain)
         self._tell_kept(group.name, drain)
@@ -463,7 +463,7 @@ class Draining:
             log.warning("queues_moved_undrained", group=name, queues=left[:MAX_REPORTED], count=len(left), hint=hint)
         drain.waiting.clear()
         drain.is_open = False
-        self._agreement.give_up(name)
+        self.agreement.give_up(name)
         drain.let_on(list(drain.gated))
         self._tell_kept(name, drain)
 
@@ -473,9 +473,9 @@ class Draining:
             return
         group = self._groups.get(name)
         if group is not None:
-            self._agreement.waits(name, drain.waited_for(group.members))
-        drain.is_agreed = self._agreement.is_reached(name)
-        lets_tell = self._agreement.lets_tell
+            self.agreement.waits(name, drain.waited_for(group.members))
+        drain.is_agreed = self.agreement.is_reached(name)
+        lets_tell = self.agreement.lets_tell
         told = dict.fromkeys(item for item in drain.kept if self._may_know(name, drain, item, lets_tell))
         for connection in told:
             del drain.kept[connection]

@@ -65,7 +65,8 @@ class Decryption(Protocol):
 class Connection(asyncio.Protocol):
     """`active_s` is when it was last read from or written to, in the loop's time; `known` is what the check of accounts
     keeps of it. `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection.
-    `read_bytes` have come from the client, of TLS those that were decrypted; `records` has them decrypted."""
+    `read_bytes` have come from the client, of TLS those that were decrypted; `records` has them decrypted. `broker_name`:
+    of the broker that has said that it speaks here; `is_proving`: one is being asked."""
 
     __slots__ = (
         "_answering_bytes",
@@ -76,6 +77,7 @@ class Connection(asyncio.Protocol):
         "_transport",
         "active_s",
         "born_host",
+        "broker_name",
         "charged_bytes",
         "counted_bytes",
         "heard_s",
@@ -85,6 +87,7 @@ class Connection(asyncio.Protocol):
         "is_held",
         "is_left",
         "is_paused",
+        "is_proving",
         "is_vip",
         "kept",
         "known",
@@ -100,7 +103,7 @@ class Connection(asyncio.Protocol):
         self.is_vip = is_vip
         self.is_external = is_external
         self.is_encrypted = False
-        self.is_paused = False
+        self.is_paused = self.is_proving = False
         self.is_held = False
         self.is_left = True
         self.kept: list[Frame] = []
@@ -108,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._lost: list[Callable[[Connection], None]] = []
         self.born_host = b""
-        self.peer = ""
+        self.peer = self.broker_name = ""
         self.known: object = None
         self.active_s = self.heard_s = 0.0
         self.counted_bytes = self.charged_bytes = self.held_pulls = self.read_bytes = 0

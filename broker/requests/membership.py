@@ -8,13 +8,11 @@ from dataclasses import replace
 import structlog
 
 from ...protocol import bodies, group_bodies, names
-from ...protocol.agreement import decode_members
 from ...protocol.bodies import ConsumerData, Queue, TopicConfig
 from ...protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, EXT_SHARES, ResponseCode
-from ...protocol.config import MAX_ID_CHARS
 from ...protocol.frame import Ext, Frame
-from ...protocol.headers import AgreeOnMembers, UnregisterClient, read
 from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
+from ...protocol.headers import UnregisterClient, read
 from ...protocol.subscription import SQL92, TAG
 from ..broker import Broker
 from ..groups.member import shape_of
@@ -101,20 +99,6 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
     if detail == "members" or not header.topic:
         return answer(frame, ext=_seen_queues(group, header.topic), body=group_bodies.encode_members(client_ids))
     return answer(frame, ext=_place_or_share(group, connection, frame, header.topic))
-
-
-def agree_on_members(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """Our own: another broker says how far it is with a group that has foreign members on both."""
-    header = read(AgreeOnMembers, frame.ext)
-    fault = names.group_fault(header.consumer_group)
-    if fault:
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    for text in (header.broker_name, header.digest):
-        if len(text) > MAX_ID_CHARS:
-            remark = f"a name or digest has {len(text)} characters; {MAX_ID_CHARS} are allowed"
-            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    broker.draining.heard(header, decode_members(frame.body))
-    return answer(frame)
 
 
 def _place_or_share(group: ConsumerGroup, connection: Connection, frame: Frame, topic: str) -> Ext:

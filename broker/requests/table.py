@@ -20,6 +20,7 @@ from ..net.connection import Connection
 from . import (
     accounts,
     admin,
+    agreement,
     assignments,
     group_admin,
     membership,
@@ -54,7 +55,8 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     # membership
     Code.HEART_BEAT: (membership.heartbeat, rules.HEARTBEAT),
     Code.UNREGISTER_CLIENT: (membership.unregister_client, rules.OF_GROUP),
-    Code.AGREE_ON_MEMBERS: (membership.agree_on_members, ADMIN),
+    Code.AGREE_ON_MEMBERS: (agreement.agree_on_members, ADMIN),
+    Code.CONFIRM_WORD: (agreement.confirm_word, ADMIN),
     Code.GET_CONSUMER_LIST_BY_GROUP: (membership.consumer_list, rules.OF_GROUP),
     Code.LOCK_BATCH_MQ: (membership.lock, rules.LOCKS),
     Code.UNLOCK_BATCH_MQ: (membership.unlock, rules.LOCKS),
@@ -147,4 +149,12 @@ WITH_BODY = frozenset(
     )
 )
 # Of brokers, which are on other machines. `--admin loopback` does not concern them.
-OF_BROKERS = frozenset((Code.AGREE_ON_MEMBERS, Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION))
+OF_BROKERS = frozenset(
+    (
+        Code.AGREE_ON_MEMBERS,
+        Code.CONFIRM_WORD,
+        Code.REGISTER_BROKER,
+        Code.UNREGISTER_BROKER,
+        Code.QUERY_DATA_VERSION,
+    )
+)

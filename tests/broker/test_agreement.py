@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 
 import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_PEERS, PEER_IDLE_S, PROGRESS_S
 from rocketlet.broker.groups.agreement import Agreement, GivenElsewhere, Others
 from rocketlet.protocol.agreement import Members, decode_members, encode_members
-from rocketlet.protocol.bodies import DataVersion, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS
-from rocketlet.protocol.frame import Frame, FrameReader, encode
-from rocketlet.protocol.headers import AgreeOnMembers, RegisterBroker, read, write
-from rocketlet.protocol.registration_body import encode_registration
+from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.headers import AgreeOnMembers, read, write
 from rocketlet.protocol.schema import BodyError
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import SUBSCRIBED, SUSPEND, join, members, pull, routes_known_later, send
+from ..requests import join, members, routes_known_later
 from .accounts import ADMIN, AccountsFile, signed_wire
+from .two_brokers import (
+    TOLD,
+    Two,
+    at_work,
+    both_are_known,
+    handles,
+    reading,
+    told,
+    two_brokers,
+)
 
-FLAGS = SUBSCRIBED | SUSPEND
 FOR_LONG_S = 3600.0
-TOLD = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
 
 @pytest.fixture(autouse=True)
@@ -36,70 +39,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_MAX_S", FOR_LONG_S)
 
 
-@dataclass
-class Member:
-    """A foreign member, by its connections to both brokers."""
-
-    client_id: str
-    a: Wire
-    b: Wire
-
-    async def joins(self) -> None:
-        await join(self.a, self.client_id)
-        await join(self.b, self.client_id)
-
-
-@dataclass
-class Two:
-    """Two brokers, with a queue of the topic each, and the name server at the first."""
-
-    a: Node
-    b: Node
-    connect: Connect
-
-    async def member(self, client_id: str) -> Member:
-        return Member(client_id, await self.connect(self.a.address), await self.connect(self.b.address))
-
-
 @pytest.fixture
 async def two(nodes: Nodes, connect: Connect) -> Two:
-    a = await nodes.start()
-    b = await nodes.start(name="broker-b", name_servers=(a.address,))
-    for node in (a, b):
-        await create_topic(await connect(node.address), "t", 1)
-    await both_are_known(a)
-    return Two(a, b, connect)
-
-
-async def both_are_known(node: Node) -> None:
-    while True:
-        route = await node.broker.name_servers.find_route("t")
-        if route is not None and len(route.brokers) == 2:
-            return
-        await asyncio.sleep(0.002)
-
-
-async def reading(two: Two) -> Member:
-    """c1 reads both queues, with a message of broker-b's in its handlers."""
-    one = await two.member("c1")
-    await one.joins()
-    for wire in (one.a, one.b):
-        await wire.request(TOLD)
-        assert await members(wire) == ["c1"]
-    await send(one.b)
-    assert (await one.b.call(RequestCode.PULL_MESSAGE, pull(flags=FLAGS))).code == 0
-    return one
-
-
-async def handles(wire: Wire) -> None:
-    flags = FLAGS | 0x1
-    await wire.call(RequestCode.PULL_MESSAGE, pull(offset=1, flags=flags, commit_offset=1))
-
-
-async def told(wire: Wire, *client_ids: str) -> None:
-    """Returns when a member is told of a list with these."""
-    while await members(wire) != list(client_ids):
-        await wire.request(TOLD)
+    return await two_brokers(nodes, connect)
 
 
 async def test_a_member_is_told_by_no_broker_before_all_have_drained_it(two: Two) -> None:
@@ -120,7 +62,7 @@ async def test_a_member_that_a_broker_does_not_know_yet_is_waited_for(two: Two) 
     """Its heartbeats reach one broker after the other."""
     one, newcomer = await reading(two), await two.member("c2")
     await join(newcomer.a, "c2")
-    group = two.a.broker.draining._agreement._groups["g"]
+    group = two.a.broker.draining.agreement._groups["g"]
     await eventually(lambda: not group.is_open and group.peers["broker-b"].knows)
     assert await members(one.a) == ["c1"]
     await join(newcomer.b, "c2")
@@ -183,50 +125,13 @@ async def test_with_accounts_brokers_sign_what_they_say(nodes: Nodes, file: Acco
     for wire in wires:
         await told(wire, "c1")
     for node in (a, b):
-        (peer,) = node.broker.draining._agreement._groups["g"].peers.values()
+        (peer,) = node.broker.draining.agreement._groups["g"].peers.values()
         assert peer.agrees
     for wire in wires:
         await wire.close()
 
 
 # A broker that does not agree
-
-
-@dataclass
-class Stranger:
-    """Something at a broker's address. code: what it answers to everything; None if nothing."""
-
-    code: int | None
-    requests: list[Frame] = field(default_factory=list)
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        frames = FrameReader()
-        while data := await reader.read(65_536):
-            for frame in frames.feed(data):
-                self.requests.append(frame)
-                if self.code is not None:
-                    writer.write(encode(Frame(self.code, frame.opaque, flag=1)))
-        self.closed.set()
-        writer.close()
-
-
-async def registered(node: Node, wire: Wire, address: str, *names: str) -> None:
-    """The name server knows brokers at an address, with the topic."""
-    for name in names:
-        header = RegisterBroker(name, address, "DefaultCluster", address, 0)
-        body = encode_registration(DataVersion(1, 1), [TopicConfig("t", 1, 1)])
-        assert (await wire.call(RequestCode.REGISTER_BROKER, write(header), body)).code == 0
-
-
-@asynccontextmanager
-async def at_work(node: Node, wire: Wire, code: int | None, *names: str) -> AsyncIterator[Stranger]:
-    stranger = Stranger(code)
-    async with await asyncio.start_server(stranger.serve, "127.0.0.1", 0) as server:
-        host, port = server.sockets[0].getsockname()
-        await registered(node, wire, f"{host}:{port}", *(names or ("broker-b",)))
-        await create_topic(wire, "t", 1)
-        yield stranger
 
 
 UNKNOWN = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
@@ -292,7 +197,7 @@ async def test_a_broker_that_is_alone_asks_nobody(node: Node, wire: Wire) -> Non
     await create_topic(wire, "t", 1)
     await join(wire, "c1")
     await told(wire, "c1")
-    assert not node.broker.draining._agreement._groups
+    assert not node.broker.draining.agreement._groups
     assert not node.broker.peers._links
 
 
@@ -435,6 +340,7 @@ def wrong() -> Iterator[AgreeOnMembers]:
     yield good._replace(consumer_group="")
     yield good._replace(broker_name="b" * (MAX_ID_CHARS + 1))
     yield good._replace(digest="d" * (MAX_ID_CHARS + 1))
+    yield good._replace(token="t" * (MAX_ID_CHARS + 1))
 
 
 async def test_what_cannot_be_is_refused_and_what_nobody_asked_for_changes_nothing(node: Node, wire: Wire) -> None:
@@ -444,7 +350,7 @@ async def test_what_cannot_be_is_refused_and_what_nobody_asked_for_changes_nothi
     stray = write(AgreeOnMembers("g", "broker-b", 1, 1, True, "d"))
     assert (await wire.call(RequestCode.AGREE_ON_MEMBERS, stray, b"junk")).code == ResponseCode.SYSTEM_ERROR
     assert (await wire.call(RequestCode.AGREE_ON_MEMBERS, stray, body)).code == 0
-    assert not node.broker.draining._agreement._groups
+    assert not node.broker.draining.agreement._groups
     assert read(AgreeOnMembers, stray) == AgreeOnMembers("g", "broker-b", 1, 1, True, "d")
 
 

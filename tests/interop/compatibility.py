@@ -31,6 +31,7 @@ OURS: dict[int, str] = {
     RequestCode.GET_QUEUE_OFFSETS: "Spark",
     RequestCode.IDENTIFY: "clients with TLS and accounts",
     RequestCode.AGREE_ON_MEMBERS: "brokers, of groups with foreign members",
+    RequestCode.CONFIRM_WORD: "brokers that ask whether another one said so",
 }
 # What 4.9 has and we do not, and what is answered.
 REFUSED = {
