@@ -120,6 +120,7 @@ MEMBER_BYTES: Final = 1024  # counted for a membership, a producer's or a consum
 SUBSCRIPTION_BYTES: Final = 512  # counted for each subscription, beside its expression
 TAG_BYTES: Final = 160  # counted for each tag of an expression
 PLACE_BYTES: Final = 256  # counted for each queue that a member owns, sees, reads or waits for
+MOVING_BYTES: Final = 400  # counted for each queue that moves from a foreign member, until the change is over
 MAX_SEEN_QUEUES: Final = 65_536  # of a topic on all brokers, of which members are told what others see
 MAX_SHARED_QUEUES: Final = (
     8192  # of a topic on all brokers, that a broker shares out; of more, members do so themselves

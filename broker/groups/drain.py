@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from ..clock import Timer
-from ..config import DRAIN_ROUNDS
+from ..config import DRAIN_ROUNDS, MOVING_BYTES
 from ..net.connection import Connection
 from .member import Member
 
@@ -21,7 +23,8 @@ class Drain:
     handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list, and
     is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is not done.
     rounds: how often each reader came back to each queue that it loses. is_open: who will move is not known yet.
-    is_agreed: no other broker is waited for. refuses_ours: one of ours may have been refused a lock.
+    is_agreed: no other broker is waited for. refuses_ours: one of ours may have been refused a lock. charged: for how many
+    queues each connection is charged.
     """
 
     began_s: float
@@ -37,6 +40,7 @@ class Drain:
     is_agreed: bool = True
     refuses_ours: bool = False
     timer: Timer | None = None
+    charged: dict[Connection, int] = field(default_factory=dict)
 
     @property
     def is_drained(self) -> bool:
@@ -64,6 +68,20 @@ class Drain:
         for of_readers in (self.waiting, self.drained, self.rounds):
             for reader in [reader for reader in of_readers if reader not in members]:
                 del of_readers[reader]
+
+    def charge(self) -> None:
+        """What moves counts against --memory, for who has it moved."""
+        moving = Counter(connection for connections in self.moving.values() for connection in connections)
+        for connection in sorted(moving.keys() | self.charged.keys(), key=attrgetter("number")):
+            more = moving[connection] - self.charged.get(connection, 0)
+            if more:
+                connection.charge(MOVING_BYTES * more)
+        self.charged = dict(moving)
+
+    def release(self) -> None:
+        """It is over, and nothing more is held of it."""
+        self.moving = {}
+        self.charge()
 
     def waited_for(self, members: Mapping[Connection, Member]) -> Iterator[str]:
         """The client ids of those that are drained."""

@@ -261,6 +261,7 @@ class Draining:
             if drain.timer is not None:
                 drain.timer.cancel()
             drain.let_on(list(drain.gated))
+            drain.release()
 
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
         if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
@@ -389,6 +390,7 @@ class Draining:
         for connection, rounds in drain.rounds.items():  # and comes back to it when messages are there
             for place in [place for place in rounds if connection not in drain.moving.get(place, ())]:
                 del rounds[place]
+        drain.charge()
 
     def _claims(self, group: ConsumerGroup, queues: TopicQueues) -> Work[_Claims | None]:
         """Which foreign members take themselves for the reader of each queue here; None if they are too many. Several may do

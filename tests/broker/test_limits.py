@@ -10,7 +10,13 @@ import orjson
 import pytest
 import structlog
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import PLACE_BYTES
+from rocketlet.broker.config import (
+    DRAIN_LIMIT_S,
+    DRAINED_WAIT_S,
+    LARGE_HOLDING_BYTES,
+    MOVING_BYTES,
+    PLACE_BYTES,
+)
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.protocol import bodies, frame
@@ -20,6 +26,7 @@ from rocketlet.protocol.config import MAX_REQUEST_HEADER_BYTES
 from rocketlet.protocol.frame import ROCKETMQ, Frame, encode
 from rocketlet.protocol.subscription import parse_subscription, tag_code
 from rocketlet.protocol.work import finish
+from structlog.testing import capture_logs
 
 from ..campaigns.frames import Peer
 from ..conftest import Connect, Node, Wire, create_topic, eventually
@@ -397,6 +404,61 @@ async def test_members_that_claim_too_much_are_not_drained(node: Node, monkeypat
         peers[-1].send(encode(Frame(Code.HEART_BEAT, 4, {}, beat("c1", member))))
         await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
         assert draining._owners.count == (0 if is_too_much else 8)
+    for item in peers:
+        item.hang_up()
+    await node.broker.turns.done()
+
+
+async def readers_of_all(node: Node, count: int) -> list[Peer]:
+    """Foreign members that go by one client id: each was given the same list, and takes all queues for its own."""
+    peers = [Peer(node.server, 2000 + number) for number in range(count)]
+    for item in peers:
+        item.send(encode(Frame(Code.HEART_BEAT, 1, {}, beat("c1", consumer("g", consume_type="CONSUME_PASSIVELY")))))
+        await settled(node)
+    for item in peers:
+        item.send(encode(Frame(Code.GET_CONSUMER_LIST_BY_GROUP, 2, {"consumerGroup": "g"})))
+    return peers
+
+
+async def settled(node: Node) -> None:
+    await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
+
+
+async def join_another(node: Node) -> Peer:
+    """Half of all queues move to it."""
+    other = Peer(node.server, 3000)
+    other.send(encode(Frame(Code.HEART_BEAT, 1, {}, beat("c2", consumer("g", consume_type="CONSUME_PASSIVELY")))))
+    await settled(node)
+    return other
+
+
+async def test_queues_that_move_count_against_the_memory_until_the_change_is_over(node: Node) -> None:
+    node.broker.topics.put(TopicConfig("t", 8, 8), 0)
+    peers = await readers_of_all(node, 3)
+    before = [item.connection.charged_bytes for item in peers]
+    peers.append(await join_another(node))
+    moving = [item.connection.charged_bytes - held for item, held in zip(peers, before, strict=False)]
+    assert moving == [4 * MOVING_BYTES] * 3
+    node.clock.advance(DRAIN_LIMIT_S)
+    node.clock.advance(DRAINED_WAIT_S)
+    await settled(node)
+    assert [item.connection.charged_bytes for item in peers[:3]] == before
+    for item in peers:
+        item.hang_up()
+    await node.broker.turns.done()
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+async def test_who_has_too_much_moved_is_closed(node: Node, spare: int) -> None:
+    count = LARGE_HOLDING_BYTES // MOVING_BYTES + 1
+    node.broker.topics.put(TopicConfig("t", 2 * count, 2 * count), 0)
+    peers = await readers_of_all(node, 2)
+    finish(node.server.memory.sweeping())
+    node.server.memory.budget_bytes = node.server.memory.used_bytes + 2 * count * MOVING_BYTES - 1 + spare * 10_000
+    with capture_logs() as logs:
+        peers.append(await join_another(node))
+    closed = [entry["event"] for entry in logs if entry["event"] == "connection_closed_memory"]
+    assert closed == ([] if spare else ["connection_closed_memory"])
     for item in peers:
         item.hang_up()
     await node.broker.turns.done()
