@@ -2,6 +2,7 @@
 
 frame       one frame: length, serialize type, header, body; the reader that cuts a byte stream into frames
 headers     the extension fields of a header, for each request code
+header_code functions that read and write one kind of header
 sent        the answer to a send
 extents     where queues begin and end: a request of our own
 bodies      JSON bodies; fastjson_text reads what fastjson writes although JSON forbids it

@@ -6,12 +6,15 @@ Each class is one header; its fields are the wire's, in camelCase there. `read` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
+from struct import error as StructError
+from typing import Any, Final, NamedTuple, TypeVar
 
 from .frame import Ext, ExtValue
+from .header_code import REQUIRED, boolean, fields_of, reader_of, writer_of
 
+_reader = cache(reader_of)
+_writer = cache(writer_of)
 _new_tuple: Final = tuple.__new__  # a NamedTuple's own constructor costs twice as much
 H = TypeVar("H", bound=tuple[Any, ...])
 
@@ -386,22 +389,19 @@ class AclVersion(NamedTuple):
 
 def read(kind: type[H], ext: Ext) -> H:
     """The header of a frame. Raises HeaderError, which names the field."""
-    find, fields = ext.get, _fields(kind)
     try:
-        values = [default if (value := find(key)) is None else convert(value) for key, convert, default in fields]
-    except (TypeError, ValueError):
+        found: H = _reader(kind)(ext, ext.get)
+    except (KeyError, TypeError, ValueError, StructError):
         raise _fault(kind, ext) from None
-    if _REQUIRED in values:
-        raise _fault(kind, ext)
-    return _new_tuple(kind, values)
+    return found
 
 
 def _fault(kind: type[tuple[Any, ...]], ext: Ext) -> HeaderError:
     """Why `read` cannot read it: by the first field that is missing or is not what it should be."""
-    for key, convert, default in _fields(kind):
+    for key, convert, default in fields_of(kind):
         value = ext.get(key)
         if value is None:
-            if default is _REQUIRED:
+            if default is REQUIRED:
                 return HeaderError(f"the header field {key} is missing")
             continue
         try:
@@ -413,7 +413,8 @@ def _fault(kind: type[tuple[Any, ...]], ext: Ext) -> HeaderError:
 
 def write(header: tuple[Any, ...]) -> dict[str, ExtValue]:
     """The extension fields of a header; fields that are None are left out."""
-    return {key: value for (key, _, _), value in zip(_fields(type(header)), header, strict=True) if value is not None}
+    found: dict[str, ExtValue] = _writer(type(header))(header)
+    return found
 
 
 def read_send_v2(ext: Ext) -> SendMessage:
@@ -431,44 +432,9 @@ def read_send_v2(ext: Ext) -> SendMessage:
             str(ext.get("i", "")),
             int(ext.get("j", 0)),
             False,
-            _boolean(ext.get("m", False)),
+            boolean(ext.get("m", False)),
             int(ext["l"]) if "l" in ext else None,
         )
     except (KeyError, ValueError, TypeError) as error:
         raise HeaderError(f"the header field {error} is missing or is not a number") from None
     return _new_tuple(SendMessage, fields)
-
-
-def _boolean(value: ExtValue) -> bool:
-    return value is True or (isinstance(value, str) and value.lower() == "true")
-
-
-def _long(value: ExtValue) -> int:
-    """No field of any header is wider."""
-    number = int(value)
-    if not -0x8000_0000_0000_0000 <= number <= 0x7FFF_FFFF_FFFF_FFFF:
-        raise ValueError("more than 64 bits")
-    return number
-
-
-_REQUIRED: Final = object()
-_Field = tuple[str, Callable[[Any], Any], Any]
-
-
-@cache
-def _fields(kind: type[Any]) -> tuple[_Field, ...]:
-    defaults = kind._field_defaults
-    return tuple(
-        (_camel(name), _converter(hint), defaults.get(name, _REQUIRED)) for name, hint in get_type_hints(kind).items()
-    )
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part[:1].upper() + part[1:] for part in rest)
-
-
-def _converter(hint: Any) -> Callable[[Any], Any]:
-    if hint is bool:
-        return _boolean
-    return _long if hint in (int, int | None) else str

@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
 
     def held_bytes(self) -> int:
         """What waits here in both directions, and what others keep for it."""
-        kept = sum(len(frame.body) + KEPT_FRAME_BYTES for frame in self.kept)
+        kept = sum(len(frame.body) + KEPT_FRAME_BYTES for frame in self.kept) if self.kept else 0
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
         if self.records is not None:
             unread += self.records.held_bytes

@@ -9,6 +9,7 @@ hold a little, requests are refused with a reason until there is room again.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -66,6 +67,9 @@ class Memory:
         self.used_bytes = 0
         self.closed = 0
         self._marked: dict[Holder, None] = {}
+        # The holder may hold something else than it was counted with; the next sweep looks. A call for each read and each
+        # answer, so it is the table's own.
+        self.mark: Callable[[Holder], object] = self._marked.setdefault
         self._changing: dict[Holder, None] = {}  # those that this sweep has counted, and the next one will
         self._large: dict[Holder, None] = {}
         self._is_used_up = False
@@ -73,10 +77,6 @@ class Memory:
     @property
     def is_full(self) -> bool:
         return self.used_bytes > self.budget_bytes
-
-    def mark(self, holder: Holder) -> None:
-        """The holder may hold something else than it was counted with; the next sweep looks."""
-        self._marked[holder] = None
 
     def count(self, holder: Holder) -> None:
         """What a connection holds has changed."""
