@@ -318,12 +318,18 @@ class Locks:
             lock.has_pulled = True
             self._history.add(group, "first pull", lock.client_id, topic=topic, queue=queue_id, epoch=lock.epoch)
 
-    def note_commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """A commit: the owner's first one is history, the others are too many."""
+    def note_commit(self, group: str, topic: str, queue_id: int, offset: int) -> int:
+        """A commit: the offset that it counts as, `former_end` at most. The owner's first one is history, the others are too
+        many."""
         lock = self._locks.get((group, topic, queue_id))
-        if lock is not None and lock.handover and not lock.has_committed:
+        if lock is None or not lock.handover:
+            return offset
+        if lock.former_end is not None:
+            offset = min(offset, lock.former_end)
+        if not lock.has_committed:
             lock.has_committed = True
             self._history.add(group, "first commit", lock.client_id, topic=topic, queue=queue_id, offset=offset)
+        return offset
 
     def has_lease(self, group: str, topic: str, queue_id: int, connection: Connection) -> bool:
         """Whether a Rocketlet member other than this one owns the queue."""

@@ -290,6 +290,9 @@ class ConsumerGroups:
         group = self._groups.get(data.group) or ConsumerGroup(data.group)
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
+        if member is not None and member.data is data:  # its last heartbeat once more
+            member.seen_s = now_s
+            return
         if member is not None:
             before = member.subscriptions
             changed = member.update(data, now_s)
@@ -344,7 +347,7 @@ class ConsumerGroups:
         """The topics of which one member sees another number of queues here than there are."""
         group = self._groups.get(name)
         member = group.members.get(connection) if group else None
-        if member is None:
+        if member is None or not member.data.queue_counts:
             return []
         return [topic for _, topic, _ in stale_counts([member], self._broker_name, self._queues_of)]
 

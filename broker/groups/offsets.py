@@ -12,6 +12,7 @@ from pathlib import Path
 import orjson
 import structlog
 
+from ...protocol.names import IllegalName, group_fault
 from ...protocol.work import joined
 from ..config import MAX_OFFSETS, LimitExceeded
 from ..store.consume_queue import ConsumeQueue
@@ -82,9 +83,13 @@ class Offsets:
     def put(self, group: str, topic: str, queue_id: int, offset: int, *, by_owner: bool = False) -> None:
         """by_owner: under a lease. Until somebody else has put an offset, nobody but an owner may go back behind it.
 
-        Raises LimitExceeded."""
+        Raises LimitExceeded, and IllegalName for a group that nothing is known of."""
         key = topic, group
         queues = self._offsets.get(key)
+        if queues is None:
+            fault = group_fault(group)
+            if fault:
+                raise IllegalName(fault)
         if queues is None or queue_id not in queues:
             if self._count >= MAX_OFFSETS:
                 raise LimitExceeded(f"this broker keeps {MAX_OFFSETS} offsets; delete groups that nobody needs")
@@ -92,10 +97,13 @@ class Offsets:
         if queues is None:
             queues = self._offsets[key] = {}
             self._note(topic, group)
+        owners = self._of_owners.get(key)
         if by_owner:
-            self._of_owners.setdefault(key, {})[queue_id] = offset
-        elif self._of_owner(key, queue_id) != offset:
-            self.let_go_back(group, topic, queue_id)
+            if owners is None:
+                owners = self._of_owners[key] = {}
+            owners[queue_id] = offset
+        elif owners and owners.get(queue_id) != offset:
+            owners.pop(queue_id, None)
         if offset < queues.get(queue_id, 0):
             self._rewinds[f"{topic}@{group}"] = self.rewinds(group, topic) + 1
         queues[queue_id] = offset

@@ -13,6 +13,7 @@ from ..clock import Clock, Timer
 from ..config import CLIENT_ANSWER_S, MAX_ASKED, MAX_CLIENT_IDS, MAX_PRODUCER_GROUPS, MEMBER_BYTES, LimitExceeded
 from .connection import Connection
 
+_NONE: frozenset[str] = frozenset()
 MAX_OPAQUE = 0x7FFF_FFFF  # 32 bits with a sign, as Java clients read it
 Answered = Callable[[Frame | None], None]
 
@@ -25,8 +26,8 @@ class Clients:
         self._may_publish = may_publish
         self._producers: dict[str, dict[Connection, ConnectedClient]] = {}
         self._by_id: dict[str, Connection] = {}
-        self._ids: dict[Connection, set[str]] = {}
-        self._groups: dict[Connection, set[str]] = {}
+        self._ids: dict[Connection, frozenset[str]] = {}
+        self._groups: dict[Connection, frozenset[str]] = {}
         self._asked: dict[Connection, set[int]] = {}
         self._turn = itertools.count()
         self._opaque = itertools.count(1)
@@ -36,25 +37,32 @@ class Clients:
         self, connection: Connection, client_id: str, groups: tuple[str, ...], language: int, version: int
     ) -> None:
         """Raises LimitExceeded beyond 16 client ids or 256 producer groups of one connection."""
-        ids, known = self._ids.get(connection, set()), self._groups.get(connection, set())
+        ids, known = self._ids.get(connection, _NONE), self._groups.get(connection, _NONE)
+        if client_id not in ids or not known.issuperset(groups):
+            self._take(connection, client_id, groups)
+        self._by_id[client_id] = connection
+        if groups:
+            info = ConnectedClient(client_id, connection.peer, language, version, self._clock.time_ms())
+            for group in groups:
+                self._producers.setdefault(group, {})[connection] = info
+
+    def _take(self, connection: Connection, client_id: str, groups: tuple[str, ...]) -> None:
+        """A client id or a producer group that the connection has not named before."""
+        ids, known = self._ids.get(connection, _NONE), self._groups.get(connection, _NONE)
         fresh = known.union(groups)
         if client_id not in ids and len(ids) >= MAX_CLIENT_IDS:
             raise LimitExceeded(f"a connection goes by {MAX_CLIENT_IDS} client ids at most")
         if len(fresh) > max(MAX_PRODUCER_GROUPS, len(known)):
             raise LimitExceeded(f"a connection is in {MAX_PRODUCER_GROUPS} producer groups at most")
         connection.charge(MEMBER_BYTES * (len(fresh) - len(known) + (client_id not in ids)))
-        self._by_id[client_id] = connection
         self._ids[connection] = ids | {client_id}
         self._groups[connection] = fresh
-        info = ConnectedClient(client_id, connection.peer, language, version, self._clock.time_ms())
-        for group in groups:
-            self._producers.setdefault(group, {})[connection] = info
 
     def forget_producer(self, group: str, connection: Connection) -> None:
         """One that a client has left."""
-        known = self._groups.get(connection, set())
+        known = self._groups.get(connection, _NONE)
         if group in known:
-            known.discard(group)
+            self._groups[connection] = known - {group}
             connection.charge(-MEMBER_BYTES)
         self._drop_producer(group, connection)
 

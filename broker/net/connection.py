@@ -12,11 +12,12 @@ from typing import Protocol, cast
 
 import structlog
 
+from ...protocol.bodies import Heartbeat
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.frame import Frame, FrameError, FrameReader
 from ...protocol.message import encode_host
-from ..config import HELD_PULL_BYTES, KEPT_FRAME_BYTES, LARGE_HOLDING_BYTES, TURN_S, WRITE_HIGH_BYTES
+from ..config import HELD_PULL_BYTES, KEPT_BEAT_BYTES, KEPT_FRAME_BYTES, LARGE_HOLDING_BYTES, TURN_S, WRITE_HIGH_BYTES
 from .answers import Buffers, answer
 from .memory import Memory
 from .reports import Reports
@@ -65,8 +66,9 @@ class Decryption(Protocol):
 class Connection(asyncio.Protocol):
     """`active_s` is when it was last read from or written to, in the loop's time; `known` is what the check of accounts
     keeps of it. `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection.
-    `read_bytes` have come from the client, of TLS those that were decrypted; `records` has them decrypted. `broker_name`:
-    of the broker that has said that it speaks here; `is_proving`: one is being asked."""
+    `beat`: the body of its last heartbeat, and what was read from it. `read_bytes` have come from the client, of TLS those
+    that were decrypted; `records` has them decrypted. `broker_name`: of the broker that has said that it speaks here;
+    `is_proving`: one is being asked."""
 
     __slots__ = (
         "_answering_bytes",
@@ -76,6 +78,7 @@ class Connection(asyncio.Protocol):
         "_reader",
         "_transport",
         "active_s",
+        "beat",
         "born_host",
         "broker_name",
         "charged_bytes",
@@ -113,6 +116,7 @@ class Connection(asyncio.Protocol):
         self.born_host = b""
         self.peer = self.broker_name = ""
         self.known: object = None
+        self.beat: tuple[bytes, Heartbeat] | None = None
         self.active_s = self.heard_s = 0.0
         self.counted_bytes = self.charged_bytes = self.held_pulls = self.read_bytes = 0
         self.records: Decryption | None = None
@@ -200,6 +204,16 @@ class Connection(asyncio.Protocol):
             self._host.memory.count(self)
         else:
             self._host.memory.mark(self)
+
+    def keep_beat(self, beat: tuple[bytes, Heartbeat] | None) -> None:
+        """What is read from a heartbeat counts where it is kept, for a member; here its body does."""
+        known = self.beat
+        if beat is known or (beat is not None and known is not None and beat[1] is known[1]):
+            return
+        if beat is not None and len(beat[0]) > KEPT_BEAT_BYTES:
+            beat = None
+        self.beat = beat
+        self.charge((len(beat[0]) if beat else 0) - (len(known[0]) if known else 0))
 
     def held_bytes(self) -> int:
         """What waits here in both directions, and what others keep for it."""

@@ -11,6 +11,7 @@ from ...protocol import bodies, group_bodies, names
 from ...protocol.bodies import ConsumerData, Queue, TopicConfig
 from ...protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, EXT_SHARES, ResponseCode
 from ...protocol.frame import Ext, Frame
+from ...protocol.group_config import GroupConfig
 from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
 from ...protocol.headers import UnregisterClient, read
 from ...protocol.subscription import SQL92, TAG
@@ -26,12 +27,7 @@ log = structlog.get_logger("rocketlet.groups")
 
 
 def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    beat = bodies.decode_heartbeat(frame.body)
-    # All names first: a heartbeat that is refused registers nothing.
-    for consumer in beat.consumers:
-        fault = names.group_fault(consumer.group)
-        if fault:
-            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    beat = _beat_of(connection, frame.body)
     for consumer in beat.consumers:
         settings = broker.group_configs.ensure(consumer.group)
         if settings is not None and settings.strict:
@@ -39,17 +35,37 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
             if fault:
                 return answer(frame, ResponseCode.NO_PERMISSION, remark=fault)
         if settings is not None:
-            queues = settings.retry_queues
-            try:
-                broker.topics.ensure(TopicConfig(names.retry_topic(consumer.group), queues, queues), broker.store.end)
-            except StoreFull as error:  # who only reads can do so on a full disk
-                if connection.is_news("retry_topic_save_failed"):
-                    log.error("retry_topic_save_failed", group=consumer.group, reason=str(error))
+            _ensure_retry_topic(broker, connection, settings)
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
         broker.locks.join(connection, consumer.group)
         broker.notifications.heard(connection, consumer.group)
     broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
+    connection.keep_beat((frame.body, beat))
     return answer(frame)
+
+
+def _beat_of(connection: Connection, body: bytes) -> bodies.Heartbeat:
+    """Most heartbeats are their client's last one once more, which was decoded and checked. Raises BodyError, IllegalName."""
+    if connection.beat is not None and connection.beat[0] == body:
+        return connection.beat[1]
+    beat = bodies.decode_heartbeat(body)
+    # All names first: a heartbeat that is refused registers nothing.
+    for consumer in beat.consumers:
+        fault = names.group_fault(consumer.group)
+        if fault:
+            raise names.IllegalName(fault)
+    return beat
+
+
+def _ensure_retry_topic(broker: Broker, connection: Connection, group: GroupConfig) -> None:
+    name = names.retry_topic(group.name)
+    if broker.topics.get(name) is not None:
+        return
+    try:
+        broker.topics.ensure(TopicConfig(name, group.retry_queues, group.retry_queues), broker.store.end)
+    except StoreFull as error:  # who only reads can do so on a full disk
+        if connection.is_news("retry_topic_save_failed"):
+            log.error("retry_topic_save_failed", group=group.name, reason=str(error))
 
 
 def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData) -> str | None:
@@ -71,6 +87,7 @@ def _spelled(subscriptions: Iterable[tuple[str, str]]) -> str:
 
 def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(UnregisterClient, frame.ext)
+    connection.keep_beat(None)
     if header.consumer_group:
         is_foreign = is_foreign_member(broker, connection, header.consumer_group)
         if is_foreign:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import structlog
 
-from ...protocol import names
 from ...protocol.codes import EXT_UNKNOWN, ResponseCode
 from ...protocol.extents import TopicExtent, decode_topics, encode_extents
 from ...protocol.frame import Frame
@@ -61,9 +60,6 @@ def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | No
 def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(UpdateOffset, frame.ext)
     group, queue = header.consumer_group, (header.topic, header.queue_id)
-    fault = names.group_fault(group)
-    if fault:
-        raise names.IllegalName(fault)
     fault = fence_fault(broker, connection, group, queue, header.commit_offset, header.epoch)
     if fault:
         if connection.is_news("commit_refused"):
@@ -89,15 +85,14 @@ def fence_fault(
 
 
 def store_offset(broker: Broker, group: str, queue: tuple[str, int], offset: int, *, by_owner: bool) -> None:
-    end = broker.locks.former_end(group, *queue)
-    if end is not None and offset > end:
+    topic, queue_id = queue
+    end = broker.locks.note_commit(group, topic, queue_id, offset)
+    if end != offset:
         log.warning(
-            "offset_set_back", group=group, topic=queue[0], queue=queue[1], offset=offset, end=end,
+            "offset_set_back", group=group, topic=topic, queue=queue_id, offset=offset, end=end,
             hint="the member read messages that were lost before this start; their offsets are given again",
         )  # fmt: skip
-        offset = end
-    broker.offsets.put(group, *queue, offset, by_owner=by_owner)
-    broker.locks.note_commit(group, *queue, offset)
+    broker.offsets.put(group, topic, queue_id, end, by_owner=by_owner)
 
 
 def stale_fault(broker: Broker, connection: Connection, group: str, queue: tuple[str, int], offset: int) -> str | None:
@@ -125,10 +120,13 @@ def is_foreign_member(broker: Broker, connection: Connection, group: str) -> boo
 def offset_fault(broker: Broker, queue: tuple[str, int], offset: int) -> str | None:
     """Why an offset cannot be a group's; None if it can. Apache's broker takes any number."""
     found = broker.store.queues.get(queue)
-    topic = broker.topics.get(queue[0])
-    if found is None and (topic is None or not 0 <= queue[1] < max(topic.read_queues, topic.write_queues)):
-        return f"there is no queue {queue[0]}:{queue[1]}"
-    begin, end = (found.begin, found.next) if found else (0, 0)
+    if found is not None:
+        begin, end = found.begin, found.next
+    else:
+        begin = end = 0
+        topic = broker.topics.get(queue[0])
+        if topic is None or not 0 <= queue[1] < max(topic.read_queues, topic.write_queues):
+            return f"there is no queue {queue[0]}:{queue[1]}"
     if begin <= offset <= end:
         return None
     return f"{offset} is not between the start {begin} and the end {end} of {queue[0]}:{queue[1]}"

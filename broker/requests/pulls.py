@@ -18,7 +18,7 @@ from ...protocol.frame import Frame
 from ...protocol.headers import PullMessage, PullMessageResult, read, write
 from ...protocol.message import MessageError
 from ...protocol.names import OFFSET_MOVED_TOPIC, RETRY_PREFIX
-from ...protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
+from ...protocol.subscription import ALL, SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
 from ..broker import Broker
 from ..config import (
     DRAINING_WAIT_S,
@@ -49,7 +49,7 @@ _PYTHON: Final = int(Language.PYTHON)  # Python 3.11 takes 0.2 us to find a memb
 
 
 def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
-    return _pull(broker, connection, small(frame), read(PullMessage, frame.ext))
+    return _pull(broker, connection, frame, read(PullMessage, frame.ext))
 
 
 def _pull(
@@ -63,45 +63,42 @@ def _pull(
         if refusal.code == ResponseCode.SUBSCRIPTION_NOT_LATEST and attempt < SUBSCRIPTION_LOOKS:
             if attempt == 1:
                 ask_for_versions(broker, connection, header.consumer_group)
-            broker.clock.call_later(SUBSCRIPTION_LOOK_S, _look_again, broker, connection, frame, header, attempt + 1)
+            again = (broker, connection, small(frame), header, attempt + 1)
+            broker.clock.call_later(SUBSCRIPTION_LOOK_S, _look_again, *again)
             return None
         raise
-    look_again = partial(_look_again, broker, connection, frame, header, attempt)
     matches = None
     if subscription is not None and subscription.kind == SQL92:
         matches = broker.filters.find(subscription.expression)  # its faults are said before anything is read or held
         if matches is None:
+            look_again = partial(_look_again, broker, connection, small(frame), header, attempt)
             broker.filters.when_parsed(connection, subscription.expression, look_again, _text_bytes(header))
             return None
     # Whatever the read will find, as in PullMessageProcessor.
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
-    if header.sys_flag & codes.PULL_SUSPEND and broker.draining.holds_back(connection, header):
-        broker.clock.call_later(DRAINING_WAIT_S, _answer_nothing_new, connection, frame, header)
-        return None
-    if header.sys_flag & codes.PULL_SUSPEND and _belongs_to_another(broker, connection, header):
-        broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_nothing_new, connection, frame, header)
-        return None
-    if header.sys_flag & codes.PULL_SUSPEND and broker.draining.gates(connection, header, look_again):
-        return None
-    committed = _overtaken_by(broker, connection, header)
-    if committed is not None:
-        return _nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", committed, 0, committed)
+    if header.sys_flag & codes.PULL_SUSPEND:
+        if _has_to_wait(broker, connection, frame, header, attempt):
+            return None
+        committed = _overtaken_by(broker, connection, header)
+        if committed is not None:
+            return _nothing(frame, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", committed, 0, committed)
     broker.watch.pulled(connection, header.consumer_group, header.topic, header.queue_id)
     queue = broker.store.queue(header.topic, header.queue_id)
-    wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
     end = _set_back_to(broker, connection, header)
     if end is not None:
         _note_moved(broker, header, end)
         return _nothing(frame, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, queue.begin, queue.next)
     # Only at the very end. An offset beyond it is wrong: the client is told at once, so that it corrects it.
+    wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
     if wants_hold and queue.next == header.queue_offset:
+        kept = small(frame)
         pull = HeldPull(
             connection,
             queue,
             subscription,
             header.queue_offset,
-            lambda: connection.write(_read_held(broker, connection, frame, header, queue, subscription, matches)),
+            lambda: connection.write(_read_held(broker, connection, kept, header, queue, subscription, matches)),
             size=_text_bytes(header) + (TAG_BYTES * len(subscription.tags) if subscription is not None else 0),
             is_done=has_handled_all(header),
         )
@@ -129,6 +126,18 @@ def _look_again(broker: Broker, connection: Connection, frame: Frame, header: Pu
         connection.write(reply)
 
 
+def _has_to_wait(broker: Broker, connection: Connection, frame: Frame, header: PullMessage, attempt: int) -> bool:
+    """Whether the queue is not this member's to read now. The pull is answered, or looked at again, later."""
+    if broker.draining.holds_back(connection, header):
+        broker.clock.call_later(DRAINING_WAIT_S, _answer_nothing_new, connection, small(frame), header)
+        return True
+    if _belongs_to_another(broker, connection, header):
+        broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_nothing_new, connection, small(frame), header)
+        return True
+    look_again = partial(_look_again, broker, connection, small(frame), header, attempt)
+    return broker.draining.gates(connection, header, look_again)
+
+
 def _belongs_to_another(broker: Broker, connection: Connection, header: PullMessage) -> bool:
     """Whether a member of the group should read the queue that is not this foreign one: it would get everything twice.
     Foreign members see changes of the group late, and where subscriptions differ only some of the members."""
@@ -145,8 +154,6 @@ def _overtaken_by(broker: Broker, connection: Connection, header: PullMessage) -
     """The committed offset that a foreign member must go on from: a Rocketlet member has owned the queue since it loaded its
     own. An answer without messages moves Apache's clients at once, 4.9's Java (PullCallback, NO_NEW_MSG) and Go's alike;
     PULL_OFFSET_MOVED would cost them 10 s."""
-    if not header.sys_flag & codes.PULL_SUSPEND:
-        return None
     place = (header.consumer_group, header.topic, header.queue_id)
     if not broker.offsets.is_behind_owner(*place, header.queue_offset):
         return None
@@ -210,6 +217,8 @@ def _check_group_and_topic(broker: Broker, header: PullMessage) -> None:
 def _subscription(broker: Broker, connection: Connection, header: PullMessage) -> Subscription | None:
     """What to filter by; None takes all."""
     if header.sys_flag & codes.PULL_SUBSCRIPTION:
+        if header.subscription == ALL and header.expression_type in (TAG, None):  # as most that bring their filter
+            return None
         if len(header.subscription or "") > MAX_EXPRESSION_CHARS:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED,

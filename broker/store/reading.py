@@ -10,6 +10,7 @@ import itertools
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import structlog
@@ -27,12 +28,19 @@ from ..config import (
     READ_GAP_BYTES,
     SCAN_BYTES,
     SCAN_ENTRIES,
+    SHARED_READ_BYTES,
 )
 from .commit_log import CommitLog
 from .consume_queue import ENTRY_BYTES, ConsumeQueue
 from .files import Damaged
 
 log = structlog.get_logger("rocketlet.store")
+
+
+@lru_cache(32)
+def _unpacker(count: int) -> Callable[[bytes], tuple[int, ...]]:
+    """For so many index entries. struct keeps formats itself, but the text of each must be made to find it."""
+    return struct.Struct(">" + "QIq" * count).unpack
 
 
 Buffer = bytes | memoryview
@@ -87,13 +95,13 @@ class Reader:
     def _fetch_all(self, queue: ConsumeQueue, offset: int, limit: int, room: int) -> Fetched:
         data = queue.entries(offset, limit)
         count = len(data) // ENTRY_BYTES
-        fields = struct.unpack(">" + "QIq" * count, data)
+        fields = _unpacker(count)(data)
         positions, sizes = fields[0::3], fields[1::3]
         if sum(sizes) > room:
             kept = max(bisect_right(list(itertools.accumulate(sizes)), room), 1)
             positions, sizes, count = positions[:kept], sizes[:kept], kept
         # An index entry without a size stands for a message that was lost; below `checked_from` damage is possible.
-        if positions[0] >= self.checked_from and 0 not in sizes:
+        if positions[0] >= self.checked_from and all(sizes):
             try:
                 return Fetched(self._read_records(positions, sizes), count, offset + count)
             except Damaged:
@@ -120,7 +128,7 @@ class Reader:
     def _read_some(self, queue: ConsumeQueue, entries: list[Entry]) -> tuple[list[Buffer], int]:
         if entries[0][1] >= self.checked_from:
             _, positions, sizes = zip(*entries, strict=True)
-            if 0 not in sizes:
+            if all(sizes):
                 try:
                     return self._read_records(positions, sizes), len(entries)
                 except Damaged:
@@ -162,7 +170,10 @@ class Reader:
         return self._read_runs(positions, sizes)
 
     def _read_once(self, position: int, size: int) -> bytes:
-        """Groups that keep up pull the same messages one after the other: they share a read. The log is never rewritten."""
+        """Groups that keep up pull the same messages one after the other: they share a read. The log is never rewritten.
+        Who drains a backlog gets much at once, which would only push the next read out of the processor's cache."""
+        if size > SHARED_READ_BYTES:
+            return self._log.read(position, size)
         latest = self._latest
         if latest[0] == position and latest[1] == size and position >= self._log.begin:
             return latest[2]
