@@ -137,7 +137,9 @@ _ENCODERS: Final = {JSON: _encode_json, ROCKETMQ: _encode_binary, MSGPACK: _enco
 def encode(frame: Frame) -> bytes:
     """The whole frame as bytes, in the encoding that `frame.serialize_type` names. ROCKETMQ has two bytes for the code;
     requests of our own whose codes need more go as JSON."""
-    return b"".join((*_head(frame, len(frame.body)), frame.body))
+    body = frame.body
+    prefix, header = _head(frame, len(body))
+    return b"".join((prefix, header, body))
 
 
 def encode_msgpack(code: int, flag: int, opaque: int, language: int, ext: Ext, body: bytes = b"") -> bytes:

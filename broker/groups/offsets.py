@@ -74,7 +74,8 @@ class Offsets:
                     self._dirty = True
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        return self._offsets.get((topic, group), {}).get(queue_id)
+        queues = self._offsets.get((topic, group))
+        return None if queues is None else queues.get(queue_id)
 
     def knows(self, group: str, topic: str) -> bool:
         """Whether the group has an offset in any queue of the topic."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...protocol.codes import EXT_ACCEPT_ENCODING, RESPONSE_FLAG, VERSION, Language, ResponseCode
 from ...protocol.config import MAX_TABLE_BYTES
-from ...protocol.frame import MSGPACK, Ext, Frame, encode, encode_head
+from ...protocol.frame import MSGPACK, Ext, Frame, encode, encode_head, encode_msgpack
 from ...protocol.work import Work
 
 Buffer = bytes | memoryview
@@ -33,6 +33,8 @@ def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", r
     """Raises Refused for a body that does not fit into a frame."""
     if len(body) > MAX_TABLE_BYTES:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the answer has {len(body)} bytes, more than a frame takes")
+    if remark is None and request.serialize_type == MSGPACK:  # as most of what our clients get
+        return [encode_msgpack(code, RESPONSE_FLAG, request.opaque, JAVA, ext, body)]
     return [encode(_frame(request, code, ext, body, remark))]
 
 

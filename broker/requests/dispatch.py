@@ -121,14 +121,16 @@ class Dispatch:
                 if times is not None:
                     times.observe(ended_s - began_s)
                 began_s = ended_s
-                if reply is not None and not isinstance(reply, list):  # which is quicker to find out than a generator
+                if reply is None:
+                    continue
+                if not isinstance(reply, list):  # which is quicker to find out than a generator
                     connection.write(out)
                     out = []
                     connection.hold(frames[index + 1 :], len(frame.body))
                     self._answering += 1
                     self._turns.do(self._work(connection, frame, reply))
                     break
-                if reply is not None and not frame.flag & ONEWAY_FLAG:
+                if not frame.flag & ONEWAY_FLAG:
                     out += reply
                     if index == last:
                         break

@@ -81,7 +81,9 @@ def fence_fault(
 ) -> str | None:
     """Why this client may not say how far a group is in a queue; None if it may."""
     fault = broker.locks.commit_fault(group, queue, connection, epoch)
-    return fault or stale_fault(broker, connection, group, queue, offset)
+    if fault is None and offset < (broker.offsets.get(group, *queue) or 0):
+        return stale_fault(broker, connection, group, queue, offset)
+    return fault
 
 
 def store_offset(broker: Broker, group: str, queue: tuple[str, int], offset: int, *, by_owner: bool) -> None:
@@ -96,16 +98,15 @@ def store_offset(broker: Broker, group: str, queue: tuple[str, int], offset: int
 
 
 def stale_fault(broker: Broker, connection: Connection, group: str, queue: tuple[str, int], offset: int) -> str | None:
-    """Why a foreign member's commit is not progress; None if it may be. Only who reads the queue may go back: others have
-    loaded their offset before somebody else came further, and say it when they drop the queue. An administrator is no
-    member and may go back."""
-    stored = broker.offsets.get(group, *queue)
-    if stored is None or offset >= stored or not is_foreign_member(broker, connection, group):
+    """Why a foreign member's commit that goes back is refused; None if it is not. Only who reads the queue may go back:
+    others have loaded their offset before somebody else came further, and say it when they drop the queue. An
+    administrator is no member and may go back."""
+    if not is_foreign_member(broker, connection, group):
         return None
     if broker.offsets.is_behind_owner(group, *queue, offset):
         return f"{offset} is behind what the last owner of {queue[0]}:{queue[1]} has committed"
     if broker.watch.reader(group, *queue) is not connection:
-        committed = f"{stored}, which the group has committed of {queue[0]}:{queue[1]}"
+        committed = f"{broker.offsets.get(group, *queue)}, which the group has committed of {queue[0]}:{queue[1]}"
         return f"{offset} is behind {committed}; this member does not read it"
     return None
 
