@@ -46,6 +46,22 @@ async def test_a_closed_socket_ends_a_membership_at_once(node: Node, connect: Co
     assert await members(one) == ["c1"]
 
 
+async def test_a_heartbeat_that_equals_the_last_one_does_all_that_it_did(node: Node, wire: Wire) -> None:
+    retry = retry_topic("g")
+    for _ in range(2):
+        await beat(wire, "c1")
+    assert await members(wire) == ["c1"]
+    await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": retry})
+    await beat(wire, "c1")
+    assert node.broker.topics.get(retry) is not None
+    await wire.call(RequestCode.UNREGISTER_CLIENT, write(UnregisterClient("c1", consumer_group="g")))
+    await beat(wire, "c1")
+    assert await members(wire) == ["c1"]
+    await beat(wire, "c2")
+    await beat(wire, "c1")
+    assert node.broker.clients.connection_of("c1") is node.broker.clients.connection_of("c2")
+
+
 async def test_a_group_without_members_is_an_error_with_an_empty_body(wire: Wire) -> None:
     answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "nobody"})
     assert (answer.code, answer.body) == (ResponseCode.SYSTEM_ERROR, b"")

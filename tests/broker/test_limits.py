@@ -62,6 +62,9 @@ async def test_what_a_client_is_a_member_of_counts_as_its_own_until_it_leaves(no
     assert one.connection.charged_bytes == full, "the same once more is no more"
     say(Code.HEART_BEAT, {}, beat("c1", consumer("g", "t"), producers=("p1",)))
     assert one.connection.charged_bytes < full / 50
+    small = one.connection.charged_bytes
+    say(Code.HEART_BEAT, {}, beat("c1", consumer("g", "t"), producers=("p1",)) + b" " * 1000)
+    assert one.connection.charged_bytes == small + 1000, "the last heartbeat is kept, to know it again"
     say(Code.UNREGISTER_CLIENT, {"clientID": "c1", "consumerGroup": "g", "producerGroup": "p1"})
     say(Code.UNREGISTER_CLIENT, {"clientID": "c1", "producerGroup": "p2"})
     assert one.connection.charged_bytes == 1024 + PLACE_BYTES, "its client id, and which group it has left"

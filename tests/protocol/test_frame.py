@@ -142,6 +142,16 @@ def test_what_cannot_be_a_frame_is_refused_at_once(data: bytes) -> None:
         FrameReader().feed(data)
 
 
+@pytest.mark.parametrize("cut", [3, 7, 9, 30])
+@pytest.mark.parametrize("header", [0x09_00_0008, 0x02_00_0080, 0x02_00_0010])
+def test_a_header_that_cannot_be_is_refused_also_if_it_comes_in_two_pieces(header: int, cut: int) -> None:
+    reader = FrameReader(max_header_bytes=15)
+    data = struct.pack(">II", 60, header) + bytes(56)
+    with pytest.raises(FrameError, match="serialize type"):
+        reader.feed(data[:cut])
+        reader.feed(data[cut:])
+
+
 def test_the_largest_frame_is_read() -> None:
     frame = Frame(10, body=b"x" * 100)
     overhead = len(encode(frame)) - 100
