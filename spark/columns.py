@@ -21,6 +21,7 @@ from ..protocol.bodies import Queue
 from ..protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
 from ..protocol.compression import decompressed
 from ..protocol.message import FIXED_BYTES, MAGIC, MessageError, decode_record
+from .config import PLAIN_BYTES
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 ARROW_SCHEMA: Final = pa.schema(
@@ -61,6 +62,15 @@ _INT32, _INT64 = np.dtype(">i4"), np.dtype(">i8")
 _UINT16: Final = np.dtype(">u2")
 _NAME_END, _PAIR_END = ord(props.NAME_END), ord(props.PAIR_END)
 
+
+class TooLarge(MessageError):
+    """The bodies are too large together when they are decompressed. offset: of the first one that is too much."""
+
+    def __init__(self, queue: Queue, offset: int) -> None:
+        super().__init__(f"{queue}: with the message at offset {offset}, the batch has more than {PLAIN_BYTES} bytes")
+        self.offset = offset
+
+
 Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
 
 
@@ -77,7 +87,8 @@ def to_batch(
     """The rows, in `ARROW_SCHEMA`, of a queue's records with offsets `begin` to `end`, and one of the tags if any is given.
 
     strict: raises MessageError, which names the offset, for a body that cannot be decompressed; else the row comes with
-    a null body. with_properties: False leaves that column out. Raises MessageError for bytes that are not records.
+    a null body. with_properties: False leaves that column out. Raises MessageError for bytes that are not records, and
+    TooLarge.
     """
     records = _Records(data)
     offsets = records.heads["queue_offset"].astype(np.int64)
@@ -283,7 +294,16 @@ def _bodies(records: _Records, queue: Queue, strict: bool) -> Array:
     packed = records.heads["sys_flag"] & SYS_COMPRESSED != 0
     if not packed.any():
         return bodies
-    plain = [_plain(records.data, position, queue, strict) for position in records.at[packed].tolist()]
+    plain: list[bytes | None] = []
+    left = PLAIN_BYTES
+    for position, offset in zip(
+        records.at[packed].tolist(), records.heads["queue_offset"][packed].tolist(), strict=True
+    ):
+        body = _plain(records.data, position, queue, strict)
+        left -= len(body or b"")
+        if left < 0 and plain:
+            raise TooLarge(queue, offset)
+        plain.append(body)
     return pc.replace_with_mask(bodies, pa.array(packed), pa.array(plain, pa.binary()))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..client.answers import body_of, header_of
 from ..client.cluster import Cluster, by_broker
 from ..client.config import OFFSET_TIMEOUT_S
 from ..client.connection import Connection
@@ -21,8 +22,8 @@ from ..protocol.admin_bodies import decode_topic_stats
 from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.config import MAX_TOPICS_ASKED
-from ..protocol.extents import decode_extents, encode_topics
-from ..protocol.headers import Offset, OptionalGroup, TopicName, TopicQueue, read, write
+from ..protocol.extents import TopicExtent, decode_extents, encode_topics
+from ..protocol.headers import Offset, OptionalGroup, TopicName, TopicQueue, write
 from ..protocol.message import decode_records
 from ..protocol.names import TOOLS_GROUP
 from ..protocol.subscription import Subscription
@@ -92,20 +93,25 @@ class Extents:
                 for part in parts
             )
         )
+        told: dict[str, TopicExtent] = {}
         for answer in answers:
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 self._foreign.add(name)
                 return
             if answer.code:
                 raise BrokerRefused(RequestCode.GET_QUEUE_OFFSETS, answer.code, answer.remark, connection.address)
-            for topic, told in decode_extents(answer.body).items():
-                seen.marks[topic, name] = Mark(told.identity, rewinds=told.rewinds)
-                seen.extents |= {
-                    Queue(topic, name, queue_id): Extent(*span)
-                    for queue_id, span in enumerate(zip(told.begins, told.ends, strict=True))
-                }
-        for queue in queues:
-            seen.extents.setdefault(queue, NOTHING)  # the topic is not there
+            told |= body_of(answer, decode_extents)
+        for queue in queues:  # not all that are told: a broker may tell of very many
+            topic = told.get(queue.topic)
+            if topic is None or queue.queue_id >= len(topic.begins):
+                seen.extents[queue] = NOTHING  # it is not there
+            else:
+                seen.extents[queue] = Extent(topic.begins[queue.queue_id], topic.ends[queue.queue_id])
+        seen.marks |= {
+            (name_of, name): Mark(told[name_of].identity, rewinds=told[name_of].rewinds)
+            for name_of in topics
+            if name_of in told
+        }
 
     async def _ask_apache(self, connection: Connection, name: str, queues: list[Queue], seen: Seen) -> None:
         topics = dict.fromkeys(queue.topic for queue in queues)
@@ -121,7 +127,7 @@ class Extents:
             return
         if answer.code:
             raise BrokerRefused(code, answer.code, answer.remark, connection.address)
-        ranges = decode_topic_stats(answer.body)
+        ranges = body_of(answer, decode_topic_stats)
         for queue, told in ranges.items():
             seen.extents[Queue(topic, name, queue.queue_id)] = Extent(max(told.begin, 0), max(told.end, 0))
         seen.marks[topic, name] = Mark(newest_ms=max((told.last_ms for told in ranges.values()), default=0))
@@ -130,7 +136,7 @@ class Extents:
         ext = write(TopicQueue(queue.topic, queue.queue_id))
         codes = (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
         answers = await asyncio.gather(*(connection.request(code, ext, timeout_s=OFFSET_TIMEOUT_S) for code in codes))
-        seen.extents[queue] = Extent(*(max(read(Offset, answer.ext).offset, 0) for answer in answers))
+        seen.extents[queue] = Extent(*(max(header_of(answer, Offset).offset, 0) for answer in answers))
 
     async def stored_ms(self, queue: Queue, offset: int) -> int | None:
         """When a message was stored; None if that cannot be known now."""
@@ -140,5 +146,5 @@ class Extents:
             answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=OFFSET_TIMEOUT_S)
         except (ConnectionFailed, RequestTimeout):
             return None
-        times = [record.store_ms for record in decode_records(answer.body) if record.queue_offset == offset]
+        times = [record.store_ms for record in body_of(answer, decode_records) if record.queue_offset == offset]
         return times[0] if times else None

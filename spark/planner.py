@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from ..client.answers import body_of, header_of
 from ..client.cluster import Cluster
 from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
 from ..client.log import get_logger
@@ -26,6 +27,7 @@ from ..protocol import names
 from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import Queue, decode_topic_list
 from ..protocol.codes import RequestCode
+from ..protocol.headers import PullMessageResult
 from .checkpoint import EMPTY, Batch, Mark, Part, part_of
 from .config import (
     CALL_TIMEOUT_S,
@@ -249,7 +251,7 @@ class Planner(ABC):
         matches = re.compile(self._options.pattern).fullmatch
         found = [
             topic
-            for topic in decode_topic_list(answer.body)
+            for topic in body_of(answer, decode_topic_list)
             if matches(topic) and not names.is_system_topic(topic) and not topic.startswith(hidden)
         ]
         return [topic for topic in found if self._cluster.route(topic) or await self._cluster.find_route(topic)]
@@ -445,5 +447,5 @@ class Planner(ABC):
         except (ConnectionFailed, RequestTimeout) as error:
             log.warning("message_size_unknown", queue=str(queue), reason=str(error), hint="the queue waits")
             return None
-        messages = int(answer.ext.get("nextBeginOffset", 0)) - offset
-        return max(len(answer.body) / messages, 1.0) if messages > 0 and answer.body else 1.0
+        messages = header_of(answer, PullMessageResult).next_begin_offset - offset if answer.body else 0
+        return max(len(answer.body) / messages, 1.0) if messages > 0 else 1.0

@@ -12,6 +12,7 @@ import uvloop
 from pyspark.sql.datasource import InputPartition
 
 from ..client.access import Access
+from ..client.answers import header_of
 from ..client.connection import Connection, Connections
 from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError
 from ..client.pulling import pull_header
@@ -19,7 +20,7 @@ from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode, ResponseCode, code_name
 from ..protocol.extents import MADE_ANEW
 from ..protocol.frame import Frame
-from ..protocol.headers import PullMessageResult, read
+from ..protocol.headers import PullMessageResult
 from ..protocol.message import MessageError
 from ..protocol.subscription import Subscription
 from .checkpoint import UNMARKED, Mark
@@ -79,9 +80,7 @@ def read_task(task: InputPartition) -> Iterator[pa.RecordBatch]:
         loop.run_until_complete(reader.open())
         for span, pulls in reader.pulls:
             while (found := loop.run_until_complete(pulls.next())) is not None:
-                batch = _batch(span, found)
-                if batch.num_rows:
-                    yield batch
+                yield from _batches(span, found)
     finally:
         loop.run_until_complete(reader.close())
         loop.close()
@@ -106,14 +105,33 @@ class _Reader:
         await self._connections.close()
 
 
-def _batch(span: QueueRange, bodies: list[bytes]) -> pa.RecordBatch:
-    from .columns import to_batch  # numpy and Arrow's functions: for workers, not for the driver
+def _batches(span: QueueRange, bodies: list[bytes]) -> Iterator[pa.RecordBatch]:
+    """One, or more where the bodies are much larger than they are stored. Those that are not empty."""
+    from .columns import TooLarge  # numpy and Arrow's functions: for workers, not for the driver
 
     data = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+    begin = span.begin
+    while begin < span.end:
+        try:
+            batch, next_begin = _batch(span, data, begin, span.end), span.end
+        except TooLarge as error:
+            if error.offset <= begin:  # they do not come in order
+                raise
+            batch, next_begin = _batch(span, data, begin, error.offset), error.offset
+        begin = next_begin
+        if batch.num_rows:
+            yield batch
+
+
+def _batch(span: QueueRange, data: bytes, begin: int, end: int) -> pa.RecordBatch:
+    from .columns import TooLarge, to_batch
+
     tags = sorted(span.subscription.tags)
     try:
         strict, with_properties = span.fail_on_data_loss, span.with_properties
-        batch = to_batch(data, span.queue, span.begin, span.end, tags, strict=strict, with_properties=with_properties)
+        batch = to_batch(data, span.queue, begin, end, tags, strict=strict, with_properties=with_properties)
+    except TooLarge:
+        raise
     except MessageError as error:
         raise MessageError(f"the range {span} cannot be decoded: {error}") from None
     if span.mark.newest_ms and batch.num_rows and batch.column("storeTime")[0].value > span.mark.newest_ms * 1000:
@@ -161,7 +179,7 @@ class _Pulls:
             if _is_missing(answer):
                 self._lost(self._offset, "the topic, or the queue, is no longer there")
                 continue
-            offset, self._offset = self._offset, read(PullMessageResult, answer.ext).next_begin_offset
+            offset, self._offset = self._offset, header_of(answer, PullMessageResult).next_begin_offset
             if answer.code == ResponseCode.PULL_OFFSET_MOVED or self._offset <= offset:
                 self._lost(offset, "the topic was made anew" if answer.remark == MADE_ANEW else "")
                 continue

@@ -1,0 +1,121 @@
+"""Brokers that answer what none should: tasks and planners fail by an error of ours, and take no more memory than they may."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from rocketlet.client import AnswerUnreadable
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
+from rocketlet.protocol.extents import TopicExtent, encode_extents
+from rocketlet.protocol.frame import Frame, FrameReader, encode
+from rocketlet.protocol.message import MessageError, encode_host, encode_record
+
+pytest.importorskip("pyspark")
+from rocketlet.spark import columns
+from rocketlet.spark.checkpoint import Mark
+from rocketlet.spark.extents import NOTHING, Extent, Extents
+from rocketlet.spark.failures import DataLossError
+from rocketlet.spark.reading import QueueRange, Task
+
+from .test_reading import batches_of, queue_range
+
+HOST = encode_host("127.0.0.1", 1)
+MOVED = {"nextBeginOffset": "5", "minOffset": "0", "maxOffset": "5", "suggestWhichBrokerId": "0"}
+
+
+@asynccontextmanager
+async def answering(*answers: Frame) -> AsyncIterator[str]:
+    """The address of something that gives these answers, one after the other, and the last one again and again."""
+    left = list(answers)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        frames = FrameReader()
+        while data := await reader.read(65_536):
+            for frame in frames.feed(data):
+                answer = left.pop(0) if len(left) > 1 else left[0]
+                writer.write(encode(answer._replace(opaque=frame.opaque, flag=1)))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"{host}:{port}"
+
+
+def records(bodies: Iterable[bytes], first: int = 0) -> bytes:
+    flags = SYS_COMPRESSED | SYS_COMPRESSION_ZLIB
+    return b"".join(
+        encode_record(0, 0, first + number, 0, flags, 0, HOST, 0, HOST, 0, 0, zlib.compress(body), b"\x01t", b"")
+        for number, body in enumerate(bodies)
+    )
+
+
+def span_of(address: str) -> QueueRange:
+    return queue_range(address, 5, Mark())
+
+
+@pytest.mark.parametrize(
+    ("ext", "error"),
+    [
+        ({}, AnswerUnreadable),
+        (MOVED | {"nextBeginOffset": "many"}, AnswerUnreadable),
+        (MOVED | {"nextBeginOffset": str(2**63)}, AnswerUnreadable),
+        (MOVED | {"nextBeginOffset": "0"}, DataLossError),
+        (MOVED | {"nextBeginOffset": str(-(2**63))}, DataLossError),
+    ],
+)
+@pytest.mark.parametrize("code", [0, 20, 21])
+async def test_a_pull_whose_answer_leads_nowhere_ends_the_task(
+    ext: dict[str, Any], error: type[Exception], code: int
+) -> None:
+    async with answering(Frame(code, ext=ext)) as address:
+        with pytest.raises(error):
+            await batches_of([Task((span_of(address),))])
+
+
+async def test_bodies_that_are_much_larger_than_they_are_stored_come_in_several_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(columns, "PLAIN_BYTES", 2500)
+    answer = Frame(0, ext=MOVED, body=records([bytes(1000)] * 5))
+    async with answering(answer) as address:
+        assert await batches_of([Task((span_of(address),))]) == [[0, 1], [2, 3], [4]]
+
+
+async def test_large_bodies_that_do_not_come_in_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "PLAIN_BYTES", 1500)
+    bodies = [bytes(1000)]
+    answer = Frame(0, ext=MOVED, body=records(bodies, 4) + records(bodies, 0) + records(bodies, 0))
+    async with answering(answer) as address:
+        with pytest.raises(MessageError, match="has more than"):
+            await batches_of([Task((span_of(address),))])
+
+
+async def extents_of(answer: Frame) -> dict[Queue, Extent]:
+    async with answering(answer) as address:
+        cluster = Cluster(address)
+        cluster._masters["b"] = address
+        try:
+            return (await Extents(cluster, "g").of([Queue("t", "b", 0), Queue("t", "b", 9)])).extents
+        finally:
+            await cluster.close()
+
+
+async def test_of_what_a_broker_tells_only_what_was_asked_is_kept() -> None:
+    many = TopicExtent("id", 0, (1,) * 9, (2,) * 9)
+    found = await extents_of(Frame(0, body=encode_extents({"t": many, "u": many})))
+    assert found == {Queue("t", "b", 0): Extent(1, 2), Queue("t", "b", 9): NOTHING}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"t": 1}', b'{"t": ["id", 0, [1], []]}', b'{"t": ["id", 0, ["x"], [1]]}']
+)
+async def test_extents_that_cannot_be_read_are_an_error_of_ours(body: bytes) -> None:
+    with pytest.raises(AnswerUnreadable):
+        await extents_of(Frame(0, body=body))
