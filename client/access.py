@@ -11,7 +11,9 @@ from typing import Final, Literal
 
 from ..protocol.frame import JSON, ROCKETMQ, Ext
 from ..protocol.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Signer
+from .config import MAX_TLS_FILE_BYTES
 from .errors import ConfigError
+from .files import check_file
 
 Encoding = Literal["auto", "json", "rocketmq"]
 ENCODINGS: Final[Mapping[str, int]] = {"auto": JSON, "json": JSON, "rocketmq": ROCKETMQ}
@@ -69,12 +71,14 @@ class Access:
             if path and not os.access(path, os.R_OK):
                 raise ConfigError(f"the TLS files cannot be used: {name} {path} is not there, or may not be read")
         try:
+            for path in filter(None, (self.ca_file, self.cert_file, self.key_file)):
+                check_file(path, MAX_TLS_FILE_BYTES)
             context = ssl.create_default_context(cafile=self.ca_file)
             if not self.verify_tls:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
             if self.cert_file:
-                context.load_cert_chain(self.cert_file, self.key_file)
+                context.load_cert_chain(self.cert_file, self.key_file, _refuse_password)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"the TLS files cannot be used: {error}") from None
         return context
@@ -90,3 +94,8 @@ class Access:
             fields[SECURITY_TOKEN] = self.security_token
         fields[SIGNATURE] = self._signer.signature(fields, body)
         return fields
+
+
+def _refuse_password() -> str:
+    """OpenSSL would ask for it on the terminal, and the program would stand."""
+    raise ConfigError("the TLS key is encrypted; decrypt it with `openssl pkey -in KEY -out PLAIN_KEY`")

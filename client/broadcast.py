@@ -18,8 +18,17 @@ from ..protocol.codes import RequestCode
 from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
-from .config import HEARTBEAT_INTERVAL_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, Start
+from .config import (
+    HEARTBEAT_INTERVAL_S,
+    MAX_INT,
+    MAX_LONG,
+    MAX_OFFSETS_BYTES,
+    MISSING_ROUTE_INTERVAL_S,
+    REBALANCE_INTERVAL_S,
+    Start,
+)
 from .errors import ConfigError, RocketletError
+from .files import read_file
 from .lease import Lease
 from .leases import QueueUser
 from .log import get_logger
@@ -53,7 +62,7 @@ class Broadcast:
         self._subscriptions = dict(subscriptions)
         self._user = user
         self._start = start
-        self._file = offsets_file
+        self._file = None if offsets_file is None else Path(os.path.realpath(offsets_file))  # a link stays one
         self._offsets = _load(offsets_file)
         self._at_joining: frozenset[Queue] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
@@ -174,7 +183,7 @@ def _load(path: Path | None) -> dict[Queue, int]:
     if path is None:
         return {}
     try:
-        kept = path.read_bytes()
+        kept = read_file(path, MAX_OFFSETS_BYTES)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -189,15 +198,15 @@ def _load(path: Path | None) -> dict[Queue, int]:
 
 def _listed(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"it holds {value!r}, which is not a list")
+        raise ValueError(f"it holds {value!r:.100}, which is not a list")
     return value
 
 
 def _entry(item: Any) -> tuple[Queue, int]:
     match item:
-        case [str(topic), str(broker), int(number), int(offset)] if min(number, offset) >= 0:
+        case [str(topic), str(broker), int(number), int(offset)] if 0 <= number <= MAX_INT and 0 <= offset <= MAX_LONG:
             return Queue(topic, broker, number), offset
-    raise ValueError(f"{item!r} is not an offset of a queue")
+    raise ValueError(f"{item!r:.100} is not an offset of a queue")
 
 
 def offsets_path(file: Path | str | None) -> Path | None:

@@ -44,6 +44,7 @@ from .config import (
     CONNECT_TIMEOUT_S,
     DEADLINE_SWEEP_S,
     MAX_IN_FLIGHT,
+    MAX_UNREAD_BYTES,
     RECONNECT_S,
     REQUEST_TIMEOUT_S,
     SILENT_S,
@@ -89,6 +90,8 @@ class Connection(asyncio.Protocol):
         )
         self._heard_s = 0.0
         self._out: list[bytes] = []
+        self._answered_out = self._out
+        self._answered_bytes = 0  # of it
         self._is_flush_due = False
         self._before_flush: list[Callable[[], None]] = []
         self._has_ended = False  # nothing is written any more
@@ -179,7 +182,16 @@ class Connection(asyncio.Protocol):
     def respond(self, request: Frame, code: int = 0, body: bytes = b"", remark: str | None = None) -> None:
         """Answers a request of the broker."""
         answer = Frame(code, request.opaque, {}, body, RESPONSE_FLAG, remark, serialize_type=request.serialize_type)
-        self._send(encode(answer))
+        data = encode(answer)
+        if self._answered_out is not self._out:  # another turn
+            self._answered_out, self._answered_bytes = self._out, 0
+        self._answered_bytes += len(data)
+        unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if self._answered_bytes + unread > MAX_UNREAD_BYTES:
+            log.warning("connection_closed_unread", peer=self.address, hint="the broker asks, and does not read")
+            self.abort()
+            return
+        self._send(data)
 
     async def writable(self) -> None:
         """Returns when the peer takes more bytes, or the connection is gone."""
@@ -275,6 +287,8 @@ class Connection(asyncio.Protocol):
         for frame in frames:
             if not frame.flag & RESPONSE_FLAG:
                 self._on_request(self, frame)
+                if not self.is_open:  # it asked too much
+                    return
                 continue
             if frame.serialize_type == MSGPACK and self._serialize_type != MSGPACK:
                 self._serialize_type = MSGPACK
@@ -431,7 +445,7 @@ class Connections:
                 )
         except TimeoutError:
             raise ConnectionFailed(f"{address} did not accept a connection in {CONNECT_TIMEOUT_S} s") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:  # OverflowError: of a port that is none
             raise ConnectionFailed(f"cannot connect to {address}: {_reason(error, self._ssl)}") from None
         self._opened_s[address] = loop.time()
         if not connection.is_open:  # kept, it would never be replaced: its end was told before it was known here

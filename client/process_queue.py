@@ -7,6 +7,7 @@ message from its front; the offset to commit is that of the first message not ac
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable
 from operator import attrgetter
@@ -57,7 +58,8 @@ class ProcessQueue:
     `is_stopped`: nothing more is pulled or handed out. `is_dropped`: the queue is not ours; nothing may be committed.
     `is_suspended`: as stopped, until the broker is back. `is_paused`: as stopped, until the user resumes it. `waiting`: the
     runs that no worker has yet. `committed`: the offset that the broker was last told, None if that is not known.
-    `pull_commits`: whether a pull that is not answered carries an offset.
+    `pull_commits`: whether a pull that is not answered carries an offset. `moved_to`: where the broker said last that the
+    queue goes on. `idle_s`: when a pull brought nothing last, in the loop's time.
     """
 
     def __init__(self, queue: Queue, offset: int, lease: Lease, *, paused: bool = False) -> None:
@@ -68,6 +70,8 @@ class ProcessQueue:
         self.committed: int | None = None
         self.pull_commits = False
         self.pull = Pull()
+        self.moved_to: int | None = None
+        self.idle_s = -math.inf
         self.is_stopped = False
         self.is_dropped = False
         self.is_suspended = False

@@ -205,11 +205,23 @@ class Puller:
             self._on_messages(process_queue, messages, next_offset)
             self.pull(process_queue)
         elif code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY):
-            next_offset = read(PullMessageResult, answer.ext).next_begin_offset
+            asked, next_offset = process_queue.next_offset, read(PullMessageResult, answer.ext).next_begin_offset
             self._on_messages(process_queue, [], next_offset)
-            self.pull(process_queue)
+            now_s = asyncio.get_running_loop().time()
+            if next_offset <= asked and now_s < process_queue.idle_s + PULL_BUSY_DELAY_S:  # it holds no pulls
+                self._later(process_queue, PULL_BUSY_DELAY_S)
+            else:
+                self.pull(process_queue)
+            process_queue.idle_s = now_s
         elif code == ResponseCode.PULL_OFFSET_MOVED:
-            self._on_moved(process_queue, read(PullMessageResult, answer.ext).next_begin_offset)
+            next_offset = read(PullMessageResult, answer.ext).next_begin_offset
+            if process_queue.moved_to == process_queue.next_offset:  # it led to there, and there is nothing either
+                process_queue.moved_to = None
+                log.warning("pull_refused", queue=str(process_queue.queue), code=code_name(code), remark=answer.remark)
+                self._later(process_queue, PULL_ERROR_DELAY_S)
+                return
+            process_queue.moved_to = next_offset
+            self._on_moved(process_queue, next_offset)
         else:
             busy = code == ResponseCode.FLOW_CONTROL
             log.warning("pull_refused", queue=str(process_queue.queue), code=code_name(code), remark=answer.remark)

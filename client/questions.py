@@ -16,6 +16,7 @@ from ..protocol.message import MessageError, decode_record
 from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
+from .config import MAX_TRIED_AT_ONCE
 from .connection import Connection
 from .handling import Outcome, Reject
 from .log import get_logger
@@ -52,6 +53,7 @@ class Questions:
     def __init__(self, cluster: Cluster, asked: Asked, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._asked = asked
         self._spawn = spawn
+        self._tried_now = 0
         answers: Mapping[int, Callable[[Connection, Frame], None]] = {
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._offsets,
@@ -108,8 +110,12 @@ class Questions:
         connection.respond(frame, body=admin_bodies.encode_running_info(properties, subscriptions, queues))
 
     def _try(self, connection: Connection, frame: Frame) -> None:
+        if self._tried_now >= MAX_TRIED_AT_ONCE:
+            connection.respond(frame, ResponseCode.SYSTEM_BUSY, remark=f"{MAX_TRIED_AT_ONCE} messages are being tried")
+            return
         record = decode_record(frame.body)
         queue = Queue(record.topic, str(frame.ext.get("brokerName", "")), record.queue_id)
+        self._tried_now += 1
         self._spawn(self._tried(connection, frame, Message(record, queue, record.topic)))
 
     async def _tried(self, connection: Connection, frame: Frame, message: Message) -> None:
@@ -124,6 +130,8 @@ class Questions:
             raise
         except BaseException as error:  # a handler may cancel itself; who asked waits for the answer
             result, remark = "CR_THROW_EXCEPTION", repr(error)
+        finally:
+            self._tried_now -= 1
         spent_ms = int((time.monotonic() - began_s) * 1000)
         orderly = self._asked.settings.get("PROP_CONSUMEORDERLY") == "true"
         connection.respond(frame, body=admin_bodies.encode_direct_result(result, remark, spent_ms, orderly=orderly))

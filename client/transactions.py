@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
 from ..protocol import properties as props
@@ -15,7 +16,7 @@ from ..protocol.frame import Frame
 from ..protocol.headers import CheckTransaction, EndTransaction, HeaderError, read, write
 from ..protocol.message import MessageError, decode_record
 from .cluster import Cluster
-from .config import OFFSET_TIMEOUT_S
+from .config import MAX_CHECKED_BYTES, OFFSET_TIMEOUT_S
 from .connection import Connection
 from .errors import RocketletError
 from .log import get_logger
@@ -65,6 +66,7 @@ class Transactions:
         self._group = group
         self._check = check
         self._tasks: set[asyncio.Task[None]] = set()
+        self._checked_bytes = 0
         self._is_closed = False
         cluster.requests[RequestCode.CHECK_TRANSACTION_STATE] = self._asked
 
@@ -103,10 +105,17 @@ class Transactions:
         except (HeaderError, MessageError) as error:
             log.error("transaction_check_unreadable", broker=connection.address, reason=str(error))
             return
+        if self._checked_bytes + len(frame.body) > MAX_CHECKED_BYTES:
+            return  # the broker asks again
+        self._checked_bytes += len(frame.body)
         message = Message(record, Queue(record.topic, "", record.queue_id), record.topic)
         task = asyncio.create_task(self._answer(connection, header, message))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._answered, len(frame.body)))
+
+    def _answered(self, size_bytes: int, task: asyncio.Task[None]) -> None:
+        self._checked_bytes -= size_bytes
+        self._tasks.discard(task)
 
     async def _answer(self, connection: Connection, header: CheckTransaction, message: Message) -> None:
         try:

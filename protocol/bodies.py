@@ -15,7 +15,7 @@ from msgspec import Meta
 from msgspec import field as wire
 
 from .codes import PERM_READ_WRITE
-from .config import MAX_GROUPS, MAX_SEEN_BROKERS, MAX_SUBSCRIPTIONS
+from .config import MAX_GROUPS, MAX_ROUTE_QUEUES, MAX_SEEN_BROKERS, MAX_SUBSCRIPTIONS
 from .schema import (
     Enum,
     Expression,
@@ -381,6 +381,9 @@ class RouteShape(Shape):
 
 @answers("route", RouteShape)
 def decode_route(data: RouteShape) -> Route:
+    count = sum(max(item.read_queue_nums, item.write_queue_nums) for item in data.queue_datas or ())
+    if count > MAX_ROUTE_QUEUES:
+        raise ValueError(f"it has {count} queues; {MAX_ROUTE_QUEUES} are allowed")
     queues = (
         QueueData(item.broker_name, item.read_queue_nums, item.write_queue_nums, item.perm, item.topic_sys_flag)
         for item in data.queue_datas or ()

@@ -12,6 +12,7 @@ from ...protocol.bodies import Route, decode_route
 from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.frame import Frame, FrameError, FrameReader, encode
 from ...protocol.headers import TopicName, write
+from ...protocol.schema import BodyError
 from ..config import REGISTER_TIMEOUT_S
 from ..net.tls import Tls
 from .routes import Routes
@@ -46,6 +47,8 @@ class Link:
         if self._streams is None or self.is_fresh:
             self.close()
             host, _, port = self.address.rpartition(":")
+            if not 0 < int(port) < 65_536:
+                raise ValueError(f"{self.address} is no address: its port is none")
             self._streams = await asyncio.open_connection(
                 host.strip("[]"), int(port), ssl=self._tls.name_server_context
             )
@@ -97,7 +100,7 @@ class NameServers:
         for link in self._links:
             answer = await self._ask(link, request)
             if answer is not None:
-                return decode_route(answer.body) if answer.code == ResponseCode.SUCCESS else None
+                return _route(link, answer)
         return None
 
     async def tell(self, frame: Frame) -> None:
@@ -119,3 +122,13 @@ class NameServers:
     def close(self) -> None:
         for link in self._links:
             link.close()
+
+
+def _route(link: Link, answer: Frame) -> Route | None:
+    if answer.code != ResponseCode.SUCCESS:
+        return None
+    try:
+        return decode_route(answer.body)
+    except BodyError as error:
+        log.warning("name_server_refused", address=link.address, code=answer.code, remark=str(error))
+        return None

@@ -1,4 +1,4 @@
-"""Brokers that answer what none should: tasks and planners fail by an error of ours, and take no more memory than they may."""
+"""Brokers that answer what none should: tasks and planners fail by an error of ours, and take no memory for it."""
 
 from __future__ import annotations
 

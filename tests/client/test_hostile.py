@@ -1,0 +1,251 @@
+"""Servers that answer what none should, and files that are none: errors of the client, within its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+from rocketlet.broker.nameserver.link import Link
+from rocketlet.broker.net.tls import Tls
+from rocketlet.client import Access, ConfigError, ConnectionFailed
+from rocketlet.client.broadcast import Broadcast, _load
+from rocketlet.client.cluster import Cluster
+from rocketlet.client.config import MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES, MAX_TRIED_AT_ONCE, PullLimits
+from rocketlet.client.connection import Connection, Connections
+from rocketlet.client.lease import Lease
+from rocketlet.client.process_queue import ProcessQueue
+from rocketlet.client.pulling import Puller
+from rocketlet.client.questions import Questions
+from rocketlet.client.transactions import Transactions
+from rocketlet.protocol.bodies import Queue, QueueData, Route, decode_route, encode_route
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.config import MAX_ROUTE_QUEUES, MAX_TOPIC_QUEUES
+from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.message import encode_host, encode_record
+from rocketlet.protocol.schema import BodyError
+from rocketlet.protocol.subscription import parse_subscription
+
+from ..broker.certificates import Certificates
+
+QUEUE = Queue("t", "b", 0)
+HOST = encode_host("127.0.0.1", 1)
+RECORD = encode_record(0, 0, 0, 0, 0, 0, HOST, 0, HOST, 0, 0, b"body", b"\x01t", b"")
+
+
+# Routes
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:0", "x", "", ":", "\0:1", "a" * 300 + ":1"]
+)
+async def test_an_address_that_is_none(address: str) -> None:
+    connections = Connections(Access(), Mock(), Mock())
+    with pytest.raises(ConnectionFailed):
+        await connections.get(address)
+    with pytest.raises((ValueError, OSError)):  # what a broker minds that tells others of a group
+        await Link(address, Tls(), None).request(Frame(1))
+
+
+def test_a_route_has_so_many_queues_at_most() -> None:
+    brokers = MAX_ROUTE_QUEUES // MAX_TOPIC_QUEUES
+    most = [QueueData(f"b{number}", MAX_TOPIC_QUEUES, 1, 6) for number in range(brokers)]
+    assert len(decode_route(encode_route(Route(tuple(most), ()))).queues) == brokers
+    with pytest.raises(BodyError, match="are allowed"):
+        decode_route(encode_route(Route((*most, QueueData("c", 0, 1, 6)), ())))
+
+
+# Pulls that lead nowhere
+
+
+class Pulls:
+    """A queue's puller, and the broker that answers it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.queue = ProcessQueue(QUEUE, 0, Lease(0))
+        self._answered: Callable[[Frame], None] | None = None
+        cluster = Mock(connected=lambda name: self)
+        self.puller = Puller(
+            cluster,
+            "g",
+            {"t": parse_subscription("t", "*", version=1)},
+            PullLimits(),
+            span_counts=False,
+            commits=False,
+            on_messages=lambda queue, messages, offset: cast("None", queue.add(messages, offset, 1)),
+            on_moved=self._moved,
+        )
+        self.puller.pull(self.queue)
+
+    def call(self, code: int, ext: Any, body: bytes, answered: Callable[[Frame], None], timeout_s: float) -> None:
+        self.asked += 1
+        self._answered = answered
+
+    def _moved(self, queue: ProcessQueue, offset: int) -> None:
+        queue.move(offset)
+        self.puller.pull(queue)
+
+    def answer(self, code: int, next_offset: int) -> int:
+        """How many pulls there were then."""
+        assert self._answered is not None
+        answered, self._answered = self._answered, None
+        ext = {"nextBeginOffset": str(next_offset), "minOffset": "0", "maxOffset": "9", "suggestWhichBrokerId": "0"}
+        answered(Frame(code, ext=ext))
+        return self.asked
+
+
+@pytest.mark.parametrize("code", [ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY])
+async def test_a_broker_that_never_holds_a_pull_is_not_asked_without_an_end(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr("rocketlet.client.pulling.PULL_BUSY_DELAY_S", 3600.0)
+    pulls = Pulls()
+    assert pulls.answer(code, 0) == 2  # a pull may be let go at once
+    assert pulls.answer(code, 5) == 3  # or lead on, behind what a filter does not take
+    assert pulls.answer(code, 9) == 4
+    assert pulls.answer(code, 9) == 4
+    assert pulls.queue.pull.is_pending
+
+
+async def test_a_broker_that_moves_a_pull_on_and_has_nothing_there_is_not_asked_without_an_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pulls = Pulls()
+    assert pulls.answer(ResponseCode.PULL_OFFSET_MOVED, 7) == 2
+    assert pulls.answer(ResponseCode.PULL_OFFSET_MOVED, 5) == 2
+    assert pulls.queue.pull.is_pending and pulls.queue.next_offset == 7
+    assert ["pull_refused" in record.getMessage() for record in caplog.records] == [True]
+
+
+# What brokers ask
+
+
+async def test_a_broker_that_asks_and_does_not_read_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = len(encode(Frame(0, 1, {}, bytes(1000), 1)))
+    monkeypatch.setattr("rocketlet.client.connection.MAX_UNREAD_BYTES", 1000 + 10 * size)
+    asked: list[Frame] = []
+
+    def answer(connection: Connection, frame: Frame) -> None:
+        asked.append(frame)
+        connection.respond(frame, body=bytes(1000))
+
+    def frames(count: int) -> bytes:
+        return encode(Frame(RequestCode.GET_CONSUMER_RUNNING_INFO, 1)) * count
+
+    connection = Connection("127.0.0.1:1", Access(), answer, Mock())
+    transport = Mock(get_write_buffer_size=lambda: 1000, is_closing=lambda: False)
+    connection.connection_made(transport)
+    connection.data_received(frames(10))
+    connection.write_now()
+    connection.data_received(frames(10))
+    assert not transport.abort.called
+    connection.data_received(frames(5))
+    assert transport.abort.called
+    assert len(asked) == 21, "what came behind is not looked at"
+    assert ["connection_closed_unread" in record.getMessage() for record in caplog.records] == [True]
+
+
+async def test_only_so_many_messages_are_tried_at_once() -> None:
+    asked, spawned, connection = Mock(group="g"), list[Any](), Mock()
+    cluster = Cluster("127.0.0.1:1")
+    Questions(cluster, asked, spawned.append)
+    frame = Frame(RequestCode.CONSUME_MESSAGE_DIRECTLY, 1, {"consumerGroup": "g"}, RECORD)
+    for _ in range(MAX_TRIED_AT_ONCE + 1):
+        cluster.requests[frame.code](connection, frame)
+    assert len(spawned) == MAX_TRIED_AT_ONCE
+    assert connection.respond.call_args.args[1] == ResponseCode.SYSTEM_BUSY
+    for work in spawned:
+        work.close()
+
+
+async def test_only_so_much_is_checked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.client.transactions.MAX_CHECKED_BYTES", 2 * len(RECORD))
+    may_end, checked = asyncio.Event(), list[str]()
+
+    async def check(message: Any) -> bool:
+        checked.append(message.topic)
+        await may_end.wait()
+        return True
+
+    cluster = Cluster("127.0.0.1:1")
+    transactions = Transactions(cluster, "g", check)
+    ext = {"tranStateTableOffset": "0", "commitLogOffset": "0", "transactionId": "x"}
+    frame = Frame(RequestCode.CHECK_TRANSACTION_STATE, 1, ext, RECORD)
+    for count in (2, 4):
+        for _ in range(5):
+            cluster.requests[frame.code](Mock(), frame)
+        may_end.set()
+        while transactions._tasks:
+            await asyncio.sleep(0)
+        assert len(checked) == count
+
+
+# Files
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, max(MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES) + 1)
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("make", [pipe, huge, link_to_itself, Path.mkdir])
+def test_what_is_no_file_or_a_huge_one_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "file")
+    with pytest.raises(ConfigError, match="offsets_file"):
+        _load(tmp_path / "file")
+    for name in ("ca_file", "cert_file"):
+        with pytest.raises(ConfigError, match="TLS files"):
+            assert Access(tls=True, **{name: str(tmp_path / "file")}).ssl_context  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{}", "[" * 100_000, "[1]", '[["t", "b", 0]]', '[["t", "b", -1, 0]]', '[["t", "b", 2147483648, 0]]',
+        '[["t", "b", 0, 9223372036854775808]]', '[["t", "b", 0, 1e400]]', '[["t", 1, 0, 0]]', '"' + "x" * 10_000 + '"',
+    ],
+)  # fmt: skip
+def test_offsets_that_cannot_be_are_named_in_short(tmp_path: Path, text: str) -> None:
+    (tmp_path / "offsets").write_text(text)
+    with pytest.raises(ConfigError, match="is damaged") as caught:
+        _load(tmp_path / "offsets")
+    assert len(str(caught.value)) < 600
+
+
+async def test_offsets_are_written_through_a_link(tmp_path: Path) -> None:
+    link, file = tmp_path / "link", tmp_path / "folder" / "offsets"
+    link.symlink_to(file)
+    kept = Broadcast(Cluster("127.0.0.1:1"), "g", {}, Mock(), start="first", offsets_file=link)
+    await kept.commit({QUEUE: 5})
+    assert link.is_symlink()
+    assert _load(link) == _load(file) == {QUEUE: 5}
+
+
+def test_an_encrypted_key_asks_nobody(tmp_path: Path) -> None:
+    """OpenSSL would ask on the terminal, and the program would stand."""
+    from cryptography.hazmat.primitives import serialization as kinds
+
+    certificates = Certificates.make(tmp_path)
+    path = tmp_path / "server.key"
+    key = kinds.load_pem_private_key(path.read_bytes(), None)
+    path.write_bytes(
+        key.private_bytes(kinds.Encoding.PEM, kinds.PrivateFormat.PKCS8, kinds.BestAvailableEncryption(b"secret"))
+    )
+    access = Access(tls=True, cert_file=str(certificates.files.certificate), key_file=str(path))
+    with pytest.raises(ConfigError, match="openssl pkey"):
+        assert access.ssl_context
