@@ -27,8 +27,9 @@ from ..protocol.frame import ExtValue, Frame
 from ..protocol.properties import NAME_END, UNIQUE_KEY
 from .config import BATCH_MESSAGES, MAX_OVERLAP_PAUSE, OVERLAP_BATCHES, OVERLAP_MESSAGES
 from .connection import Connection
-from .errors import RequestTimeout
+from .errors import AnswerUnreadable, RequestTimeout, RocketletError
 from .message import SendResult, UniqueKeys
+from .sent import STORED, sent_result, sent_results
 
 Pending = tuple["asyncio.Future[SendResult]", str, bytes, str, str | None, Queue | None]
 """A message on its way: its future, its id, body and properties; the queue key and the queue that its sender asked for. A
@@ -42,38 +43,41 @@ _is_done = methodcaller("done")
 
 
 class Batch:
-    """What goes to one queue in this turn. `new_future` makes the future of a message, `began_s` and `born_ms` are when the
-    first came. It may hold `limit` messages. `ids` and `texts`, the properties, are those of the messages once the batch is
-    closed."""
+    """What goes to one queue in this turn. `born_ms` is when the first message came, `due_s` when its time is up (the
+    connection's `running_s`). It may hold `limit` messages. `ids` and `texts`, the properties, are those of the messages
+    once the batch is closed."""
 
     __slots__ = (
-        "began_s",
+        "accumulator",
         "born_ms",
         "connection",
+        "due_s",
         "ids",
         "limit",
         "messages",
-        "new_future",
         "queue",
         "size_bytes",
         "texts",
     )
 
-    def __init__(self, connection: Connection, queue: Queue, born_ms: int, limit: int) -> None:
+    ids: Sequence[str]
+    texts: Sequence[str]
+
+    def __init__(
+        self, accumulator: Accumulator, connection: Connection, queue: Queue, born_ms: int, due_s: float, limit: int
+    ) -> None:
+        self.accumulator = accumulator
         self.connection = connection
         self.queue = queue
+        self.born_ms = born_ms
+        self.due_s = due_s
         self.limit = limit
         self.messages: list[Pending] = []
-        self.ids: Sequence[str] = ()
-        self.texts: Sequence[str] = ()
         self.size_bytes = 0
-        self.began_s = connection.running_s()
-        self.born_ms = born_ms
-        self.new_future: Callable[[], asyncio.Future[SendResult]] = connection.loop.create_future
 
-    def left_s(self, timeout_s: float) -> float:
+    def left_s(self) -> float:
         """How much of the timeout is left, which counts from the first message on."""
-        return self.began_s + timeout_s - self.connection.running_s()
+        return self.due_s - self.connection.running_s()
 
     def close(self, keys: UniqueKeys) -> None:
         """Leaves out the messages whose senders gave up, and gives the others their ids, all at once: they keep them from
@@ -98,6 +102,29 @@ class Batch:
         else:
             self.ids = keys.take(len(ids))
             self.texts = [PLAIN + key for key in self.ids]
+
+    def answered(self, answer: Frame | Exception) -> None:
+        """Gives each message its result, if they were stored."""
+        accumulator, messages = self.accumulator, self.messages
+        accumulator.in_flight -= 1
+        accumulator.answered_messages += len(messages)
+        if not isinstance(answer, Frame) or answer[0] not in STORED:
+            accumulator.failed(self, answer)
+            return
+        try:
+            if len(messages) == 1:
+                future, result = messages[0][0], sent_result(answer, self.ids[0], self.queue)
+                if not future.done():
+                    future.set_result(result)
+                return
+            results = sent_results(answer, self.ids, self.queue)
+        except AnswerUnreadable as error:  # sent again, the messages would be there twice
+            reason = f"{self.connection.address} stored the messages and does not say where: {error}"
+            accumulator.failed(self, RocketletError(reason))
+            return
+        for message, result in zip(messages, results, strict=True):
+            if not message[0].done():
+                message[0].set_result(result)
 
 
 class Overlap:
@@ -124,30 +151,30 @@ class Overlap:
         return expected // 2
 
 
-Answered = Callable[[Batch, Frame | Exception], None]
+Failed = Callable[[Batch, Frame | Exception], None]
 
 
 class Accumulator:
-    """`header(topic, properties, now_ms)` makes a request's fields but the queue; `answered` gets each batch's answer."""
+    """`header(topic, properties, now_ms, queue_id)` makes a request's fields; `failed` gets each batch that was not stored,
+    and why."""
 
     def __init__(
         self,
-        header: Callable[[str, str, int], dict[str, ExtValue]],
+        header: Callable[[str, str, int, int], dict[str, ExtValue]],
         keys: UniqueKeys,
-        answered: Answered,
+        failed: Failed,
         timeout_s: float,
     ) -> None:
         self._header = header
         self._keys = keys
-        self._answered = answered
+        self.failed = failed
         self._timeout_s = timeout_s
         self._batches: dict[Queue, Batch] = {}
         self._waiting: dict[Connection, deque[Batch]] = {}
         self._overlap = Overlap()
-        self._sent = self._in_flight = 0  # batches
-        self._answered_messages = 0  # since the last batch was begun
-        # by topic: where this turn's messages go that may go anywhere, so that they travel together
-        self.queue_of_turn: dict[str, Queue] = {}
+        self._sent = self.in_flight = 0  # batches
+        self.answered_messages = 0  # since the last batch was begun
+        # by topic: this turn's messages that may go anywhere travel together
         self.batch_of_turn: dict[str, Batch] = {}
 
     def batch(self, connection: Connection, queue: Queue) -> Batch:
@@ -157,23 +184,24 @@ class Accumulator:
             if not self._batches:
                 connection.before_flush(self._end_turn)
             now_ms = int(time.time() * 1000)
-            self._keys.stamp(now_ms)
-            batch = self._batches[queue] = Batch(connection, queue, now_ms, self._limit(connection))
+            if now_ms != self._keys.stamped_ms:
+                self._keys.stamp(now_ms)
+            limit = BATCH_MESSAGES if self.answered_messages < OVERLAP_MESSAGES else self._limit(connection)
+            due_s = connection.running_s() + self._timeout_s
+            batch = self._batches[queue] = Batch(self, connection, queue, now_ms, due_s, limit)
+            self.answered_messages = 0
         return batch
 
     def _limit(self, connection: Connection) -> int:
-        expected, self._answered_messages = self._answered_messages, 0
         # Apache's broker takes two halves for more work than one whole, and is no sooner done.
-        if expected < OVERLAP_MESSAGES or self._in_flight or not connection.speaks_msgpack:
+        if self.in_flight or not connection.speaks_msgpack:
             return BATCH_MESSAGES
-        return self._overlap.limit(expected, self._sent)
+        return self._overlap.limit(self.answered_messages, self._sent)
 
     def close(self, batch: Batch) -> None:
         """Sends a full batch now: the broker can begin with it while others are still being filled."""
-        topic = batch.queue.topic
         self._batches.pop(batch.queue, None)
-        self.queue_of_turn.pop(topic, None)
-        self.batch_of_turn.pop(topic, None)
+        self.batch_of_turn.pop(batch.queue.topic, None)
         self._leave(batch)
         batch.connection.write_now()
 
@@ -182,12 +210,11 @@ class Accumulator:
         waiting, self._waiting = self._waiting, {}
         for batches in waiting.values():
             for batch in batches:
-                self._send(batch, batch.left_s(self._timeout_s))
+                self._send(batch)
         self._end_turn()
 
     def _end_turn(self) -> None:
         batches, self._batches = self._batches, {}
-        self.queue_of_turn.clear()
         self.batch_of_turn.clear()
         for batch in batches.values():
             self._leave(batch)
@@ -197,7 +224,7 @@ class Accumulator:
         if connection in self._waiting:
             self._waiting[connection].append(batch)
         elif connection.is_writable:
-            self._send(batch, self._timeout_s)
+            self._send(batch)
         else:
             self._waiting[connection] = deque((batch,))
             connection.when_writable(partial(self._go_on, connection))
@@ -209,8 +236,7 @@ class Accumulator:
         if waiting is None:
             return
         while waiting and connection.is_writable:
-            batch = waiting.popleft()
-            self._send(batch, batch.left_s(self._timeout_s))
+            self._send(waiting.popleft())
             connection.write_now()
         if waiting:
             connection.when_writable(partial(self._go_on, connection))
@@ -220,39 +246,38 @@ class Accumulator:
     def _expire(self, connection: Connection) -> None:
         """The broker reads nothing, and time is up for those who have waited longest."""
         waiting = self._waiting.get(connection, deque())
-        while waiting and waiting[0].left_s(self._timeout_s) <= 0:
+        while waiting and waiting[0].left_s() <= 0:
             batch = waiting.popleft()
             batch.close(self._keys)
-            self._answered(batch, RequestTimeout(f"{connection.address} did not take the message in time"))
+            self.failed(batch, RequestTimeout(f"{connection.address} did not take the message in time"))
         if waiting:
-            left_s = waiting[0].left_s(self._timeout_s)
-            asyncio.get_running_loop().call_later(left_s, self._expire, connection)
+            asyncio.get_running_loop().call_later(waiting[0].left_s(), self._expire, connection)
         else:
             self._waiting.pop(connection, None)  # who comes next sets a timer again
 
-    def _send(self, batch: Batch, timeout_s: float) -> None:
+    def _send(self, batch: Batch) -> None:
         batch.close(self._keys)
-        if batch.messages:
-            try:
-                self._call(batch, timeout_s)
-            except Exception as error:  # nobody else would hear of it: this is a callback of the loop
-                self._answered(batch, error)
-
-    def _call(self, batch: Batch, timeout_s: float) -> None:
         queue, messages = batch.queue, batch.messages
-        if len(messages) == 1:
-            code, body, text = _SEND, messages[0][2], batch.texts[0]
+        if not messages:
+            return
+        try:
+            if len(messages) == 1:
+                code, body = _SEND, messages[0][2]
+                ext = self._header(queue.topic, batch.texts[0], batch.born_ms, queue.queue_id)
+            else:
+                code, body = _SEND_BATCH, _body(batch)
+                ext = self._header(queue.topic, "", batch.born_ms, queue.queue_id)
+                ext["m"] = True
+            batch.connection.call(code, ext, body, batch.answered, batch.due_s)
+        except Exception as error:  # nobody else would hear of it: this is a callback of the loop
+            self.failed(batch, error)
         else:
-            code, text = _SEND_BATCH, ""
-            bodies = [message[2] for message in messages]
-            body = encode_columns(repeat(0), bodies, [text.encode() for text in batch.texts])
-        ext = self._header(queue.topic, text, batch.born_ms)
-        ext["e"], ext["m"] = queue.queue_id, len(messages) > 1
-        batch.connection.call(code, ext, body, partial(self._arrived, batch), timeout_s)
-        self._sent += 1
-        self._in_flight += 1
+            self._sent += 1
+            self.in_flight += 1
 
-    def _arrived(self, batch: Batch, answer: Frame | Exception) -> None:
-        self._in_flight -= 1
-        self._answered_messages += len(batch.messages)
-        self._answered(batch, answer)
+
+def _body(batch: Batch) -> bytes:
+    """Of a request with several messages."""
+    return encode_columns(
+        repeat(0), [message[2] for message in batch.messages], [text.encode() for text in batch.texts]
+    )

@@ -49,14 +49,12 @@ class Cluster:
             lambda connection: self.on_lost(connection.address),
         )
 
+        self.check_home = self._connections.home.check
+
     def start(self) -> None:
         """Raises ConfigError in a process that was forked after this was made."""
         self._connections.home.begin()
         self._refresher = asyncio.create_task(self._refresh_all(), name="routes")
-
-    def check_home(self) -> None:
-        """Raises ConfigError in another event loop or process than the one that it was started in."""
-        self._connections.home.check()
 
     async def close(self) -> None:
         try:

@@ -12,6 +12,7 @@ import errno
 import math
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -93,7 +94,7 @@ class Connection(asyncio.Protocol):
         self._answered_out = self._out
         self._answered_bytes = 0  # of it
         self._is_flush_due = False
-        self._before_flush: list[Callable[[], None]] = []
+        self._before_flush: deque[Callable[[], None]] = deque()
         self._has_ended = False  # nothing is written any more
         self.is_writable = True
         self._writable = asyncio.Event()
@@ -111,8 +112,9 @@ class Connection(asyncio.Protocol):
 
     # Requests
 
-    def call(self, code: int, ext: Ext, body: bytes, answered: Answered, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Sends a request; `answered` gets the response, whatever its code, or ConnectionFailed or RequestTimeout.
+    def call(self, code: int, ext: Ext, body: bytes, answered: Answered, due_s: float) -> None:
+        """Sends a request; `answered` gets the response, whatever its code, or ConnectionFailed, or RequestTimeout once
+        `running_s` is `due_s`.
 
         Raises ConfigError for a number that no request can hold."""
         if not self.is_open or len(self._pending) >= MAX_IN_FLIGHT:
@@ -133,7 +135,7 @@ class Connection(asyncio.Protocol):
                 out.append(self._encoded(code, opaque, ext, body))
         except OverflowError:
             raise ConfigError(f"{request_name(code)}: a number is larger than 64 bits") from None
-        self._pending[opaque] = (answered, self.loop.time() - self._stood_s + timeout_s, code)
+        self._pending[opaque] = (answered, due_s, code)
         if self._sweep is None:
             self._sweep_later()
         if not self._is_flush_due:
@@ -151,7 +153,7 @@ class Connection(asyncio.Protocol):
     ) -> asyncio.Future[Frame]:
         """The response, whatever its code. The future raises ConnectionFailed or RequestTimeout."""
         future: asyncio.Future[Frame] = self.loop.create_future()
-        self.call(code, ext, body, partial(_settle, future), timeout_s)
+        self.call(code, ext, body, partial(_settle, future), self.running_s() + timeout_s)
         return future
 
     def request(
@@ -159,7 +161,7 @@ class Connection(asyncio.Protocol):
     ) -> asyncio.Future[Frame]:
         """The successful response. The future raises BrokerRefused, ConnectionFailed or RequestTimeout."""
         future: asyncio.Future[Frame] = self.loop.create_future()
-        self.call(code, ext, body, partial(self._resolve, future, code), timeout_s)
+        self.call(code, ext, body, partial(self._resolve, future, code), self.running_s() + timeout_s)
         return future
 
     def _resolve(self, future: asyncio.Future[Frame], code: int, answer: Frame | Exception) -> None:
@@ -217,13 +219,13 @@ class Connection(asyncio.Protocol):
         self._before_flush.append(action)
 
     def _flush(self) -> None:
-        before, self._before_flush = self._before_flush, []
         try:
-            for action in before:
-                action()
+            while self._before_flush:
+                self._before_flush.popleft()()
         finally:  # else nothing would be written any more
             self._is_flush_due = False
-            self.write_now()
+            if self._out:
+                self.write_now()
 
     def write_now(self) -> None:
         """Writes what this turn has asked for so far."""
@@ -283,18 +285,18 @@ class Connection(asyncio.Protocol):
             log.error("connection_closed_not_a_frame", peer=self.address, reason=str(error))
             self.abort()
             return
-        pending = self._pending
         for frame in frames:
-            if not frame.flag & RESPONSE_FLAG:
+            _, opaque, _, _, flag, _, _, _, serialize_type = frame
+            if not flag & RESPONSE_FLAG:
                 self._on_request(self, frame)
                 if not self.is_open:  # it asked too much
                     return
                 continue
-            if frame.serialize_type == MSGPACK and self._serialize_type != MSGPACK:
+            if serialize_type == MSGPACK != self._serialize_type:
                 self._serialize_type = MSGPACK
                 if self._signs:
                     self._identify()
-            waiting = pending.pop(frame.opaque, None)
+            waiting = self._pending.pop(opaque, None)
             if waiting is not None:
                 waiting[0](frame)
         if not self._is_flush_due:
@@ -306,7 +308,8 @@ class Connection(asyncio.Protocol):
         tls = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
         binding = tls.get_channel_binding("tls-unique") if tls is not None else None
         if binding:
-            self.call(RequestCode.IDENTIFY, {EXT_CHANNEL: binding.hex()}, b"", self._identified)
+            due_s = self.running_s() + REQUEST_TIMEOUT_S
+            self.call(RequestCode.IDENTIFY, {EXT_CHANNEL: binding.hex()}, b"", self._identified, due_s)
 
     def _identified(self, answer: Frame | Exception) -> None:
         self._signs = not (isinstance(answer, Frame) and answer.code == ResponseCode.SUCCESS)

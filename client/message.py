@@ -191,10 +191,12 @@ class UniqueKeys:
         month = time.localtime()
         self.month_began_ms = int(time.mktime((month.tm_year, month.tm_mon, 1, 0, 0, 0, 0, 0, -1)) * 1000)
         self._stem = ""
+        self.stamped_ms = 0
         self.stamp(int(time.time() * 1000))
 
     def stamp(self, now_ms: int) -> None:
         """Sets the time in the ids that follow."""
+        self.stamped_ms = now_ms
         self._stem = f"{self.prefix}{(now_ms - self.month_began_ms) & 0x7FFFFFFF:08X}"
 
     def next(self) -> str:
@@ -203,7 +205,7 @@ class UniqueKeys:
         if number == 0xFFFF:
             return self.take(1)[0]
         self._counter = number + 1
-        return f"{self._stem}{number:04X}"
+        return self._stem + _TWO_DIGITS[number >> 8] + _TWO_DIGITS[number & 0xFF]
 
     def take(self, count: int) -> list[str]:
         """So many ids. With a new time when the counter begins anew, so that no id comes twice."""

@@ -38,7 +38,8 @@ from .message import Message, Outgoing, SendResult
 from .outgoing import check_flag, check_queue, check_topic, checked_body, checked_id, outgoing, properties_text
 from .requests import Requests, reply_properties, request_properties
 from .running_time import running_timeout
-from .sender import Sender, sent_result
+from .sender import Sender
+from .sent import sent_result
 from .tasks import cancelled
 from .transactions import Check, Transactions, half_properties
 
@@ -266,12 +267,13 @@ class Producer(Sender):
             future = self._joined(topic, body, tag, keys, properties, queue_key, queue, message_id)
             if future is not None:
                 return await future
-        target = None
+        first = None
         if self._accumulator is not None and queue_key is None and queue is None:
-            target = self._accumulator.queue_of_turn.pop(topic, None)  # this one goes alone: no batch ends the turn
+            batch = self._accumulator.batch_of_turn.get(topic)
+            first = batch.queue if batch is not None else None  # this one goes alone, behind what was sent before
         ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, delay_level, message_id)
         code = RequestCode.SEND_MESSAGE_V2
-        answer, sent_to = await self._send(topic, code, ext, wire_body, queue_key, queue, first=target)
+        answer, sent_to = await self._send(topic, code, ext, wire_body, queue_key, queue, first=first)
         return sent_result(answer, key, sent_to)
 
     @asynccontextmanager
@@ -359,7 +361,8 @@ class Producer(Sender):
     ) -> tuple[Frame, Queue]:
         """Sends what `encode_batch` or the like made; the answer, and the queue. It goes by no middleware. Raises what
         `send_batch` raises but MessageIllegal."""
-        ext = self._header(topic, "", int(time.time() * 1000), batch=True)
+        ext = self._header(topic, "", int(time.time() * 1000))
+        ext["m"] = True
         return await self._send(topic, RequestCode.SEND_BATCH_MESSAGE, ext, body, queue_key, queue)
 
     async def resend(self, message: Message, topic: str | None = None) -> SendResult:

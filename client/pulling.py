@@ -133,7 +133,7 @@ class Puller:
             subscription.kind,
         )
         answered = partial(self._answered, process_queue, pull)
-        connection.call(RequestCode.PULL_MESSAGE, write(header), b"", answered, PULL_TIMEOUT_S)
+        connection.call(RequestCode.PULL_MESSAGE, write(header), b"", answered, connection.running_s() + PULL_TIMEOUT_S)
 
     def _offset_to_commit(self, process_queue: ProcessQueue) -> int | None:
         """What this pull commits. The broker takes it as the pull arrives, also one that it holds; if the pull fails it is

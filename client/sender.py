@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import count, repeat
-from typing import Final, Literal
+from typing import Final
 
 from ..protocol import bodies, names
 from ..protocol.bodies import Heartbeat, Queue
@@ -26,7 +25,6 @@ from .cluster import Cluster
 from .config import BATCH_BYTES, MAX_SEND_BACKOFF_S, ONEWAY_AT_ONCE, SEND_BACKOFF_S
 from .connection import Connection
 from .errors import (
-    AnswerUnreadable,
     BrokerRefused,
     ConfigError,
     ConnectionFailed,
@@ -39,18 +37,9 @@ from .log import get_logger
 from .message import Outgoing, SendResult, UniqueKeys, new_client_id
 from .outgoing import check_topic, checked_body, checked_id, encoded, properties_text
 from .running_time import running_timeout
+from .sent import STORED, sent_result
 
 log = get_logger("rocketlet.producer")
-
-_new_tuple: Final = tuple.__new__  # a NamedTuple's own constructor costs twice as much
-
-# a full success, or stored but not yet flushed or copied: never to be sent again
-_STORED: Final[Mapping[int, Literal["ok", "flush timeout", "slave timeout", "no slave"]]] = {
-    ResponseCode.SUCCESS: "ok",
-    ResponseCode.FLUSH_DISK_TIMEOUT: "flush timeout",
-    ResponseCode.FLUSH_SLAVE_TIMEOUT: "slave timeout",
-    ResponseCode.SLAVE_NOT_AVAILABLE: "no slave",
-}
 
 # another queue or broker may do better
 _WORTH_ANOTHER: Final = frozenset(
@@ -91,6 +80,17 @@ class Sender:
         self._compress_over_bytes = compress_over_bytes
         self._join_below_bytes = min(compress_over_bytes, BATCH_BYTES)
         self._default_queues = default_queues
+        self._fields: dict[str, ExtValue] = {
+            "a": group,
+            "b": "",  # topic
+            "c": names.DEFAULT_TOPIC,
+            "d": default_queues,
+            "e": 0,  # queue
+            "f": 0,  # system flag
+            "g": 0,  # when it was born
+            "h": 0,  # flag
+            "i": "",  # properties
+        }
         self._cluster = Cluster(name_server, access)
         self._cluster.on_change = self._forget_queues
         self._queues: dict[str, list[Queue]] = {}
@@ -98,7 +98,7 @@ class Sender:
         self._greetings: dict[Connection, asyncio.Task[None]] = {}
         self._turn = time.time_ns() & 0xFFFF
         self._keys = UniqueKeys()
-        self._accumulator = Accumulator(self._header, self._keys, self._answered, timeout_s) if batching else None
+        self._accumulator = Accumulator(self._header, self._keys, self._failed, timeout_s) if batching else None
         self._resending: set[asyncio.Task[None]] = set()
         self._idle_reason = "this producer has not been started; use `async with`, or `await producer.start()`"
 
@@ -106,19 +106,8 @@ class Sender:
         found = map(self._cluster.connected, {**self._cluster.masters(), **self._greeted})
         return [connection for connection in found if connection is not None]
 
-    def _answered(self, batch: Batch, answer: Frame | Exception) -> None:
-        """Gives each message of a batch its result, or tries again, each message for itself."""
-        if isinstance(answer, Frame) and answer.code in _STORED:
-            try:
-                results = _results(answer, batch)
-            except (AnswerUnreadable, ValueError) as error:  # sent again, the messages would be there twice
-                address = batch.connection.address
-                answer = RocketletError(f"{address} stored the messages and does not say where: {error!r}")
-            else:
-                for message, result in zip(batch.messages, results, strict=True):
-                    if not message[0].done():
-                        message[0].set_result(result)
-                return
+    def _failed(self, batch: Batch, answer: Frame | Exception) -> None:
+        """Tries again what was not stored, each message of a batch for itself."""
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
         for message, key, text in zip(batch.messages, batch.ids, batch.texts, strict=True):
@@ -136,7 +125,7 @@ class Sender:
         # a fault of one message refuses all: alone, each gets its own answer
         is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
         tries = 1 if is_anothers else self._retries
-        timeout_s = batch.left_s(self._timeout_s)
+        timeout_s = batch.left_s()
         try:
             if not tries or timeout_s <= 0 or not (is_anothers or _may_help(error)):
                 raise error
@@ -170,10 +159,11 @@ class Sender:
     ) -> asyncio.Future[SendResult] | None:
         """The result of a message that travels with others of this turn; None if it must go alone: a compressed one,
         say. Raises MessageIllegal. A plain function with as few steps as can be, because it runs per message."""
-        if type(body) is not bytes or not 0 < len(body) < self._join_below_bytes or self._accumulator is None:
+        accumulator = self._accumulator
+        if accumulator is None or type(body) is not bytes or not 0 < len(body) < self._join_below_bytes:
             return None
-        batch = self._accumulator.batch_of_turn.get(topic) if queue_key is None and queue is None else None
-        if batch is None and (batch := self._batch(self._accumulator, topic, queue_key, queue)) is None:
+        batch = accumulator.batch_of_turn.get(topic) if queue_key is None and queue is None else None
+        if batch is None and (batch := self._batch(accumulator, topic, queue_key, queue)) is None:
             return None
         if message_id or tag or keys or properties:
             key = checked_id(message_id) if message_id else self._keys.next()
@@ -183,37 +173,31 @@ class Sender:
             key = text = ""
             size_bytes = batch.size_bytes + len(body) + PLAIN_BYTES
         if batch.messages and (size_bytes > BATCH_BYTES or len(batch.messages) >= batch.limit):
-            self._accumulator.close(batch)
+            accumulator.close(batch)
             return self._joined(topic, body, tag, keys, properties, queue_key, queue, key or None)
         batch.size_bytes = size_bytes
-        future = batch.new_future()
+        future: asyncio.Future[SendResult] = batch.connection.loop.create_future()
         batch.messages.append((future, key, body, text, queue_key, queue))
         return future
 
     def _batch(self, accumulator: Accumulator, topic: str, queue_key: str | None, queue: Queue | None) -> Batch | None:
         """This turn's batch to the queue of a message, or to the one of all messages that may go anywhere. None without a
         connection to its broker, or a known route."""
-        target = self._target(accumulator, topic, queue_key, queue)
-        connection = self._greeted.get(target.broker_name) if target is not None else None
-        if target is None or connection is None or not connection.is_open:
+        queues = self._queues.get(topic)
+        if not queues or topic[0] == "%":  # brokers take no batch for a retry topic
+            return None
+        goes_anywhere = queue_key is None and queue is None
+        next_one = queues[(self._turn + 1) % len(queues)]
+        target = next_one if goes_anywhere else queue or self._choose(queues, queue_key, None)
+        connection = self._greeted.get(target.broker_name)
+        if connection is None or not connection.is_open:
             return None
         self._cluster.check_home()
         batch = accumulator.batch(connection, target)
-        if queue_key is None and queue is None:
+        if goes_anywhere:
+            self._turn += 1  # now, because a message that finds no connection is given its queue later
             accumulator.batch_of_turn[topic] = batch
         return batch
-
-    def _target(self, accumulator: Accumulator, topic: str, queue_key: str | None, queue: Queue | None) -> Queue | None:
-        """Where a message goes that may be in a batch; brokers take none for a retry topic."""
-        queues = self._queues.get(topic)
-        if not queues or topic[0] == "%":
-            return None
-        if queue is not None or queue_key is not None:
-            return queue or self._choose(queues, queue_key, None)
-        target = accumulator.queue_of_turn.get(topic)
-        if target is None:
-            target = accumulator.queue_of_turn[topic] = self._choose(queues, None, None)
-        return target
 
     def _prepared(
         self,
@@ -239,25 +223,18 @@ class Sender:
             packed, packed_flag = compressed(body)
             if len(packed) < len(body):  # what does not shrink is sent as it is: compression would make it larger
                 body, sys_flag = packed, packed_flag
-        return self._header(topic, text, now_ms, sys_flag), body, key
+        ext = self._header(topic, text, now_ms)
+        ext["f"] = sys_flag
+        return ext, body, key
 
-    def _header(
-        self, topic: str, text: str, now_ms: int, sys_flag: int = 0, flag: int = 0, *, batch: bool = False
-    ) -> dict[str, ExtValue]:
-        """SEND_MESSAGE_V2's fields but the queue; spelled out, because it is made per message."""
-        return {
-            "a": self.group,
-            "b": topic,
-            "c": names.DEFAULT_TOPIC,
-            "d": self._default_queues,
-            "f": sys_flag,
-            "g": now_ms,
-            "h": flag,
-            "i": text,
-            "j": 0,
-            "k": False,
-            "m": batch,
-        }
+    def _header(self, topic: str, text: str, now_ms: int, queue_id: int = 0) -> dict[str, ExtValue]:
+        """SEND_MESSAGE_V2's fields, of a copy: it is made for each message."""
+        ext = self._fields.copy()
+        ext["b"] = topic
+        ext["e"] = queue_id
+        ext["g"] = now_ms
+        ext["i"] = text
+        return ext
 
     async def _send(
         self,
@@ -306,7 +283,7 @@ class Sender:
         if self._accumulator is not None:  # what was sent before goes first
             self._accumulator.flush()
         answer = await connection.ask(code, ext, body, timeout_s)
-        if answer.code and answer.code not in _STORED:
+        if answer.code and answer.code not in STORED:
             raise BrokerRefused(code, answer.code, answer.remark, connection.address)
         return answer
 
@@ -427,28 +404,3 @@ def _may_help(error: Exception) -> bool:
     if isinstance(error, BrokerRefused):
         return error.code in _WORTH_ANOTHER
     return isinstance(error, ConnectionFailed | RequestTimeout)
-
-
-def _results(answer: Frame, batch: Batch) -> Iterable[SendResult]:
-    """Of a batch's messages, which lie one behind the other. Raises AnswerUnreadable, ValueError for an answer that does
-    not say where."""
-    first = sent_result(answer, batch.ids[0], batch.queue)
-    if len(batch.messages) == 1:
-        return (first,)
-    offset_ids = first.offset_id.split(",")
-    if len(offset_ids) != len(batch.messages):
-        raise ValueError(f"{len(offset_ids)} ids for {len(batch.messages)} messages")
-    columns = batch.ids, offset_ids, repeat(first.queue), count(first.queue_offset), repeat(first.status)
-    return map(_new_tuple, repeat(SendResult), zip(*columns, strict=False))
-
-
-def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:
-    """Raises AnswerUnreadable."""
-    ext = answer.ext
-    try:
-        queue_id = int(ext["queueId"])
-        if queue_id != queue.queue_id:
-            queue = queue._replace(queue_id=queue_id)
-        return SendResult(key, str(ext["msgId"]), queue, int(ext["queueOffset"]), _STORED[answer.code])
-    except (KeyError, ValueError) as error:
-        raise AnswerUnreadable(f"the answer to a send cannot be read: {error!r}") from error

@@ -9,7 +9,7 @@ from rocketlet.client import AnswerUnreadable, Producer
 from rocketlet.client.cluster import Cluster
 from rocketlet.client.connection import Connection
 from rocketlet.client.offsets import begin_offset
-from rocketlet.client.sender import sent_result
+from rocketlet.client.sent import sent_result
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.frame import Frame
 

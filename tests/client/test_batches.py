@@ -220,11 +220,13 @@ async def test_a_try_that_is_cancelled_before_it_begins_tells_who_waits(node: No
     async with Producer(node.address) as producer:
         queue = (await producer.send("t", b"first")).queue
         (connection,) = producer._brokers()
-        batch = Batch(connection, queue, 0, limit=1)
-        future = batch.new_future()
+        accumulator = producer._accumulator
+        assert accumulator is not None
+        batch = Batch(accumulator, connection, queue, 0, connection.running_s() + PATIENCE_S, limit=1)
+        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         batch.messages.append((future, "", b"x", "", None, None))
         batch.close(producer._keys)
-        producer._answered(batch, ConnectionFailed("gone"))
+        producer._failed(batch, ConnectionFailed("gone"))
         for task in producer._resending:
             task.cancel()
         with pytest.raises(ConfigError, match="cancelled while it sent"):

@@ -94,7 +94,8 @@ async def test_a_peer_that_reads_nothing_more_holds_up_no_close(
     connection = await connections.get(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
     peer = await taken.get()
     failed: list[object] = []
-    connection.call(RequestCode.SEND_MESSAGE_V2, {}, bytes(32 << 20), failed.append)
+    due_s = connection.running_s() + PATIENCE_S
+    connection.call(RequestCode.SEND_MESSAGE_V2, {}, bytes(32 << 20), failed.append, due_s)
     await asyncio.wait_for(connections.close(), PATIENCE_S)
     assert isinstance(failed[0], ConnectionFailed)
     peer.transport.abort()
