@@ -11,15 +11,14 @@ from typing import Any
 
 import orjson
 
-from ..protocol import bodies
 from ..protocol.allocation import subscribe_queues
 from ..protocol.bodies import ConsumerData, Heartbeat, Queue
-from ..protocol.codes import RequestCode
 from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
 from .cluster import Cluster
 from .config import (
     HEARTBEAT_INTERVAL_S,
+    HEARTBEAT_RETRY_S,
     MAX_INT,
     MAX_LONG,
     MAX_OFFSETS_BYTES,
@@ -29,6 +28,7 @@ from .config import (
 )
 from .errors import ConfigError, RocketletError
 from .files import read_file
+from .heartbeats import Heartbeats
 from .lease import Lease
 from .leases import QueueUser
 from .log import get_logger
@@ -68,6 +68,7 @@ class Broadcast:
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
+        self._heartbeats = Heartbeats(cluster, self._described, lambda: cluster.masters().values())
         cluster.on_change = lambda topic: self._wake.set()
         cluster.on_lost = lambda address: self._wake.set()
 
@@ -80,7 +81,7 @@ class Broadcast:
             if (route := self._cluster.route(topic)) is not None
             for queue in subscribe_queues(topic, route)
         )
-        await self._heartbeat()
+        await self._heartbeats.beat()
         await self._take_queues()
         self._tasks = [asyncio.create_task(self._keep_up(), name="broadcast")]
 
@@ -116,31 +117,31 @@ class Broadcast:
     async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
         await self.commit({queue: offset})
 
-    async def _heartbeat(self) -> None:
+    def _described(self) -> Heartbeat:
         consumer = ConsumerData(
             self._group, "CONSUME_PASSIVELY", "BROADCASTING", subscriptions=tuple(self._subscriptions.values())
         )
-        body = bodies.encode_heartbeat(Heartbeat(self.client_id, (consumer,)))
-        for address in set(self._cluster.masters().values()):
-            try:
-                connection = await self._cluster.connection(address)
-                await connection.request(RequestCode.HEART_BEAT, {}, body)
-            except RocketletError as error:
-                log.warning("heartbeat_failed", broker=address, reason=str(error))
+        return Heartbeat(self.client_id, (consumer,))
 
     async def _keep_up(self) -> None:
-        """Heartbeats, and takes the queues that routes show."""
+        """Heartbeats, which connect with a broker that is back, and takes the queues that routes show."""
         loop = asyncio.get_running_loop()
         beat_s = loop.time()
         while True:
             self._wake.clear()
             missing = await self._take_queues()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(MISSING_ROUTE_INTERVAL_S if missing else REBALANCE_INTERVAL_S):
+                async with asyncio.timeout(self._pause_s(missing=missing)):
                     await self._wake.wait()
-            if missing or self._wake.is_set() or loop.time() - beat_s >= HEARTBEAT_INTERVAL_S:
-                await self._heartbeat()
+            is_due = missing or self._wake.is_set() or self._heartbeats.are_failing
+            if is_due or loop.time() - beat_s >= HEARTBEAT_INTERVAL_S:
+                await self._heartbeats.beat()
                 beat_s = loop.time()
+
+    def _pause_s(self, *, missing: bool) -> float:
+        if missing:
+            return MISSING_ROUTE_INTERVAL_S
+        return HEARTBEAT_RETRY_S if self._heartbeats.are_failing else REBALANCE_INTERVAL_S
 
     async def _take_queues(self) -> bool:
         """Takes every queue; True if something could not be taken yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from . import config
 from .access import Access
 from .answers import body_of
 from .arguments import parse_addresses
-from .config import ROUTE_INTERVAL_S, ROUTE_PATIENCE_S
+from .config import ROUTE_INTERVAL_S, ROUTE_PATIENCE_S, ROUTE_RETRY_S
 from .connection import Connection, Connections
 from .errors import AnswerUnreadable, BrokerRefused, ConnectionFailed, RequestTimeout, TopicNotFound
 from .log import get_logger
@@ -40,6 +41,7 @@ class Cluster:
         self.keeps_brokers = False
         self._missing_s: dict[tuple[str, str], float] = {}
         self._refresher: asyncio.Task[None] | None = None
+        self._unreached = asyncio.Event()
         self.on_change: Callable[[str], None] = lambda topic: None
         self.requests: dict[int, Callable[[Connection, Frame], None]] = {}
         self.on_lost: Callable[[str], None] = lambda address: None
@@ -126,24 +128,29 @@ class Cluster:
         named = {broker.name for broker in route.brokers}
         for name in named:
             self._missing_s.pop((topic, name), None)
+        missing = [broker for broker in (before.brokers if before else ()) if broker.name not in named]
+        news = sorted(broker.name for broker in missing if (topic, broker.name) not in self._missing_s)
+        if news:
+            log.warning("brokers_missing_in_route", topic=topic, brokers=news, hint="they are kept for a while")
         kept = [
             broker
-            for broker in (before.brokers if before else ())
-            if broker.name not in named
-            and now_s - self._missing_s.setdefault((topic, broker.name), now_s) < ROUTE_PATIENCE_S
+            for broker in missing
+            if now_s - self._missing_s.setdefault((topic, broker.name), now_s) < ROUTE_PATIENCE_S
         ]
         if not kept or before is None:
             return route
         names_kept = {broker.name for broker in kept}
-        log.warning(
-            "brokers_missing_in_route", topic=topic, brokers=sorted(names_kept), hint="they are kept for a while"
-        )
         queues = tuple(data for data in before.queues if data.broker_name in names_kept)
         return replace(route, queues=route.queues + queues, brokers=route.brokers + tuple(kept))
 
     async def _refresh_all(self) -> None:
+        """Every 30 s, and every second while a broker cannot be reached: it may be back at another address."""
         while True:
-            await asyncio.sleep(ROUTE_INTERVAL_S)
+            await asyncio.sleep(ROUTE_RETRY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROUTE_INTERVAL_S - ROUTE_RETRY_S):
+                    await self._unreached.wait()
+            self._unreached.clear()
             for topic in list(self._routes):
                 try:
                     await self.find_route(topic)
@@ -205,10 +212,19 @@ class Cluster:
         address = self._masters.get(broker_name)
         if address is None:
             raise ConnectionFailed(f"the address of the broker {broker_name} is not known")
-        return await self._connections.get(address)
+        return await self.connection(address)
 
     async def connection(self, address: str) -> Connection:
-        return await self._connections.get(address)
+        """The connection to a broker's address. Raises ConnectionFailed."""
+        try:
+            return await self._connections.get(address)
+        except ConnectionFailed:
+            self._doubt_routes()
+            raise
+
+    def _doubt_routes(self) -> None:
+        """A broker cannot be reached: it may have another address by now."""
+        self._unreached.set()
 
     def is_connected(self, address: str) -> bool:
         return self._connections.find(address) is not None

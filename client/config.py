@@ -26,6 +26,7 @@ DEADLINE_SWEEP_S: Final = 0.25
 SILENT_S: Final = 60.0  # without any answer, then a connection is opened anew; TCP alone takes 15 min to notice
 
 ROUTE_INTERVAL_S: Final = 30.0
+ROUTE_RETRY_S: Final = 1.0  # while a broker cannot be reached: it may be back at another address
 ROUTE_PATIENCE_S: Final = 60.0  # how long a member believes in a broker that is missing in a route
 MISSING_ROUTE_INTERVAL_S: Final = 0.5  # a topic without a route yet: the retry topic of a new group, mostly
 HEARTBEAT_INTERVAL_S: Final = 30.0

@@ -58,7 +58,9 @@ class Heartbeats:
     async def beat(self) -> None:
         """Registers at every broker, and returns when each has answered or failed to."""
         self._said = body = bodies.encode_heartbeat(self._describe())
-        await asyncio.gather(*(self._beat_at(address, body) for address in set(self._addresses())))
+        addresses = set(self._addresses())
+        self._failing &= addresses  # a broker that moved is not awaited where it was
+        await asyncio.gather(*(self._beat_at(address, body) for address in addresses))
 
     async def _beat_at(self, address: str, body: bytes) -> None:
         try:

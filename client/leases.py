@@ -267,7 +267,10 @@ class Leases:
             await self._offsets.pulls_stored(queue, offset)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + HAND_OVER_PATIENCE_S
-        while queue in self._releasing and not await self._commit_one(queue, offset, lease) and loop.time() < end_s:
+        while queue in self._releasing:
+            fault = await self._commit_one(queue, offset, lease)
+            if fault is None or _is_final(fault) or loop.time() >= end_s:
+                break
             await asyncio.sleep(RECONNECT_S)
             await self._heartbeats.beat()
             await self._renew(queue.broker_name, [queue])
@@ -421,21 +424,30 @@ class Leases:
         leases = {queue: lease for queue in offsets if (lease := self.owned.get(queue)) is not None}
         stored, alone = await self._together.commit(broker_name, {queue: offsets[queue] for queue in leases}, leases)
         tried = [queue for queue in alone if self.owned.get(queue) is leases[queue]]
-        found = await asyncio.gather(*(self._commit_one(queue, offsets[queue], leases[queue]) for queue in tried))
-        return stored | {queue for queue, is_stored in zip(tried, found, strict=True) if is_stored}
+        faults = await asyncio.gather(*(self._commit_one(queue, offsets[queue], leases[queue]) for queue in tried))
+        return stored | {queue for queue, fault in zip(tried, faults, strict=True) if fault is None}
 
-    async def _commit_one(self, queue: Queue, offset: int, lease: Lease, *, sought: bool = False) -> bool:
+    async def _commit_one(
+        self, queue: Queue, offset: int, lease: Lease, *, sought: bool = False
+    ) -> RocketletError | None:
+        """Why it is not stored; None if it is."""
         try:
             await self._offsets.store(queue, offset, lease.epoch, sought=sought)
         except BrokerRefused as error:
             log.warning("commit_refused", queue=str(queue), offset=offset, reason=str(error))
             if error.code == ResponseCode.NO_PERMISSION and self.owned.get(queue) is lease:
                 self._lose(queue, "another member owns it")
-            return False
+            return error
         except _UNREACHED as error:
             log.warning("commit_failed", queue=str(queue), reason=str(error), hint="the next commit includes it")
-            return False
-        return True
+            return error
+        return None
+
+
+def _is_final(fault: RocketletError) -> bool:
+    """Whether a commit would be refused again: the queue is gone, or ends before it. A broker that has restarted refuses with
+    NO_PERMISSION what it takes when the lease was renewed there."""
+    return isinstance(fault, BrokerRefused) and fault.code == ResponseCode.SYSTEM_ERROR
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -36,7 +36,7 @@ from ..config import (
 )
 from ..net.connection import Connection
 from ..store.jobs import Job
-from ..store.ledger import Change, Key, Ledger
+from ..store.ledger import Change, Former, Key, Ledger
 from .history import History
 
 log = structlog.get_logger("rocketlet.groups")
@@ -45,7 +45,8 @@ log = structlog.get_logger("rocketlet.groups")
 @dataclass(slots=True)
 class Lock:
     """`connection` is None after a restart, and when the broker has closed it, until the client has come back.
-    `former_end`: of a lease from a run before, where its queue ended when a run began, until its owner has pulled."""
+    `former_end`: of a lease from a run before, where its queue ended when a run began, and 0 if its topic was deleted; until
+    its owner has pulled."""
 
     client_id: str
     connection: Connection | None
@@ -293,9 +294,18 @@ class Locks:
             return f"the queue {queue[0]}:{queue[1]} is owned by {lock.client_id} (epoch {lock.epoch})"
         return None
 
+    def topic_deleted(self, topic: str) -> None:
+        """What its owners have read is gone. If it is made anew, other messages get these offsets."""
+        for key in [key for key, lock in self._locks.items() if key[1] == topic and lock.handover]:
+            lock = self._locks[key]
+            lock.former_end = 0
+            self._ledger.ended_at(key, Former(lock.client_id, lock.epoch, 0))
+        self._ledger.write()
+        self._on_change()
+
     def former_end(self, group: str, topic: str, queue_id: int) -> int | None:
-        """How far the queue's owner can be, if it comes from a run before and has not pulled in this one. What it read behind
-        that was lost with that run, and other messages get these offsets; it may not pass them by."""
+        """How far the queue's owner can be, if it comes from a run before or its topic was deleted, until it has pulled. What
+        it read behind that was lost, and other messages get these offsets; it may not pass them by."""
         lock = self._locks.get((group, topic, queue_id))
         return None if lock is None else lock.former_end
 

@@ -166,7 +166,7 @@ def _commit(
         if epoch is None or request.epochs.get(queue) != epoch:
             continue
         fault = fence_fault(broker, connection, request.group, place, offset, epoch) or offset_fault(
-            broker, place, offset
+            broker, request.group, place, offset
         )
         if fault is None:
             store_offset(broker, request.group, place, offset, by_owner=True)
@@ -197,7 +197,7 @@ def _commit_and_unlock(
     for queue, offset in request.offsets.items():
         place, epoch = (queue.topic, queue.queue_id), request.epochs.get(queue)
         fault = fence_fault(broker, connection, request.group, place, offset, epoch) or offset_fault(
-            broker, place, offset
+            broker, request.group, place, offset
         )
         if fault is None and epoch is not None:
             store_offset(broker, request.group, place, offset, by_owner=True)

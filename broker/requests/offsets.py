@@ -65,7 +65,7 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
         if connection.is_news("commit_refused"):
             log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
         return answer(frame, ResponseCode.NO_PERMISSION, remark=f"the offset is not stored: {fault}")
-    fault = offset_fault(broker, queue, header.commit_offset)
+    fault = offset_fault(broker, group, queue, header.commit_offset)
     if fault:
         if connection.is_news("commit_refused"):
             log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
@@ -118,8 +118,11 @@ def is_foreign_member(broker: Broker, connection: Connection, group: str) -> boo
     return member is not None and member.is_foreign
 
 
-def offset_fault(broker: Broker, queue: tuple[str, int], offset: int) -> str | None:
-    """Why an offset cannot be a group's; None if it can. Apache's broker takes any number."""
+def offset_fault(broker: Broker, group: str, queue: tuple[str, int], offset: int) -> str | None:
+    """Why an offset cannot be a group's; None if it can, or is set back. Apache's broker takes any number."""
+    former_end = broker.locks.former_end(group, *queue)
+    if former_end is not None:
+        offset = min(offset, former_end)
     found = broker.store.queues.get(queue)
     if found is not None:
         begin, end = found.begin, found.next

@@ -264,7 +264,7 @@ def _registered_subscription(broker: Broker, connection: Connection, header: Pul
 def _commit(broker: Broker, connection: Connection, header: PullMessage) -> None:
     group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
     queue, offset = (topic, queue_id), header.commit_offset
-    fault = fence_fault(broker, connection, group, queue, offset, None) or offset_fault(broker, queue, offset)
+    fault = fence_fault(broker, connection, group, queue, offset, None) or offset_fault(broker, group, queue, offset)
     if fault is None:
         by_owner = broker.locks.is_leased_to(group, topic, queue_id, connection)
         store_offset(broker, group, queue, offset, by_owner=by_owner)

@@ -42,14 +42,16 @@ async def restart(world: World) -> None:
     await restart_node(world, world.rng.choice(world.nodes), world.rng.uniform(0, 2))
 
 
-async def restart_node(world: World, node: Node, down_s: float) -> None:
+async def restart_node(world: World, node: Node, down_s: float, *, moves: bool = False) -> None:
+    """moves: it is back at another address."""
     if not node.is_up:
         return
     world.note(f"{node.name} restarts")
     await world.stop_node(node)
     await asyncio.sleep(down_s)
+    node.port += moves
     await world.start_node(node)
-    world.note(f"{node.name} is back")
+    world.note(f"{node.name} is back at {node.port}")
 
 
 async def kill_broker(world: World) -> None:

@@ -282,6 +282,7 @@ FAULTS: dict[str, list[Fault]] = {
     "lock-forgotten": [(Leases, "_give_back", _keep_doubtful), (MemberLocks, "abandon", lambda self, held: None)],
     "lock-for-everybody": [(Locks, "_lock_one", _for_everybody)],
     "lost-goes-on": [(Leases, "_lose", _lost_goes_on)],
+    "moved-not-found": [(Cluster, "_doubt_routes", lambda self: None)],
     "no-deadline": [(Lease, "is_over", property(lambda self: False))],
     "no-drain": [(Assignment, "give_queue", _no_drain)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
@@ -319,6 +320,7 @@ SCENARIO_OF = {
     "lock-forgotten": "hasty-members",
     "leave-stops-renewing": "long-hand-over",
     "lost-goes-on": "member-away",
+    "moved-not-found": "broker-away",
     "no-deadline": "member-away",
     "no-epoch": "member-away",
     "no-standstill": "only-a-broker-stands",
@@ -335,6 +337,7 @@ SCENARIO_OF = {
 
 # The seeds by which they were found last, where that was not 0. The search begins there.
 FOUND_AT = {
+    "blind-newcomer": 3,
     "commit-after-unlock": 4,
     "commit-ahead": 10,
     "connection-loss-ignored": 8,
@@ -347,10 +350,8 @@ FOUND_AT = {
     "no-epoch": 6,
     "no-standstill": 5,
     "peers-not-asked": 9,
-    "place-of-any-queues": 1,
     "pull-commits-ahead": 1,
     "reclaim-any-epoch": 2,
-    "route-forgets": 2,
     "stale-list": 8,
     "start-over": 2,
     "table-overwritten": 45,

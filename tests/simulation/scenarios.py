@@ -26,13 +26,14 @@ class Scenario(NamedTuple):
 
 
 async def _broker_away(world: World) -> None:
-    """A broker is missing in the route, and just then somebody joins or a topic grows."""
+    """A broker is missing in the route, and just then somebody joins or a topic grows. It may be back at another address."""
     for _ in range(2):
         await asyncio.sleep(world.rng.uniform(0, 3))
         node = world.rng.choice(world.nodes)
         down_s = world.rng.uniform(0.5, 6)
         world.spawn(_changes(world, down_s))
-        await chaos.restart_node(world, node, down_s)
+        moves = not node.runs_name_server and world.rng.random() < 0.5
+        await chaos.restart_node(world, node, down_s, moves=moves)
         await asyncio.sleep(4)
 
 

@@ -1,0 +1,105 @@
+"""A broker that comes back at another address is found as soon as the name server knows it, not at the next refresh."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from rocketlet.client import Consumer, Producer, RocketletError
+from rocketlet.protocol.bodies import Queue
+from rocketlet.testing.ports import free_port
+
+from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
+from ..handlers import Inbox
+
+QUEUE = Queue("t", "broker-b", 0)
+
+
+@pytest.fixture
+async def brokers(nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Node]:
+    """A name server, and a broker beside it that has the topic t."""
+    monkeypatch.setattr("rocketlet.client.cluster.ROUTE_INTERVAL_S", 10 * PATIENCE_S)  # no other look comes first
+    first = await nodes.start()
+    second = await nodes.start(name="broker-b", name_servers=(first.address,))
+    await create_topic(await connect(second.address), "t", 1)
+    return first, second
+
+
+async def moved(nodes: Nodes, first: Node, second: Node) -> Node:
+    await second.stop()
+    return await nodes.start(name="broker-b", name_servers=(first.address,), port=free_port())
+
+
+async def test_members_go_on_at_the_other_address(nodes: Nodes, brokers: tuple[Node, Node]) -> None:
+    first, second = brokers
+    inbox = Inbox()
+    async with Consumer(first.address, "g", "t", inbox, start="first") as consumer:
+        await eventually(lambda: QUEUE in consumer.assignment())
+        await moved(nodes, first, second)
+        async with Producer(first.address) as producer:
+            await producer.send("t", b"there")
+        await eventually(lambda: inbox.bodies == [b"there"])
+
+
+async def test_a_member_that_leaves_meanwhile_hands_over_at_the_other_address(
+    nodes: Nodes, brokers: tuple[Node, Node]
+) -> None:
+    first, second = brokers
+    inbox = Inbox()
+    async with Producer(first.address) as producer:
+        await producer.send("t", b"here")
+    async with Consumer(first.address, "g", "t", inbox, start="first", commit_interval_s=3600) as consumer:
+        await eventually(lambda: inbox.bodies == [b"here"])
+        third = await moved(nodes, first, second)
+        assert QUEUE in consumer.assignment()
+    assert third.broker.locks.owners("g") == {}
+    assert third.broker.offsets.get("g", "t", 0) == 1
+
+
+async def test_a_member_asks_no_more_for_the_former_address(nodes: Nodes, brokers: tuple[Node, Node]) -> None:
+    """It would send a heartbeat each second for ever, to all brokers."""
+    first, second = brokers
+    async with Consumer(first.address, "g", "t", Inbox(), start="first") as consumer:
+        await eventually(lambda: QUEUE in consumer.assignment())
+        third = await moved(nodes, first, second)
+        heartbeats = consumer._membership._heartbeats
+        await eventually(lambda: heartbeats.is_registered(third.address))
+        await eventually(lambda: not heartbeats.are_failing)
+
+
+async def test_producers_find_the_other_address(nodes: Nodes, brokers: tuple[Node, Node]) -> None:
+    first, second = brokers
+    third: Node | None = None
+
+    async def is_sent() -> bool:
+        try:
+            await producer.send("t", b"there")
+        except RocketletError:
+            return False
+        return True
+
+    async with Producer(first.address, retries=0) as producer:
+        await producer.send("t", b"here")
+        third = await moved(nodes, first, second)
+        async with asyncio.timeout(PATIENCE_S):
+            while not await is_sent():
+                await asyncio.sleep(0)
+    assert third.broker.store.queues["t", 0].next == 2
+
+
+async def test_a_broadcasting_member_goes_on_when_its_broker_has_restarted(
+    brokers: tuple[Node, Node], nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.client.broadcast.HEARTBEAT_INTERVAL_S", 10 * PATIENCE_S)
+    first, second = brokers
+    inbox = Inbox()
+    port = int(second.address.rpartition(":")[2])
+    async with Consumer(first.address, "g", "t", inbox, start="first", broadcasting=True) as consumer:
+        await eventually(lambda: QUEUE in consumer.assignment())
+        await second.stop()
+        heartbeats = consumer._membership._heartbeats
+        await eventually(lambda: heartbeats.are_failing)
+        await nodes.start(name="broker-b", name_servers=(first.address,), port=port)
+        async with Producer(first.address) as producer:
+            await producer.send("t", b"there")
+        await eventually(lambda: inbox.bodies == [b"there"])
