@@ -42,6 +42,7 @@ class Cluster:
         self._missing_s: dict[tuple[str, str], float] = {}
         self._refresher: asyncio.Task[None] | None = None
         self._unreached = asyncio.Event()
+        self._unrefreshed: set[str] = set()  # topics whose route could not be looked up the last time
         self.on_change: Callable[[str], None] = lambda topic: None
         self.requests: dict[int, Callable[[Connection, Frame], None]] = {}
         self.on_lost: Callable[[str], None] = lambda address: None
@@ -152,10 +153,17 @@ class Cluster:
                     await self._unreached.wait()
             self._unreached.clear()
             for topic in list(self._routes):
-                try:
-                    await self.find_route(topic)
-                except (ConnectionFailed, BrokerRefused, AnswerUnreadable) as error:
-                    log.warning("route_not_refreshed", topic=topic, reason=str(error))
+                await self._refresh(topic)
+
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self.find_route(topic)
+        except (ConnectionFailed, BrokerRefused, AnswerUnreadable) as error:
+            if topic not in self._unrefreshed:  # not each second
+                log.warning("route_not_refreshed", topic=topic, reason=str(error))
+            self._unrefreshed.add(topic)
+        else:
+            self._unrefreshed.discard(topic)
 
     async def route_to_publish(self, topic: str, default_queues: int) -> list[Queue]:
         """The queues that may be sent to; those that the broker would make if the topic is new. Raises TopicNotFound."""

@@ -233,24 +233,62 @@ class Workers:
         if run.is_done:
             return
         process_queue.enter()
-        retry_s: float | None = SEND_BACK_RETRY_S
+        outcome: Outcome = None
+        is_cancelled = is_handled = False
         try:
             outcome = run.outcome or await self._outcome(run)
-            if outcome is None or await self._returned(run, outcome):
+            is_handled = outcome is None or await self._returned(run, outcome)
+            if is_handled:
                 process_queue.acknowledge(run)
-                retry_s = None
         except asyncio.CancelledError:
-            retry_s = 0.0
+            is_cancelled = True
             raise
         finally:
+            if is_cancelled and not self._is_stopping:
+                self._loop.call_later(0, self._again, run)
+            elif not is_handled and not self._is_stopping:
+                self._send_back_later(run, outcome)
             process_queue.leave()
-            if retry_s is not None and not self._is_stopping:
-                self._loop.call_later(retry_s, self._again, run)
         self._on_acknowledged(process_queue)
 
     def _again(self, run: Run) -> None:
         run.process_queue.waiting.append(run)
         self._line_up(run.process_queue)
+
+    def _send_back_later(self, run: Run, outcome: Outcome) -> None:
+        """The broker has not taken a run back: the handler is called again after a pause, as by Apache's
+        ConsumeMessageConcurrentlyService. A hand-over does not wait so long, nor leave it: what was handled behind it would
+        come again."""
+        process_queue = run.process_queue
+        process_queue.enter()
+
+        def ends() -> None:
+            timer.cancel()
+            del process_queue.untaken[run]
+            process_queue.leave()
+
+        def again() -> None:
+            ends()
+            self._again(run)
+
+        def now() -> None:
+            process_queue.enter()
+            ends()
+            task = asyncio.create_task(self._send_back_now(run, outcome), name="send back")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        timer = self._loop.call_later(SEND_BACK_RETRY_S, again)
+        process_queue.untaken[run] = now
+        if process_queue.is_stopped:
+            now()
+
+    async def _send_back_now(self, run: Run, outcome: Outcome) -> None:
+        try:
+            if outcome is not None:
+                await self._returned(run, outcome)
+        finally:
+            run.process_queue.leave()
 
     async def try_one(self, message: Message) -> Outcome:
         """What the handler says of a message that nobody counts. Raises what the handler raises."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -56,6 +56,7 @@ class ProcessQueue:
     """One assignment of one queue. After a revocation and a new assignment there is another one.
 
     `is_stopped`: nothing more is pulled or handed out. `is_dropped`: the queue is not ours; nothing may be committed.
+    `untaken`: runs that the broker has not taken back yet, with what to call when the queue stops.
     `is_suspended`: as stopped, until the broker is back. `is_paused`: as stopped, until the user resumes it. `waiting`: the
     runs that no worker has yet. `committed`: the offset that the broker was last told, None if that is not known.
     `pull_commits`: whether a pull that is not answered carries an offset. `moved_to`: where the broker said last that the
@@ -81,6 +82,7 @@ class ProcessQueue:
         self.running = 0
         self.runs: deque[Run] = deque()
         self.waiting: deque[Run] = deque()
+        self.untaken: dict[Run, Callable[[], None]] = {}
         self._idle: asyncio.Event | None = None
 
     def add(self, messages: list[Message], next_offset: int, run_size: int) -> list[Run]:
@@ -168,13 +170,17 @@ class ProcessQueue:
             await self._idle.wait()
 
     def stop(self) -> None:
-        """No message is handed out any more; what waits stays unacknowledged."""
+        """No message is handed out any more; what waits stays unacknowledged. What the broker has not taken back is sent back
+        again at once."""
         self.is_stopped = True
+        for send_back in list(self.untaken.values()):
+            send_back()
 
     def drop(self) -> None:
         """The queue is lost: nothing of it counts any more."""
-        self.is_stopped = self.is_dropped = True
+        self.is_dropped = True
         self.clear()
+        self.stop()
 
     def clear(self) -> None:
         for run in self.runs:

@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 from rocketlet.client import (
     ConfigError,
-    ConnectionFailed,
     Consumer,
     Message,
     Producer,
     Queue,
     Reject,
-    RequestTimeout,
     RetryLater,
 )
 from rocketlet.client.tasks import finished
@@ -452,41 +450,3 @@ async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(
 async def test_a_callback_that_cannot_be_called_is_refused_at_once(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         Consumer("h:1", "g", "t", **arguments)
-
-
-@pytest.mark.parametrize("outcome", [RetryLater(1), Reject()])
-async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
-) -> None:
-    """The offset says how far everything is handled: what was handled behind it would come again."""
-    monkeypatch.setattr("rocketlet.client.handling.RECONNECT_S", 0.001)
-    await create_topic(wire, "t", 1)
-    await fill(node, 3)
-    seen: list[bytes] = []
-    may_end = asyncio.Event()
-    away = [ConnectionFailed("away"), RequestTimeout("away")]
-    send_back = Consumer._send_back
-
-    async def sent_back(self: Consumer, message: Message, delay_level: int) -> None:
-        if away:
-            raise away.pop()
-        await send_back(self, message, delay_level)
-
-    async def handle(message: Message) -> RetryLater | Reject | None:
-        seen.append(message.body)
-        if message.body != b"0":
-            return None
-        await may_end.wait()
-        return outcome
-
-    monkeypatch.setattr(Consumer, "_send_back", sent_back)
-    async with Consumer(node.address, "g", "t", handle, start="first") as consumer:
-        await eventually(lambda: len(seen) == 3)
-        (process_queue,) = (item for item in consumer.queues.values() if item.queue.topic == "t")
-        await eventually(lambda: process_queue.running == 1)
-        leaving = asyncio.create_task(consumer.stop())
-        await eventually(lambda: process_queue.is_stopped)
-        may_end.set()
-        await leaving
-    assert (sorted(seen), away) == ([b"0", b"1", b"2"], [])
-    assert node.broker.offsets.get("g", "t", 0) == 3
