@@ -17,6 +17,7 @@ from ..config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S, PLACE_
 from ..net.connection import Connection
 from .history import History
 from .locks import Locks
+from .member import Member
 from .members import ConsumerGroups
 
 log = structlog.get_logger("rocketlet.groups")
@@ -60,7 +61,7 @@ class Watch:
         if is_back and not self._locks.is_owner(group, topic, queue_id, connection):
             found = self._groups.get(group)
             members = found.members if found else {}
-            if connection in members and last in members and members[connection].data.message_model == "CLUSTERING":
+            if connection in members and last in members and _may_be_two(members[connection], members[last]):
                 self.double_readers += 1
                 both = f"{members[last].client_id} and {members[connection].client_id}"
                 self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
@@ -139,3 +140,9 @@ class Watch:
     def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
         log.warning("queue_misread", kind=event, group=group, fault=fault)
         self._history.add(group, event, client_id, fault=fault)
+
+
+def _may_be_two(reader: Member, last: Member) -> bool:
+    """Whether the last reader may still be one. A Rocketlet member reads nothing without its lock: a foreign one that reads
+    has got the queue back."""
+    return reader.data.message_model == "CLUSTERING" and not last.data.strategy

@@ -246,6 +246,22 @@ async def test_a_queue_that_comes_back_by_its_lock_has_one_reader(node: Node, co
     assert node.broker.watch.double_readers == 0
 
 
+async def test_a_foreign_member_that_gets_a_queue_back_from_one_of_ours_reads_alone(
+    node: Node, connect: Connect
+) -> None:
+    foreign, ours = await connect(node.address), await connect(node.address)
+    await create_topic(ours, "t", 1)
+    await send(ours)
+    await join(foreign, "c1")
+    await foreign.call(RequestCode.PULL_MESSAGE, pull())
+    await join(ours, "c2", strategy="AVG")
+    await lock(ours, "c2")
+    await ours.call(RequestCode.PULL_MESSAGE, pull())
+    await lock(ours, "c2", code=RequestCode.UNLOCK_BATCH_MQ)
+    await foreign.call(RequestCode.PULL_MESSAGE, pull())
+    assert node.broker.watch.double_readers == 0
+
+
 async def test_a_queue_that_nobody_reads_is_named(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start(clock=MovableClock(stands=True))
     wire = await connect(node.address)
