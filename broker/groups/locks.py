@@ -286,7 +286,7 @@ class Locks:
 
     def commit_fault(self, group: str, queue: tuple[str, int], connection: Connection, epoch: int | None) -> str | None:
         """Why a commit may not be stored; None if it may. Only leases fence commits."""
-        lock = self._locks.get((group, *queue))
+        lock = self._locks.get((group, queue[0], queue[1]))
         if lock is None or not lock.handover:
             # Apache's clients send no epoch, and nothing fences them (ConsumerManageProcessor.updateConsumerOffset).
             return None if epoch is None else f"the queue {queue[0]}:{queue[1]} is not locked by this client"

@@ -81,7 +81,7 @@ def fence_fault(
 ) -> str | None:
     """Why this client may not say how far a group is in a queue; None if it may."""
     fault = broker.locks.commit_fault(group, queue, connection, epoch)
-    if fault is None and offset < (broker.offsets.get(group, *queue) or 0):
+    if fault is None and offset < (broker.offsets.get(group, queue[0], queue[1]) or 0):
         return stale_fault(broker, connection, group, queue, offset)
     return fault
 
