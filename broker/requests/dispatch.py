@@ -106,7 +106,7 @@ class Dispatch:
                     self._settle(sends, connection, out, began_s)
                     out = []
                     began_s = time.perf_counter()
-                if began_s > end_s:
+                if index and began_s > end_s:
                     connection.put_off(frames[index:])
                     break
                 if frame.flag & RESPONSE_FLAG:
