@@ -11,9 +11,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from binascii import b2a_base64
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Final
 
-from .frame import Ext, text_of
+from .config import MAX_LAYOUT_BYTES, MAX_LAYOUT_FIELDS, MAX_LAYOUTS
+from .frame import Ext, ExtValue, text_of
 
 _BLOCK_BYTES: Final = 64  # of SHA-1
 
@@ -22,6 +25,22 @@ SIGNATURE: Final = "Signature"
 SECURITY_TOKEN: Final = "SecurityToken"
 CREDENTIALS: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN))
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"  # Apache's client signs it, its broker does not count it
+
+
+_Order = tuple[str, Callable[[Ext], tuple[ExtValue, ...]]]
+_orders: Final[dict[tuple[str, ...], _Order]] = {}  # requests of one kind have the same names
+
+
+def _found_order(names: tuple[str, ...]) -> _Order:
+    """For fields of these names: a place for each value that is signed, and what takes the values in their order."""
+    signed = sorted(name for name in names if name != SIGNATURE)
+    take = itemgetter(*signed) if len(signed) > 1 else lambda ext: tuple(ext[name] for name in signed)
+    order = "%s" * len(signed), take
+    if len(names) <= MAX_LAYOUT_FIELDS and sum(map(len, names)) <= MAX_LAYOUT_BYTES:
+        if len(_orders) >= MAX_LAYOUTS:
+            _orders.clear()
+        _orders[names] = order
+    return order
 
 
 class Signer:
@@ -38,18 +57,15 @@ class Signer:
 
     def signature(self, ext: Ext, body: bytes, without: str = "") -> str:
         """Base64 of the HMAC. `without`: one of the fields, which does not count beside the signature."""
-        inner, outer = self._inner.copy(), self._outer.copy()
-        signed = sorted(ext)
-        if SIGNATURE in ext:
-            signed.remove(SIGNATURE)
         if without:
-            signed.remove(without)
-        # most values are texts and numbers: a call for each would cost more than the hash
-        values = [
-            value if type(value := ext[name]) is str else str(value) if type(value) is int else text_of(value)
-            for name in signed
-        ]
-        inner.update("".join(values).encode())
+            ext = {name: value for name, value in ext.items() if name != without}
+        names = tuple(ext)
+        template, take = _orders.get(names) or _found_order(names)
+        text = template % take(ext)
+        if "True" in text or "False" in text:  # perhaps a value that has another text on the wire
+            text = "".join(map(text_of, take(ext)))
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(text.encode())
         inner.update(body)
         outer.update(inner.digest())
         return b2a_base64(outer.digest(), newline=False).decode()

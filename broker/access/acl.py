@@ -158,12 +158,13 @@ class Acl:
     def _check_rule(
         self, connection: Connection, frame: Frame, rule: Rule, account: Account, records: Records | None
     ) -> None:
-        if rule.is_admin and not account.is_admin:
+        is_admin, needs = rule
+        if is_admin and not account.is_admin:
             key = account.access_key
             remark = f"Need admin permission for request code={frame.code}, but accessKey={key} is not"
             raise self._refusal(connection, frame, "admin", remark)
-        for need in rule.needs(frame, records) if rule.needs else ():
-            if need != _TRACE and not account.may(*need):
+        for need in needs(frame, records) if needs is not None else ():
+            if not account.may(*need) and need != _TRACE:
                 remark = f"No default permission for {_words(need)}, accessKey={account.access_key}"
                 raise self._refusal(connection, frame, "permission", remark)
 

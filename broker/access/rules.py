@@ -19,6 +19,7 @@ from ...protocol.message import Record
 from .accounts import Permission
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
+_new_tuple = tuple.__new__
 
 
 class Need(NamedTuple):
@@ -83,7 +84,8 @@ def fields(*, topics: Iterable[str] = (), groups: Iterable[str] = (), permission
 def _sends_to(field: str) -> Rule:
     def needs(frame: Frame, records: Records | None) -> tuple[Need]:
         name = frame.ext.get(field)
-        return (topic(name if type(name) is str else named(frame, field), PUB),)
+        name = name if type(name) is str else named(frame, field)
+        return (_new_tuple(Need, (name, SUB if name.startswith(names.RETRY_PREFIX) else PUB)),)
 
     return needing(needs)
 
