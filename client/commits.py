@@ -1,7 +1,8 @@
 """When a consumer commits. Most commits ride on pulls (`pulling`); these are the others.
 
 - Every `interval_s` all that has moved, so that a member that is killed repeats little even if it pulls nothing.
-- A queue of which everything is handled, soon after: its next pull, which would say so, is held by the broker.
+- A queue of which everything is handled and nothing new comes: its pull, which does not say so yet, is held by the broker.
+  Where messages go on coming, the pull behind each says it, and no request is spent.
 - When the user asks.
 """
 
@@ -39,7 +40,10 @@ class Commits:
         self._interval_s = interval_s
         self._store = store
         self._spawn = spawn
-        self._idle_queues: dict[ProcessQueue, None] = {}  # in the order in which they fell idle
+        self._idle_queues: dict[
+            ProcessQueue, int
+        ] = {}  # in the order in which they fell idle, and the look before that
+        self._looks = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -77,16 +81,24 @@ class Commits:
                 log.exception("commit_failed", group=self._group)
 
     def queue_is_idle(self, process_queue: ProcessQueue) -> None:
-        """Everything of it is handled. Waits a moment: others are about to be idle, too, and more may come."""
-        self._idle_queues[process_queue] = None
+        """Everything of it is handled. It is committed if that is so for a whole interval between two looks."""
+        self._idle_queues[process_queue] = self._looks
         if self._idle_timer is None:
-            self._idle_timer = asyncio.get_running_loop().call_later(IDLE_COMMIT_S, self._commit_idle)
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._idle_timer = asyncio.get_running_loop().call_later(IDLE_COMMIT_S, self._commit_idle)
 
     def _commit_idle(self) -> None:
+        quiet = [process_queue for process_queue, look in self._idle_queues.items() if look < self._looks]
+        for process_queue in quiet:
+            del self._idle_queues[process_queue]
+        self._looks += 1
         self._idle_timer = None
-        queues, self._idle_queues = self._idle_queues, {}
+        if self._idle_queues:
+            self._look_later()
         offsets = offsets_to_commit(
-            process_queue for process_queue in queues if not process_queue.messages and not process_queue.is_stopped
+            process_queue for process_queue in quiet if not process_queue.messages and not process_queue.is_stopped
         )
         if offsets:
             self._spawn(self._commit(offsets))

@@ -49,7 +49,7 @@ HAND_OVER_PATIENCE_S: Final = (
     15.0  # how long a hand-over waits for a broker that is away: nobody else has the queue then
 )
 COMMIT_INTERVAL_S: Final = 5.0  # of what neither a pull nor an idle queue has committed
-IDLE_COMMIT_S: Final = 0.02  # after a queue's last message is handled; queues that fall idle meanwhile go together
+IDLE_COMMIT_S: Final = 0.05  # between looks for queues of which all is handled and nothing came since the last look
 MAX_HANDLER_CONCURRENCY: Final = 10_000
 
 PULL_HOLD_S: Final = 60.0  # as long as a Rocketlet broker holds one; Apache's hold it for as long as they are told

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..protocol.bodies import Queue
+from ..protocol.frame import ExtValue
 from .config import PullLimits
 from .lease import Lease
 from .message import Message
@@ -42,12 +43,13 @@ class Run:
 
 class Pull:
     """What is under way to fill a queue; the puller's own. A seek puts another in its place, so that an answer which is still
-    on its way finds that nobody waits for it."""
+    on its way finds that nobody waits for it. `request`: the fields that are sent again and again, with another offset."""
 
-    __slots__ = ("began_ms", "is_pending", "is_throttled")
+    __slots__ = ("began_ms", "is_pending", "is_throttled", "request")
 
     def __init__(self, began_ms: int = 0) -> None:
         self.began_ms = began_ms
+        self.request: dict[str, ExtValue] | None = None
         self.is_pending = False
         self.is_throttled = False
 
@@ -100,16 +102,15 @@ class ProcessQueue:
 
     def acknowledge(self, run: Run, count: int | None = None) -> None:
         """The first `count` messages of a run, or all of it, need not be delivered again."""
-        if self.is_dropped or run.is_done:
-            return
         messages, before = run.messages, run.done
-        if count is None or count == len(messages):
-            run.done, size_bytes = len(messages), run.size_bytes
-        else:
-            run.done, size_bytes = count, sum(map(_size_bytes, messages[before:count]))
+        end = len(messages) if count is None else count
+        if self.is_dropped or before == len(messages):
+            return
+        size_bytes = run.size_bytes if end == len(messages) else sum(map(_size_bytes, messages[before:end]))
+        run.done = end
         run.size_bytes -= size_bytes
         self.size_bytes -= size_bytes
-        self.messages -= run.done - before
+        self.messages -= end - before
         runs = self.runs
         while runs and runs[0].done == len(runs[0].messages):
             runs.popleft()

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import repeat
+from typing import Final
 
 from ..protocol import properties as props
 from ..protocol.bodies import Queue
 from ..protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode, code_name
-from ..protocol.frame import Ext, Frame
+from ..protocol.frame import Ext, ExtValue, Frame
 from ..protocol.group_bodies import encode_client_check
 from ..protocol.headers import HeaderError, PullMessage, PullMessageResult, read, write
 from ..protocol.message import MessageError, properties_in, split_records
@@ -24,6 +25,10 @@ from .message import Message
 from .process_queue import ProcessQueue, Pull
 
 log = get_logger("rocketlet.pull")
+
+_PULL: Final = int(RequestCode.PULL_MESSAGE)  # Python 3.11 takes 0.2 us to find a member of an enum
+_WAITS: Final = PULL_SUSPEND | PULL_SUBSCRIPTION
+_WAITS_AND_COMMITS: Final = _WAITS | PULL_COMMIT_OFFSET
 
 
 async def check_filters(
@@ -117,23 +122,35 @@ class Puller:
             return
         pull.is_pending = True
         pull.began_ms = int(time.time() * 1000)
-        subscription = self._subscriptions[process_queue.queue.topic]
+        request = pull.request
+        if request is None:
+            request = pull.request = self._request(process_queue)
         offset = self._offset_to_commit(process_queue)
-        header = PullMessage(
-            self._group,
-            process_queue.queue.topic,
-            process_queue.queue.queue_id,
-            process_queue.next_offset,
-            self._limits.batch_size,
-            PULL_SUSPEND | PULL_SUBSCRIPTION | (PULL_COMMIT_OFFSET if offset is not None else 0),
-            offset or 0,
-            int(PULL_HOLD_S * 1000),
-            subscription.version,
-            subscription.expression,
-            subscription.kind,
-        )
+        request["queueOffset"] = process_queue.next_offset
+        request["sysFlag"] = _WAITS if offset is None else _WAITS_AND_COMMITS
+        request["commitOffset"] = offset or 0
         answered = partial(self._answered, process_queue, pull)
-        connection.call(RequestCode.PULL_MESSAGE, write(header), b"", answered, connection.running_s() + PULL_TIMEOUT_S)
+        connection.call(_PULL, request, b"", answered, connection.running_s() + PULL_TIMEOUT_S)
+
+    def _request(self, process_queue: ProcessQueue) -> dict[str, ExtValue]:
+        """The fields of the queue's pulls. Offsets and flag follow with each; the others stay as they are."""
+        queue = process_queue.queue
+        subscription = self._subscriptions[queue.topic]
+        return write(
+            PullMessage(
+                self._group,
+                queue.topic,
+                queue.queue_id,
+                0,
+                self._limits.batch_size,
+                0,
+                0,
+                int(PULL_HOLD_S * 1000),
+                subscription.version,
+                subscription.expression,
+                subscription.kind,
+            )
+        )
 
     def _offset_to_commit(self, process_queue: ProcessQueue) -> int | None:
         """What this pull commits. The broker takes it as the pull arrives, also one that it holds; if the pull fails it is
