@@ -90,7 +90,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"rocketlet {__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND", parser_class=SettingsParser)
     modules = [_MODULES[command]] if command in _MODULES else dict.fromkeys(_MODULES.values())
-    if modules == ["serve"]:
+    if "serve" in modules:
         _import_structlog()
     for name in modules:
         importlib.import_module(f".{name}", __package__).add_to(commands)

@@ -1,0 +1,73 @@
+"""A queue of which everything is handled is committed when nothing more comes: else the next pull says it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import pytest
+from rocketlet.client.commits import Commits
+from rocketlet.client.lease import NO_LEASE
+from rocketlet.client.process_queue import ProcessQueue
+from rocketlet.protocol.bodies import Queue
+
+QUEUES = [Queue("t", "broker-a", number) for number in range(2)]
+
+
+class Looks:
+    """A member's commits, whose looks for idle queues are made by hand."""
+
+    def __init__(self) -> None:
+        self.stored: list[Mapping[Queue, int]] = []
+        self.queues = {queue: ProcessQueue(queue, 0, NO_LEASE) for queue in QUEUES}
+        self._spawned: list[Coroutine[Any, Any, None]] = []
+        self._commits = Commits(
+            "g", self.queues, interval_s=3600.0, store=self._store, spawn=self._spawned.append
+        )  # never by itself
+
+    async def _store(self, offsets: Mapping[Queue, int]) -> set[Queue]:
+        self.stored.append(offsets)
+        return set(offsets)
+
+    def handled(self, number: int, offset: int) -> None:
+        process_queue = self.queues[QUEUES[number]]
+        process_queue.next_offset = offset
+        self._commits.queue_is_idle(process_queue)
+
+    async def look(self) -> None:
+        self._commits.stop_idle()
+        self._commits._commit_idle()
+        for work in self._spawned:
+            await work
+        self._spawned.clear()
+
+    def stop(self) -> None:
+        self._commits.stop_idle()
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    monkeypatch.setattr("rocketlet.client.commits.IDLE_COMMIT_S", 3600.0)
+    return Looks()
+
+
+async def test_what_falls_idle_between_two_looks_is_committed_in_one_request_by_the_next_one(looks: Looks) -> None:
+    looks.handled(0, 1)
+    looks.handled(1, 5)
+    await looks.look()
+    assert looks.stored == []
+    await looks.look()
+    assert looks.stored == [{QUEUES[0]: 1, QUEUES[1]: 5}]
+    await looks.look()
+    assert len(looks.stored) == 1
+    looks.stop()
+
+
+async def test_a_queue_that_gets_messages_again_and_again_is_left_to_its_pulls(looks: Looks) -> None:
+    for offset in range(1, 10):
+        looks.handled(0, offset)
+        await looks.look()
+    assert looks.stored == []
+    await looks.look()
+    assert looks.stored == [{QUEUES[0]: 9}], "then nothing came"
+    looks.stop()
