@@ -123,11 +123,12 @@ class ProcessQueue:
         run = self.runs[0]
         return run.messages[run.done].queue_offset
 
-    def exceeds(self, limits: PullLimits, *, span_counts: bool) -> bool:
-        """Whether pulling must wait: too many messages, too many bytes, or too wide a span."""
+    def exceeds(self, limits: PullLimits, unhandled: int | None) -> bool:
+        """Whether pulling must wait: too many messages, too many bytes, or too wide a span. unhandled: `commit_offset`, where
+        the span begins; None if it does not count."""
         if self.messages > limits.messages or self.size_bytes > limits.size_bytes:
             return True
-        return span_counts and self.next_offset - self.commit_offset > limits.span
+        return unhandled is not None and self.next_offset - unhandled > limits.span
 
     # What may happen with it
 

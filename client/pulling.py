@@ -113,7 +113,8 @@ class Puller:
         pull = process_queue.pull
         if pull.is_pending or process_queue.is_held:
             return
-        if process_queue.exceeds(self._limits, span_counts=self._span_counts):
+        unhandled = process_queue.commit_offset
+        if process_queue.exceeds(self._limits, unhandled if self._span_counts else None):
             pull.is_throttled = True  # `resume` goes on when messages were acknowledged
             return
         connection = self._cluster.connected(process_queue.queue.broker_name)
@@ -125,7 +126,7 @@ class Puller:
         request = pull.request
         if request is None:
             request = pull.request = self._request(process_queue)
-        offset = self._offset_to_commit(process_queue)
+        offset = self._offset_to_commit(process_queue, unhandled)
         request["queueOffset"] = process_queue.next_offset
         request["sysFlag"] = _WAITS if offset is None else _WAITS_AND_COMMITS
         request["commitOffset"] = offset or 0
@@ -152,10 +153,9 @@ class Puller:
             )
         )
 
-    def _offset_to_commit(self, process_queue: ProcessQueue) -> int | None:
-        """What this pull commits. The broker takes it as the pull arrives, also one that it holds; if the pull fails it is
-        said again. On Apache's broker the first commit of a queue goes alone (`GroupOffsets.store`)."""
-        offset = process_queue.commit_offset
+    def _offset_to_commit(self, process_queue: ProcessQueue, offset: int) -> int | None:
+        """`offset`, if this pull commits it. The broker takes it as the pull arrives, also one that it holds; if the pull
+        fails it is said again. On Apache's broker the first commit of a queue goes alone (`GroupOffsets.store`)."""
         # Offsets of an Apache group that are the first of their topic can be lost if they arrive together (decision
         # 16).
         is_known = process_queue.lease.epoch > 0 or process_queue.committed is not None
@@ -169,7 +169,10 @@ class Puller:
     def resume(self, process_queue: ProcessQueue) -> None:
         """Messages of a queue were acknowledged: goes on if flow control had stopped it."""
         pull = process_queue.pull
-        if pull.is_throttled and not process_queue.exceeds(self._limits, span_counts=self._span_counts):
+        if not pull.is_throttled:
+            return
+        unhandled = process_queue.commit_offset if self._span_counts else None
+        if not process_queue.exceeds(self._limits, unhandled):
             pull.is_throttled = False
             self.pull(process_queue)
 

@@ -109,7 +109,8 @@ def _pull(
 
 def _text_bytes(header: PullMessage) -> int:
     """What a pull that waits keeps of its client's texts."""
-    return sum(len(text) for text in header if isinstance(text, str))
+    texts = header.consumer_group, header.topic, header.subscription, header.expression_type, header.topic_identity
+    return sum(map(len, filter(None, texts)))
 
 
 def _look_again(broker: Broker, connection: Connection, frame: Frame, header: PullMessage, attempt: int) -> None:

@@ -207,7 +207,7 @@ def _resume_quietly(self: Assignment, queue: Queue) -> None:
         self._go_on(process_queue)
 
 
-def _commit_ahead(self: Puller, process_queue: ProcessQueue) -> int:
+def _commit_ahead(self: Puller, process_queue: ProcessQueue, offset: int) -> int:
     """A pull commits what it has brought before, handled or not."""
     return process_queue.next_offset
 
