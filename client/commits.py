@@ -2,7 +2,7 @@
 
 - Every `interval_s` all that has moved, so that a member that is killed repeats little even if it pulls nothing.
 - A queue of which everything is handled and nothing new comes: its pull, which does not say so yet, is held by the broker.
-  Where messages go on coming, the pull behind each says it, and no request is spent.
+  Where messages go on coming, the pull behind each says it, and no request is spent, unless it is one that may not.
 - When the user asks.
 """
 
@@ -81,7 +81,7 @@ class Commits:
                 log.exception("commit_failed", group=self._group)
 
     def queue_is_idle(self, process_queue: ProcessQueue) -> None:
-        """Everything of it is handled. It is committed if that is so for a whole interval between two looks."""
+        """Everything of it is handled. It is committed if nothing comes for a whole interval between two looks."""
         self._idle_queues[process_queue] = self._looks
         if self._idle_timer is None:
             self._look_later()
@@ -90,7 +90,11 @@ class Commits:
         self._idle_timer = asyncio.get_running_loop().call_later(IDLE_COMMIT_S, self._commit_idle)
 
     def _commit_idle(self) -> None:
-        quiet = [process_queue for process_queue, look in self._idle_queues.items() if look < self._looks]
+        quiet = [
+            process_queue
+            for process_queue, look in self._idle_queues.items()
+            if look < self._looks or not process_queue.pulls_may_commit
+        ]
         for process_queue in quiet:
             del self._idle_queues[process_queue]
         self._looks += 1

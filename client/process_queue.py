@@ -130,6 +130,13 @@ class ProcessQueue:
             return True
         return unhandled is not None and self.next_offset - unhandled > limits.span
 
+    @property
+    def pulls_may_commit(self) -> bool:
+        """Whether its pulls may carry how far it is handled. On Apache's broker the first commit of a queue goes alone
+        (`GroupOffsets.store`): offsets of a group that are the first of their topic can be lost if they arrive together
+        (decision 16)."""
+        return self.lease.epoch > 0 or self.committed is not None
+
     # What may happen with it
 
     @property

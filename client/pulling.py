@@ -155,12 +155,9 @@ class Puller:
 
     def _offset_to_commit(self, process_queue: ProcessQueue, offset: int) -> int | None:
         """`offset`, if this pull commits it. The broker takes it as the pull arrives, also one that it holds; if the pull
-        fails it is said again. On Apache's broker the first commit of a queue goes alone (`GroupOffsets.store`)."""
-        # Offsets of an Apache group that are the first of their topic can be lost if they arrive together (decision
-        # 16).
-        is_known = process_queue.lease.epoch > 0 or process_queue.committed is not None
+        fails it is said again."""
         is_news = offset != (process_queue.begin_offset if process_queue.committed is None else process_queue.committed)
-        if not self._commits or not is_known or not is_news or process_queue.lease.is_over:
+        if not (is_news and self._commits and process_queue.pulls_may_commit) or process_queue.lease.is_over:
             return None
         process_queue.committed = offset
         process_queue.pull_commits = True

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rocketlet.client.commits import Commits
-from rocketlet.client.lease import NO_LEASE
+from rocketlet.client.lease import Lease
 from rocketlet.client.process_queue import ProcessQueue
 from rocketlet.protocol.bodies import Queue
 
@@ -17,9 +17,9 @@ QUEUES = [Queue("t", "broker-a", number) for number in range(2)]
 class Looks:
     """A member's commits, whose looks for idle queues are made by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int = 1) -> None:
         self.stored: list[Mapping[Queue, int]] = []
-        self.queues = {queue: ProcessQueue(queue, 0, NO_LEASE) for queue in QUEUES}
+        self.queues = {queue: ProcessQueue(queue, 0, Lease(epoch)) for queue in QUEUES}
         self._spawned: list[Coroutine[Any, Any, None]] = []
         self._commits = Commits(
             "g", self.queues, interval_s=3600.0, store=self._store, spawn=self._spawned.append
@@ -71,3 +71,14 @@ async def test_a_queue_that_gets_messages_again_and_again_is_left_to_its_pulls(l
     await looks.look()
     assert looks.stored == [{QUEUES[0]: 9}], "then nothing came"
     looks.stop()
+
+
+async def test_the_first_commit_of_a_queue_on_apaches_broker_which_no_pull_carries_does_not_wait(looks: Looks) -> None:
+    apache = Looks(epoch=0)
+    apache.handled(0, 1)
+    await apache.look()
+    assert apache.stored == [{QUEUES[0]: 1}]
+    apache.handled(0, 2)
+    await apache.look()
+    assert len(apache.stored) == 1, "the pulls behind the next messages carry it"
+    apache.stop()
