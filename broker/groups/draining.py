@@ -165,8 +165,7 @@ class Draining:
     def holds_back(self, connection: Connection, header: PullMessage) -> bool:
         """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
         drain = self._drains.get(header.consumer_group)
-        place = (header.topic, header.queue_id)
-        if drain is None or connection not in drain.moving.get(place, ()):
+        if drain is None or connection not in drain.moving.get(place := (header.topic, header.queue_id), ()):
             return False
         if place in drain.waiting.get(connection, ()):
             if has_handled_all(header):
@@ -179,21 +178,21 @@ class Draining:
             self._drained(header.consumer_group, drain, connection, dropped)
         return True
 
-    def gates(self, connection: Connection, header: PullMessage, go_on: Callable[[], None]) -> bool:
-        """Whether this pull of a queue's next reader waits until the earlier one is done; `go_on` is called then.
-        Raises LimitExceeded."""
+    def is_gated(self, connection: Connection, header: PullMessage) -> bool:
+        """Whether this pull is of a queue's next reader, who waits until the earlier one is done."""
         drain = self._drains.get(header.consumer_group)
-        place = (header.topic, header.queue_id)
-        group = self._groups.get(header.consumer_group)
-        if drain is None or group is None or connection not in group.foreign or not drain.has(place):
+        if drain is None or not drain.has((header.topic, header.queue_id)):
             return False
-        waiting = drain.gated.setdefault(place, [])
+        group = self._groups.get(header.consumer_group)
+        return group is not None and connection in group.foreign
+
+    def gate(self, header: PullMessage, go_on: Callable[[], None]) -> None:
+        """A pull that `is_gated` waits; `go_on` is called when the earlier reader is done. Raises LimitExceeded."""
+        place = (header.topic, header.queue_id)
+        waiting = self._drains[header.consumer_group].gated.setdefault(place, [])
         if len(waiting) >= MAX_GATED:
-            raise LimitExceeded(
-                f"{MAX_GATED} pulls wait for the former reader of {place[0]}:{place[1]}; try again later"
-            )
+            raise LimitExceeded(f"{MAX_GATED} pulls wait for the former reader of {place[0]}:{place[1]}; try again")
         waiting.append(go_on)
-        return True
 
     def heard(self, header: AgreeOnMembers, members: Members) -> None:
         """Another broker says how far it is with a group, and whom it has given which list of members."""

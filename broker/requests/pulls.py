@@ -135,8 +135,10 @@ def _has_to_wait(broker: Broker, connection: Connection, frame: Frame, header: P
     if _belongs_to_another(broker, connection, header):
         broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_nothing_new, connection, small(frame), header)
         return True
-    look_again = partial(_look_again, broker, connection, small(frame), header, attempt)
-    return broker.draining.gates(connection, header, look_again)
+    if broker.draining.is_gated(connection, header):
+        broker.draining.gate(header, partial(_look_again, broker, connection, small(frame), header, attempt))
+        return True
+    return False
 
 
 def _belongs_to_another(broker: Broker, connection: Connection, header: PullMessage) -> bool:
