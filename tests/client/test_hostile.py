@@ -82,7 +82,10 @@ class Pulls:
         )
         self.puller.pull(self.queue)
 
-    def call(self, code: int, ext: Any, body: bytes, answered: Callable[[Frame], None], timeout_s: float) -> None:
+    def running_s(self) -> float:
+        return 0.0
+
+    def call(self, code: int, ext: Any, body: bytes, answered: Callable[[Frame], None], due_s: float) -> None:
         self.asked += 1
         self._answered = answered
 
