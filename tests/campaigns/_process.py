@@ -68,6 +68,11 @@ class BrokerProcess:
         if self._child is not None and self._child.returncode is None:
             await self.kill()
 
+    def move(self, port: int) -> None:
+        """Its next start is on this port."""
+        self._port = port
+        self.address = f"127.0.0.1:{port}"
+
     async def kill(self) -> None:
         """SIGKILL."""
         assert self._child is not None

@@ -1,4 +1,5 @@
-"""Members come, go, are killed, stand still and are cut off, brokers stop, are killed and stand still, while messages flow.
+"""Members come, go, are killed, stand still and are cut off, brokers stop, move, are killed and stand still, while messages
+flow.
 
 All are processes of their own, on two brokers. A member is cut off by stopping the proxy (`rocketlet dump`) between it and
 the brokers: its sockets stay open and silent. With CHAOS_JAVA=1 an unmodified Java member comes and goes, too.
@@ -230,12 +231,21 @@ class World:
     async def kill_broker(self) -> None:
         await self._with_broker(BrokerProcess.kill)
 
-    async def _with_broker(self, end: Callable[[BrokerProcess], Awaitable[object]]) -> None:
-        number = self.chance.randrange(2)
+    async def move_broker(self) -> None:
+        """The one that is no name server comes back at another address."""
+        await self._with_broker(BrokerProcess.end, number=1, port=free_port())
+
+    async def _with_broker(
+        self, end: Callable[[BrokerProcess], Awaitable[object]], *, number: int | None = None, port: int | None = None
+    ) -> None:
+        if number is None:
+            number = self.chance.randrange(2)
         if not self.standing:
             self.standing.add(number)
             await end(self.brokers[number])
             await asyncio.sleep(self.chance.uniform(0, 2))
+            if port is not None:
+                self.brokers[number].move(port)
             await self.brokers[number].__aenter__()
             self.standing.discard(number)
 
@@ -274,7 +284,7 @@ class World:
                 self.outcome.fault(f"an event failed: {event!r}")
 
 
-GENTLE = ("join", "leave", "restart_broker")
+GENTLE = ("join", "leave", "restart_broker", "move_broker")
 HARSH = ("kill", "freeze", "partition", "kill_broker", "stop_broker")
 
 
