@@ -85,12 +85,13 @@ class Batch:
         if len(self.messages) == 1:  # whoever waits for each result pays for no lists
             future, key, _, text, _, _ = self.messages[0]
             if future.done():
-                self.messages = []
+                self.messages, self.ids, self.texts = [], (), ()
             else:
                 key = key or keys.next()
                 self.ids, self.texts = (key,), (text or PLAIN + key,)
             return
-        if not self.messages:
+        if not self.messages:  # of one that was refused, nothing came in
+            self.ids, self.texts = (), ()
             return
         futures, ids, _, texts, _, _ = zip(*self.messages, strict=True)
         if any(map(_is_done, futures)):
