@@ -69,6 +69,7 @@ class Broadcast:
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._heartbeats = Heartbeats(cluster, self._described, lambda: cluster.masters().values())
+        cluster.keeps_brokers = True  # one that restarts is connected with as soon as it is back
         cluster.on_change = lambda topic: self._wake.set()
         cluster.on_lost = lambda address: self._wake.set()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 from rocketlet.client import Consumer, Producer, RocketletError
-from rocketlet.protocol.bodies import Queue
+from rocketlet.client.cluster import Cluster
+from rocketlet.protocol.bodies import Queue, Route
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
@@ -88,18 +90,28 @@ async def test_producers_find_the_other_address(nodes: Nodes, brokers: tuple[Nod
 
 
 async def test_a_broadcasting_member_goes_on_when_its_broker_has_restarted(
-    brokers: tuple[Node, Node], nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    brokers: tuple[Node, Node], nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rocketlet.client.broadcast.HEARTBEAT_INTERVAL_S", 10 * PATIENCE_S)
+    looked: Counter[str] = Counter()
+    find_route = Cluster.find_route
+
+    async def counted(self: Cluster, topic: str) -> Route | None:
+        route = await find_route(self, topic)
+        looked[topic] += 1
+        return route
+
     first, second = brokers
+    await create_topic(await connect(first.address), "t", 1)  # so that a route is left
     inbox = Inbox()
     port = int(second.address.rpartition(":")[2])
     async with Consumer(first.address, "g", "t", inbox, start="first", broadcasting=True) as consumer:
         await eventually(lambda: QUEUE in consumer.assignment())
         await second.stop()
-        heartbeats = consumer._membership._heartbeats
-        await eventually(lambda: heartbeats.are_failing)
+        await eventually(lambda: consumer._membership._heartbeats.are_failing)
+        monkeypatch.setattr(Cluster, "find_route", counted)
+        await eventually(lambda: looked["t"] > 1)  # the name server knows the broker no more
         await nodes.start(name="broker-b", name_servers=(first.address,), port=port)
         async with Producer(first.address) as producer:
-            await producer.send("t", b"there")
+            await producer.send("t", b"there", queue=QUEUE)
         await eventually(lambda: inbox.bodies == [b"there"])
