@@ -66,3 +66,20 @@ async def test_what_was_made_before_a_fork_is_not_started_after_it(node: Node, m
                 await start()
     async with producer:
         pass
+
+
+async def test_a_child_of_a_fork_does_not_use_its_parents_client(node: Node, wire: Wire) -> None:
+    """Its copy of the parent's loop looks as if it ran."""
+    await create_topic(wire, "t", 1)
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"1")
+        child = os.fork()
+        if not child:
+            said = 1
+            try:
+                said = 0 if "is used in" in elsewhere(lambda: producer.send("t", b"x")) else 2
+            finally:
+                os._exit(said)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        await producer.send("t", b"2")
