@@ -109,7 +109,7 @@ def _values(request: Request, found: Page) -> dict[str, Any]:
         "cluster": console.cluster,
         "read_only": console.read_only,
         "token": token(request),
-        "path": request.url.path,
+        "path": text.own_path(request.scope["raw_path"]),
         "section": request.url.path.split("/")[1],
         "notice": console.notice_of(request.query_params.get("notice", "")),
         **found.values,

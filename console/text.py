@@ -81,6 +81,11 @@ def part(name: str) -> str:
     return quote(name, safe="")
 
 
+def own_path(asked: bytes) -> str:
+    """The path that was asked for, as a link to it. It leads to no other host, as `//host` and `/\\host` do."""
+    return "/" + quote(asked.decode("latin-1").lstrip("/"), safe="/%")
+
+
 def query(**values: object) -> str:
     """`?name=value&...` of what is not empty."""
     given = {name: str(value) for name, value in values.items() if value not in (None, "", False)}
