@@ -19,6 +19,7 @@ from rocketlet.broker import server
 from rocketlet.broker.access.accounts import Account
 from rocketlet.broker.access.acl import Acl
 from rocketlet.broker.access.rules import KNOWN
+from rocketlet.broker.broker import Broker
 from rocketlet.broker.groups import draining, members, settings
 from rocketlet.broker.groups.offsets import Offsets
 from rocketlet.broker.groups.owners import owners_of
@@ -162,6 +163,14 @@ REMOVALS: dict[str, Removal] = {
     "log-before-progress": Removal(
         "the log is synced before progress is saved", "power", 1000, [Change(Store, "syncing", _no_job)], "H4",
     ),
+    "behind-the-job": Removal(
+        "a sync returns behind what a checkpoint syncs just now", "power", 300,
+        [Change(Broker, "_apart", Lines("await asyncio.get_running_loop", "if calls: await asyncio.get_running_loop"))], "H4",
+    ),
+    "job-in-one-call": Removal(
+        "a checkpoint syncs the log and the names of its files in one call", "power", 300,
+        [Change(Store, "syncing", Lines("yield partial(make_all, self._log.syncs())", "yield from self._log.syncs()"))], "H4",
+    ),
     "deletions-kept": Removal(
         "recovery knows where a topic was deleted",
         "power",
@@ -226,6 +235,10 @@ REMOVALS: dict[str, Removal] = {
     "topics-of-the-log": Removal(
         "topics that only the log knows are taken in", "files", 200,
         [Change(Recovery, "_is_wanted", Lines("if not is_known or topic_fault(topic):", "if True:"))], "M",
+    ),
+    "indexes-cut": Removal(
+        "indexes do not point behind a log whose torn end was cut off", "files", 100,
+        [Change(Recovery, "run", Lines("if checkpoint is not None and torn.position < checkpoint.end:", "if False:"))], "M",
     ),
     "state-sums": Removal(
         "state files have checksums", "files", 200,
@@ -301,7 +314,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "admin-asked": Removal(
         "administration is for administrators", "access", 1_000,
-        [Change(Acl, "_check_rule", Lines("if rule.is_admin and not account.is_admin:", "if False:"))], "ACL",
+        [Change(Acl, "_check_rule", Lines("if is_admin and not account.is_admin:", "if False:"))], "ACL",
     ),
     "pulls-ruled": Removal(
         "a pull has its rule in the table", "access", 4_000,

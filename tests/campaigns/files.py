@@ -14,6 +14,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,9 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
         template = templates[number % TEMPLATES]
         work = folder / "work"
         shutil.copytree(template.folder, work)
-        what = _damage(work, chance) if chance.random() > 0.05 else _lose_end(template, work, chance)
+        kind = chance.random()
+        lose = _damage if kind > 0.1 else partial(_tear_end if kind > 0.05 else _lose_end, template)
+        what = lose(work, chance)
         began_s = time.monotonic()
         try:
             _try(template, work, what, outcome)
@@ -161,6 +164,18 @@ def _lose_end(template: Template, folder: Path, chance: random.Random) -> str:
         path.unlink()
     shutil.rmtree(folder / "consumequeue")
     return NOTHING_LEFT
+
+
+def _tear_end(template: Template, folder: Path, chance: random.Random) -> str:
+    """Zeros the log from within a message on, as a power cut does, and an index, so that more of the log is read."""
+    log = max((folder / "commitlog").glob("*"), key=lambda path: int(path.name))
+    position, size = chance.choice([record for record in template.records.values() if record[0] >= int(log.name)])
+    data = log.read_bytes()
+    torn = position - int(log.name) + chance.randrange(1, size)
+    log.write_bytes(data[:torn] + bytes(len(data) - torn))
+    index = chance.choice(sorted(path for path in (folder / "consumequeue").rglob("*") if path.is_file()))
+    index.write_bytes(bytes(index.stat().st_size))
+    return "the log's end zeroed and an index zeroed"
 
 
 def _intact(template: Template, work: Path) -> set[Place]:

@@ -20,6 +20,7 @@ import random
 import shutil
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ from .common import Limit, Outcome
 DEFAULT_COUNT = 1000
 STEPS = 60
 CALLS = 400  # of the store to the device, after one of which the power fails
+AMID_SHARE = 0.2  # of tries, in which a job saves what somebody waits for
 PAGE_BYTES = 512
 KINDS = (
     *("send",) * 4, "late", "deliver", "persist", "save", "save", "topic", "expire", "commit", "make", "make", "delete"
@@ -283,6 +285,22 @@ class Work:
         if chance.random() < 0.8:
             self._sync(broker, lambda: self.acknowledged.update(self.sent))
 
+    def save_amid_sends(self, broker: Broker, device: Device, chance: random.Random) -> None:
+        """A job has messages of several segments synced, while somebody waits for them; soon after, the power fails."""
+        device.calls_left = CALLS
+        while self._jobs:
+            self._go_on()
+        sent: dict[Place, bytes] = {}
+        for part in range(chance.randrange(1, 30)):
+            body = b"amid-%d" % part + bytes(700)
+            sent[put(broker, broker.store.queue("t", 3), body)] = body
+        self.sent |= sent
+        self._begin(broker.saving())
+        for _ in range(chance.choice((1, 1, 2, 3, 5))):
+            self._go_on()
+        self._sync(broker, lambda: self.acknowledged.update(sent))
+        device.calls_left = chance.randrange(6)
+
     def _make_or_fill(self, broker: Broker, name: str, body: bytes) -> None:
         if broker.topics.get(name) is None:
             self.deleted.discard(name)
@@ -327,14 +345,23 @@ class Work:
             job.close()
         self._jobs.clear()
 
+    def submit(self, function: Callable[..., object], *arguments: object) -> Future[object]:
+        """Stands for the thread that waits for the device, which makes one call after the other."""
+        if self._waits_for_device:
+            self._go_on()
+        done: Future[object] = Future()
+        try:
+            done.set_result(function(*arguments))
+        except BaseException as error:  # a PowerCut, too
+            done.set_exception(error)
+        return done
+
     def _sync(self, broker: Broker, acknowledge: Callable[[], object]) -> None:
-        """Behind what the device does already: one thread makes all calls. Raises PowerCut."""
+        """Raises PowerCut."""
         flusher = broker.flusher
         if flusher is None:
             acknowledge()
             return
-        if self._waits_for_device:
-            self._go_on()
         was_told: list[bool] = []
 
         def told(is_synced: bool) -> None:
@@ -352,12 +379,6 @@ async def _flushed(flusher: Flusher, told: Callable[[bool], None]) -> None:
     await flusher.drain()
 
 
-async def _at_once(calls: list[Call]) -> None:
-    """Stands for the broker's thread."""
-    for call in calls:
-        call()
-
-
 class _Turn:
     """Something else is done meanwhile."""
 
@@ -370,9 +391,9 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
     outcome = Outcome(figures={"acknowledged": 0, "cut_off": 0, "deleted": 0, "killed": 0})
     loop = asyncio.new_event_loop()
     for number in limit:
-        chance = random.Random(f"{seed}-{number}")
+        chance, amid = random.Random(f"{seed}-{number}"), random.Random(f"{seed}-{number}-amid")
         try:
-            _try(folder, chance, outcome, loop)
+            _try(folder, chance, amid, outcome, loop)
         except Exception as error:
             outcome.fault(f"{type(error).__name__}: {error}".replace(str(folder), ""))
         outcome.tried += 1
@@ -382,7 +403,9 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
     return outcome
 
 
-def _try(folder: Path, chance: random.Random, outcome: Outcome, loop: asyncio.AbstractEventLoop) -> None:
+def _try(
+    folder: Path, chance: random.Random, amid: random.Random, outcome: Outcome, loop: asyncio.AbstractEventLoop
+) -> None:
     device, work = Device(), Work(loop)
     before, after = folder / "before", folder / "after"
     is_kill = chance.random() < 0.33
@@ -391,10 +414,13 @@ def _try(folder: Path, chance: random.Random, outcome: Outcome, loop: asyncio.Ab
         broker = open_broker(before, **settings)
         broker.topics.put(TopicConfig("t", 4, 4), 0)
         if broker.flusher is not None:
-            broker.flusher._apart = _at_once
+            vars(broker)["_device"] = work
         device.calls_left = chance.randrange(CALLS)
+        amid_step = amid.randrange(10) if amid.random() < AMID_SHARE else None
         try:
             for number in range(STEPS):
+                if number == amid_step:
+                    work.save_amid_sends(broker, device, amid)
                 work.step(broker, chance, number)
         except PowerCut:
             pass
