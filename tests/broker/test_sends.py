@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rocketlet.broker.clock import MovableClock
 from rocketlet.protocol import bodies, group_config
 from rocketlet.protocol.batch import BatchEntry, encode_batch
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -154,13 +155,14 @@ async def test_a_oneway_send_is_stored_and_not_answered(wire: Wire) -> None:
 
 
 async def test_delayed_messages_come_when_due_and_in_their_topic(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(delay_levels_ms=(20, 60))
+    node = await nodes.start(clock=MovableClock(stands=True), delay_levels_ms=(20, 60))
     wire = await connect(node.address)
     await create_topic(wire, "t")
     for body, level in ((b"later", 2), (b"sooner", 1), (b"beyond the last level", 99)):
         answer = await send(wire, body, queue=3, properties=f"DELAY\x01{level}")
         assert (answer.code, int(answer.ext["queueId"])) == (0, 3)
     assert await records(wire, queue=3) == []
+    node.clock.advance(0.06)
     await eventually(lambda: node.broker.store.queue("t", 3).next == 3)
     found = await records(wire, queue=3)
     assert [record.body for record in found] == [b"sooner", b"later", b"beyond the last level"]
