@@ -17,6 +17,7 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple
 
 import msgpack
+import msgspec
 import orjson
 
 from .codes import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Language, SerializeType
@@ -50,7 +51,8 @@ _prefix_at = _PREFIX.unpack_from
 _check_numbers = Struct("iiiBi").pack  # raises for what does not fit; it takes a third of the time of comparisons
 _new_tuple = tuple.__new__
 _packb = msgpack.Packer(use_bin_type=True).pack
-_unpackb = msgpack.unpackb
+# msgspec checks each value as it decodes, and takes less time for both than msgpack for the one.
+_decode_header = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, str | None, dict[str, ExtValue]]).decode
 
 
 class FrameError(ValueError):
@@ -288,12 +290,10 @@ def _walked_ext(block: bytes) -> tuple[dict[str, ExtValue], list[tuple[int, int]
 
 def _decode_msgpack(header: bytes, body: bytes) -> Frame:
     try:
-        code, flag, opaque, language, version, remark, ext = _unpackb(header)
+        code, flag, opaque, language, version, remark, ext = _decode_header(header)
         _check_numbers(code, flag, opaque, language, version)
-    except Exception as error:  # msgpack raises its own errors, ValueError, TypeError and more
+    except (ValueError, StructError) as error:  # msgspec's are ValueErrors
         raise FrameError(f"MessagePack header cannot be read: {error!r}") from None
-    if type(ext) is not dict or (remark is not None and type(remark) is not str):
-        raise FrameError("MessagePack header has a field of a wrong type")
     return _new_tuple(Frame, (code, opaque, ext, body, flag, remark, language, version, MSGPACK))
 
 

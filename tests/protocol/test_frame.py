@@ -3,6 +3,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,6 +141,31 @@ def test_json_headers_are_read_as_leniently_as_java_does(header: bytes, ext: dic
 def test_what_cannot_be_a_frame_is_refused_at_once(data: bytes) -> None:
     with pytest.raises(FrameError):
         FrameReader().feed(data)
+
+
+_INFINITY = float("inf")
+_VALUES: list[Any] = [None, 1.5, _INFINITY, [1], {"a": 1}, b"x"]
+_EXTS: list[Any] = [None, [], "x", {1: "x"}, {None: "x"}, {b"x": "x"}, *({"queueId": value} for value in _VALUES)]
+_REMARKS: list[Any] = [1, False, b"x", ["x"]]
+_CODES: list[Any] = [None, True, 11.0, "11", 2**31]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *([11, 0, 1, 12, 401, None, ext] for ext in _EXTS),
+        *([11, 0, 1, 12, 401, remark, {}] for remark in _REMARKS),
+        *([code, 0, 1, 12, 401, None, {}] for code in _CODES),
+        [11, 0, 1, 12, 401, None],
+        [11, 0, 1, 12, 401, None, {}, 0],
+    ],
+    ids=repr,
+)
+def test_a_value_that_no_header_has_is_refused_where_it_is_decoded(header: list[Any]) -> None:
+    """MessagePack has more types than a header. Nobody behind the decoder expects them: int(inf) is an OverflowError."""
+    data = msgpack.packb(header)
+    with pytest.raises(FrameError):
+        FrameReader().feed(struct.pack(">II", 4 + len(data), MSGPACK << 24 | len(data)) + data)
 
 
 @pytest.mark.parametrize("cut", [3, 7, 9, 30])
