@@ -13,7 +13,7 @@ continues as if nothing had happened.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -294,14 +294,24 @@ class Locks:
             return f"the queue {queue[0]}:{queue[1]} is owned by {lock.client_id} (epoch {lock.epoch})"
         return None
 
-    def topic_deleted(self, topic: str) -> None:
-        """What its owners have read is gone. If it is made anew, other messages get these offsets."""
-        for key in [key for key, lock in self._locks.items() if key[1] == topic and lock.handover]:
-            lock = self._locks[key]
-            lock.former_end = 0
-            self._ledger.ended_at(key, Former(lock.client_id, lock.epoch, 0))
-        self._ledger.write()
+    def topic_deleted(self, topic: str) -> Job[None]:
+        """What its owners have read is gone: if it is made anew, other messages get these offsets. It holds at once; the job
+        writes it down."""
+        keys = [key for key, lock in self._locks.items() if key[1] == topic and lock.handover]
+        for key in keys:
+            self._locks[key].former_end = 0
         self._on_change()
+        return self._noting_ends(keys)
+
+    def _noting_ends(self, keys: Sequence[Key]) -> Job[None]:
+        for number, key in enumerate(keys, 1):
+            lock = self._locks.get(key)
+            if lock is not None and lock.former_end == 0:  # else its owner has read the new topic already
+                self._ledger.ended_at(key, Former(lock.client_id, lock.epoch, 0))
+            if number % LOOKS == 0:
+                self._ledger.write()
+                yield None
+        self._ledger.write()
 
     def former_end(self, group: str, topic: str, queue_id: int) -> int | None:
         """How far the queue's owner can be, if it comes from a run before or its topic was deleted, until it has pulled. What

@@ -58,20 +58,21 @@ def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     broker.topics.delete(name, broker.store.end)
     broker.offsets.forget_topic(name)
-    broker.locks.topic_deleted(name)
+    noting = broker.locks.topic_deleted(name)
     log.info("topic_deleted", topic=name)
     removing = broker.store.deleting(name)
     broker.held_pulls.let_topic_go(name)
-    broker.tasks.answer(_delete(broker, connection, frame, removing))
+    broker.tasks.answer(_delete(broker, connection, frame, noting, removing))
     return None
 
 
-async def _delete(broker: Broker, connection: Connection, frame: Frame, removing: Job[None]) -> None:
+async def _delete(broker: Broker, connection: Connection, frame: Frame, *jobs: Job[None]) -> None:
     def refuse(reason: str) -> None:
         connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"not all of it is gone: {reason}"))
 
     try:
-        await broker.do(removing)
+        for job in jobs:
+            await broker.do(job)
     except StoreFull as error:
         refuse(str(error))
     else:
