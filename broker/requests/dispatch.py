@@ -117,8 +117,7 @@ class Dispatch:
                 is_large = len(frame.body) > LARGE_REQUEST_BYTES
                 reply = self._in_turn(connection, frame) if is_large else self._handle(connection, frame)
                 ended_s = time.perf_counter()
-                times = self._times.get(frame.code)
-                if times is not None:
+                if (times := self._times.get(frame.code)) is not None:
                     times.observe(ended_s - began_s)
                 began_s = ended_s
                 if reply is None:
@@ -126,9 +125,7 @@ class Dispatch:
                 if not isinstance(reply, list):  # which is quicker to find out than a generator
                     connection.write(out)
                     out = []
-                    connection.hold(frames[index + 1 :], len(frame.body))
-                    self._answering += 1
-                    self._turns.do(self._work(connection, frame, reply))
+                    self._work_on(connection, frames[index:], reply)
                     break
                 if not frame.flag & ONEWAY_FLAG:
                     out += reply
@@ -146,6 +143,13 @@ class Dispatch:
                 self._settle(sends, connection, out, began_s)
             elif out:
                 connection.write(out)
+
+    def _work_on(self, connection: Connection, frames: list[Frame], work: Work[Buffers]) -> None:
+        """The first request takes long: it is answered in turns, and the others wait behind it."""
+        frame, *behind = frames
+        connection.hold(behind, len(frame.body))
+        self._answering += 1
+        self._turns.do(self._work(connection, frame, work))
 
     def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> None:
         try:

@@ -6,10 +6,22 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rocketlet.client import ConnectionFailed, Consumer, Message, Reject, RequestTimeout, RetryLater
+from rocketlet.client import ConnectionFailed, Consumer, Message, Reject, RequestTimeout, RetryLater, RocketletError
 
 from ..conftest import Node, Wire, create_topic, eventually
 from ..handlers import fill
+
+
+def refuse_first(monkeypatch: pytest.MonkeyPatch, away: list[RocketletError]) -> None:
+    """What is sent back fails with each of these, the last one first; then it arrives."""
+    send_back = Consumer._send_back
+
+    async def sent_back(self: Consumer, message: Message, delay_level: int) -> None:
+        if away:
+            raise away.pop()
+        await send_back(self, message, delay_level)
+
+    monkeypatch.setattr(Consumer, "_send_back", sent_back)
 
 
 @pytest.mark.parametrize("outcome", [RetryLater(1), Reject()])
@@ -22,13 +34,7 @@ async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
     await fill(node, 3)
     seen: list[bytes] = []
     may_end = asyncio.Event()
-    away = [ConnectionFailed("away"), RequestTimeout("away")]
-    send_back = Consumer._send_back
-
-    async def sent_back(self: Consumer, message: Message, delay_level: int) -> None:
-        if away:
-            raise away.pop()
-        await send_back(self, message, delay_level)
+    away: list[RocketletError] = [ConnectionFailed("away"), RequestTimeout("away")]
 
     async def handle(message: Message) -> RetryLater | Reject | None:
         seen.append(message.body)
@@ -37,7 +43,7 @@ async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
         await may_end.wait()
         return outcome
 
-    monkeypatch.setattr(Consumer, "_send_back", sent_back)
+    refuse_first(monkeypatch, away)
     async with Consumer(node.address, "g", "t", handle, start="first") as consumer:
         await eventually(lambda: len(seen) == 3)
         (process_queue,) = (item for item in consumer.queues.values() if item.queue.topic == "t")
@@ -60,19 +66,13 @@ async def test_a_hand_over_sends_back_what_its_broker_had_not_taken(
     await create_topic(wire, "t", 1)
     await fill(node, 3)
     seen: list[bytes] = []
-    away = [ConnectionFailed("away"), ConnectionFailed("away"), RequestTimeout("away")]
-    send_back = Consumer._send_back
-
-    async def sent_back(self: Consumer, message: Message, delay_level: int) -> None:
-        if away:
-            raise away.pop()
-        await send_back(self, message, delay_level)
+    away: list[RocketletError] = [ConnectionFailed("away"), ConnectionFailed("away"), RequestTimeout("away")]
 
     async def handle(message: Message) -> RetryLater | Reject | None:
         seen.append(message.body)
         return outcome if message.body == b"0" else None
 
-    monkeypatch.setattr(Consumer, "_send_back", sent_back)
+    refuse_first(monkeypatch, away)
     async with Consumer(node.address, "g", "t", handle, start="first") as consumer:
         await eventually(lambda: len(seen) == 3 and len(away) == 2)
         (process_queue,) = (item for item in consumer.queues.values() if item.queue.topic == "t")
