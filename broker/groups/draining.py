@@ -306,7 +306,7 @@ class Draining:
         self._progressed(group.name, drain)
         self._tell_kept(group.name, drain)
         for connection in list(drain.waiting):
-            for pull in self._held_pulls.of(connection):
+            for pull in self._held_pulls.of(connection, group.name):
                 place = (pull.queue.topic, pull.queue.queue_id)
                 if connection in drain.moving.get(place, ()):
                     self._held_pulls.let_go(pull)  # its member comes back at once, and says how far it is

@@ -31,6 +31,7 @@ class HeldPull:
     its texts take, in bytes; `is_done` says that its member has handled all that it was given of the queue."""
 
     connection: Connection
+    group: str
     queue: ConsumeQueue
     subscription: Subscription | None
     seen: int
@@ -137,9 +138,9 @@ class HeldPulls:
             self.let_go(pull)
             yield
 
-    def of(self, connection: Connection) -> list[HeldPull]:
-        """The pulls of a connection."""
-        return list(self._of.get(connection, ()))
+    def of(self, connection: Connection, group: str | None = None) -> list[HeldPull]:
+        """The pulls of a connection, in one group or in all."""
+        return [pull for pull in self._of.get(connection, ()) if group in (None, pull.group)]
 
     def answer_all(self) -> None:
         """Before the broker closes: clients learn at once that nothing came."""

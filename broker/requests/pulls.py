@@ -95,6 +95,7 @@ def _pull(
         kept = small(frame)
         pull = HeldPull(
             connection,
+            header.consumer_group,
             queue,
             subscription,
             header.queue_offset,
