@@ -16,7 +16,12 @@ from ..protocol.headers import HeaderError, read_send_v2
 SHOWN_CHARACTERS: Final = 200
 MARGIN: Final = "    "
 _SENDS_V2: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
-_PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID)
+_PULLS: Final = (
+    RequestCode.PULL_MESSAGE,
+    RequestCode.LITE_PULL_MESSAGE,
+    RequestCode.QUERY_MESSAGE,
+    RequestCode.VIEW_MESSAGE_BY_ID,
+)
 
 
 def text_of(data: bytes) -> str:

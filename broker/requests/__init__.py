@@ -3,7 +3,7 @@
 table         every request code with its handler and permission
 dispatch      the way of the frames of one socket read to their handlers and back
 sends         SEND_MESSAGE, its V2, SEND_BATCH_MESSAGE, CONSUMER_SEND_MSG_BACK
-pulls         PULL_MESSAGE
+pulls         PULL_MESSAGE, LITE_PULL_MESSAGE
 replies       SEND_REPLY_MESSAGE
 searches      QUERY_MESSAGE, VIEW_MESSAGE_BY_ID
 transactions  END_TRANSACTION

@@ -39,7 +39,8 @@ log = structlog.get_logger("rocketlet.dispatch")
 Handler = Callable[[Connection, Frame], Reply]
 
 # These may make a group or its retry topic. If that cannot be kept, who only reads can do so all the same.
-READS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET))
+PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
+READS = PULLS | {RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET}
 
 # what a client's request may cause; struct.error is a number too large for its field
 _CLIENT_FAULTS = (
@@ -213,9 +214,7 @@ class Dispatch:
 
     def _handle(self, connection: Connection, frame: Frame) -> Reply:
         found = self._handlers.get(frame.code)
-        if found is None or (
-            connection.is_vip and frame.code == RequestCode.PULL_MESSAGE
-        ):  # as on Apache's VIP channel
+        if found is None or (connection.is_vip and frame.code in PULLS):  # as on Apache's VIP channel
             remark = f" request type {frame.code} not supported"
             return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         handler, rule = found

@@ -46,6 +46,7 @@ SENDS: Mapping[int, Rule] = {
 BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     # messages
     Code.PULL_MESSAGE: (pulls.pull_message, rules.READS),
+    Code.LITE_PULL_MESSAGE: (pulls.pull_message, rules.READS),
     Code.CONSUMER_SEND_MSG_BACK: (sends.send_back, rules.SEND_BACK),
     Code.END_TRANSACTION: (transactions.end_transaction, rules.END_TRANSACTION),
     Code.SEND_REPLY_MESSAGE: (replies.send_reply, KNOWN),

@@ -282,6 +282,16 @@ async def test_a_pull_gives_more_to_whoever_says_how_much_it_takes(wire: Wire) -
         assert size <= limit < size + size // count
 
 
+async def test_a_lite_pull_is_a_pull(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    held = wire.send(RequestCode.LITE_PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND))
+    await send(wire, b"first")
+    answer = await wire.answer(held)
+    assert [record.body for record in decode_records(answer.body)] == [b"first"]
+    answer = await wire.call(RequestCode.LITE_PULL_MESSAGE, pull("nowhere"))
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
 async def test_a_pull_that_names_an_identity_reads_no_other_topic(wire: Wire) -> None:
     await create_topic(wire, "t")
     await send(wire)

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,16 @@ from .systems import HEAP, SETTINGS, SMALL, Ours, System
 HERE = Path(__file__).parent
 JAVA_CLIENT = "Java 4.9.8"
 MQADMIN = "mqadmin 4.9.8"
+JAVA, JAVA_FIVE = "4.9.8", "5.3.3"
+"""Apache's remoting clients: our Java programs are compiled once for each."""
 GO_CLIENT = "Go 2.1.2"
+CLIENTS = {
+    "test_mqadmin": MQADMIN,
+    "test_go": GO_CLIENT,
+    "test_java_five": f"Java {JAVA_FIVE}",
+    "test_mqadmin_five": f"mqadmin {JAVA_FIVE}",
+}
+"""By the module that tries it; others try `JAVA_CLIENT`."""
 SMALL_JVM = ("-Xmx256m", *SMALL)
 SHARED = "peer.jsa"
 START_S = 240.0
@@ -73,9 +83,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Notes the requests of foreign clients and to them, and the test's feature, if the test passes."""
-    client = {"test_mqadmin": MQADMIN, "test_go": GO_CLIENT}.get(
-        request.module.__name__.rpartition(".")[2], JAVA_CLIENT
-    )
+    client = CLIENTS.get(request.module.__name__.rpartition(".")[2], JAVA_CLIENT)
     seen: set[tuple[int, str]] = set()
     serve, tell, ask = Dispatch.serve, Clients.tell, Clients.ask
 
@@ -200,17 +208,31 @@ def fetched(command: list[str], folder: Path) -> None:
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with our Java programs, compiled, and the classes of a consumer as a virtual machine loads them fastest."""
-    project = HERE / "java"
+    return made_once(tmp_path_factory, "java-programs", partial(make_programs, JAVA))
 
-    def make(folder: Path) -> None:
-        fetched(["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=target/lib"], project)
-        sources = sorted((project / "src").rglob("*.java"))
-        libraries = ("-cp", f"{project}/target/lib/*")
-        subprocess.run(["javac", *libraries, "-encoding", "UTF-8", "-d", folder / "classes", *sources], check=True)
-        Path(shutil.make_archive(str(folder / "peer"), "zip", folder / "classes")).rename(folder / "peer.jar")
-        share_classes(folder)
 
-    return made_once(tmp_path_factory, "java-programs", make)
+@pytest.fixture(scope="session")
+def programs_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `programs`, for 5.x's client."""
+    return made_once(tmp_path_factory, "java-programs-5", partial(make_programs, JAVA_FIVE))
+
+
+def make_programs(version: str, folder: Path) -> None:
+    """Compiles them. A package has another name in 5.x, and Maven Central has not all parts of each version."""
+    project, jars, is_five = HERE / "java", folder / "lib", version == JAVA_FIVE
+    wanted = [f"-Drocketmq.version={version}", *([f"-Dfilter.version={version}"] if is_five else [])]
+    fetched(["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={jars}", *wanted], project)
+    sources = folder / "src"
+    sources.mkdir()
+    for source in [*project.rglob("main/**/*.java"), *(project.rglob("five/**/*.java") if is_five else ())]:
+        text = source.read_text()
+        if is_five:
+            text = text.replace("org.apache.rocketmq.common.protocol", "org.apache.rocketmq.remoting.protocol")
+        (sources / source.name).write_text(text)
+    options = ("-cp", f"{jars}/*", "-encoding", "UTF-8", "-nowarn", "-d", folder / "classes")
+    subprocess.run(["javac", *options, *sorted(sources.iterdir())], check=True)
+    Path(shutil.make_archive(str(folder / "peer"), "zip", folder / "classes")).rename(folder / "peer.jar")
+    share_classes(folder)
 
 
 def share_classes(folder: Path) -> None:
@@ -220,13 +242,14 @@ def share_classes(folder: Path) -> None:
         broker.create_topic("t")
         subprocess.run(
             ["java", *SMALL_JVM, f"-XX:ArchiveClassesAtExit={folder / SHARED}", "-Drocketmq.client.logUseSlf4j=true",
-             "-cp", classpath_of(folder), "Peer", "consume", f"ns={broker.address}", "group=g", "topic=t"],
+             f"-Duser.home={folder}", "-cp", classpath_of(folder),
+             "Peer", "consume", f"ns={broker.address}", "group=g", "topic=t"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=START_S,
         )  # fmt: skip
 
 
 def classpath_of(folder: Path) -> str:
-    return f"{folder / 'peer.jar'}:{HERE}/java/target/lib/*"
+    return f"{folder / 'peer.jar'}:{folder / 'lib'}/*"
 
 
 @pytest.fixture(scope="session")
@@ -288,16 +311,26 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture
 def java(programs: Path, tmp_path: Path) -> Run:
     """`async with java("consume", ns=..., topic=...) as peer:`"""
-    logback = tmp_path / "conf" / "logback_tools.xml"
-    logback.parent.mkdir()
+    return runner(programs, tmp_path)
+
+
+@pytest.fixture
+def java_five(programs_five: Path, tmp_path: Path) -> Run:
+    """As `java`, with 5.x's client."""
+    return runner(programs_five, tmp_path)
+
+
+def runner(programs: Path, home: Path) -> Run:
+    logback = home / "conf" / "logback_tools.xml"
+    logback.parent.mkdir(exist_ok=True)
     logback.write_text('<configuration><root level="OFF"/></configuration>')
 
     def run(program_mode: str, /, jvm: Sequence[str] = (), **options: object) -> AbstractAsyncContextManager[Program]:
         named = [f"{name.replace('_', '-')}={value}" for name, value in options.items()]
         return program(
             "java", *jvm, *SMALL_JVM, f"-XX:SharedArchiveFile={programs / SHARED}", "-Xlog:disable", "-Dfile.encoding=UTF-8",
-            "-Drocketmq.client.logUseSlf4j=true", f"-Dlogback.configurationFile={logback}", f"-Duser.home={tmp_path}",
-            "-cp", classpath_of(programs), "Peer", program_mode, *named, ROCKETMQ_HOME=str(tmp_path),
+            "-Drocketmq.client.logUseSlf4j=true", f"-Dlogback.configurationFile={logback}", f"-Duser.home={home}",
+            "-cp", classpath_of(programs), "Peer", program_mode, *named, ROCKETMQ_HOME=str(home),
         )  # fmt: skip
 
     return run

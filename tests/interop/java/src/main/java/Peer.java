@@ -35,8 +35,17 @@ public final class Peer {
             case "queries" -> new Queries(this).run();
             case "mqadmin" -> Mqadmin.run();
             case "filter" -> Filters.run();
-            default -> throw new IllegalArgumentException(mode);
+            default -> five(mode);
         }
+    }
+
+    /** What only 5.x has is in a class of its own, which is compiled with its client alone. */
+    private void five(String mode) throws Exception {
+        ((Runs) Class.forName("Five").getDeclaredConstructor(Peer.class).newInstance(this)).run(mode);
+    }
+
+    interface Runs {
+        void run(String mode) throws Exception;
     }
 
     String get(String name) {

@@ -26,7 +26,7 @@ final class Queries {
             first = first == null ? sent : first;
             Thread.sleep(20);
         }
-        MessageExt byOffset = producer.viewMessage(first.getOffsetMsgId());
+        MessageExt byOffset = producer.viewMessage(peer.get("topic"), first.getOffsetMsgId());
         Peer.say("BY-OFFSET " + Peer.text(byOffset.getBody()) + " " + byOffset.getMsgId().equals(first.getMsgId()));
         MessageExt byUnique = producer.viewMessage(topic, first.getMsgId());
         Peer.say("BY-UNIQUE " + Peer.text(byUnique.getBody()) + " " + byUnique.getMsgId().equals(first.getMsgId()));

@@ -1,0 +1,30 @@
+"""Unmodified Java clients of 5.x, over remoting, on our broker: what they ask that 4.9's do not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from .conftest import Cluster, Run, missing
+from .test_java_pulls import filled
+
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
+    pytest.mark.timeout(300),
+]
+
+
+def feature(area: str, text: str) -> pytest.MarkDecorator:
+    return pytest.mark.feature(area, text)
+
+
+@feature("Pull consumers", "lite pull by subscription, commit")
+async def test_lite_pull_subscribes_and_commits(cluster: Cluster, java_five: Run) -> None:
+    bodies = await filled(cluster)
+    async with java_five("lite", ns=cluster.address, group="g", topic="t", count=len(bodies)) as peer:
+        await peer.until(lambda: bool(peer.found("COMMITTED")), 60)
+        queues = [(node.broker.offsets, number) for node in cluster.nodes for number in range(2)]
+        await peer.until(lambda: all(offsets.get("g", "t", number) == 5 for offsets, number in queues))
+    assert Counter(peer.bodies) == Counter(bodies)
