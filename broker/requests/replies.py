@@ -6,6 +6,7 @@ from functools import partial
 
 from ...protocol import properties as props
 from ...protocol.codes import RequestCode, ResponseCode
+from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.frame import Ext, Frame
 from ...protocol.headers import PushReply, SendMessage, read, read_send_v2, write
 from ...protocol.message import decode_host, offset_id
@@ -14,26 +15,30 @@ from ..broker import Broker
 from ..config import REGION
 from ..net.answers import Buffers, answer, small
 from ..net.connection import Connection
+from .sends import property_bytes, too_large
 
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 
 
 def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
-    """Answers when the waiting client has: 0, or 1 if it is gone or does not take the reply."""
+    """Answers when the waiting client has: 0, or 1 if it is gone or does not take the reply. Raises Refused for a body or
+    properties that no message may have."""
     is_v2 = frame.code == RequestCode.SEND_REPLY_MESSAGE_V2
     header = read_send_v2(frame.ext) if is_v2 else read(SendMessage, frame.ext)
     client_id = props.find(header.properties, REPLY_TO_CLIENT)
     if client_id is None:
         remark = f"the reply has no property {REPLY_TO_CLIENT}, so nobody can receive it"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    if len(frame.body) > MAX_BODY_BYTES:
+        raise too_large("reply", frame.body)
     store = broker.store
     queue = store.queue(reply_topic(broker.config.cluster), 0)
     with broker.appender.batch() as now_ms:
         text = props.appended(header.properties, PUSH_REPLY_TIME, str(now_ms))
         born_ms, born_host = header.born_timestamp, connection.born_host
         position, offset = broker.appender.stage(
-            queue, frame.body, text.encode(), 0, header.flag, header.sys_flag, born_ms, born_host
+            queue, frame.body, property_bytes(text), 0, header.flag, header.sys_flag, born_ms, born_host
         )
     ext: Ext = {
         "msgId": offset_id(store.store_host, position),

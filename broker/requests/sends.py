@@ -126,10 +126,7 @@ class Sends:
         if header.batch:
             return self._place_batch(connection, frame, header, name, queue_id)
         if len(frame.body) > MAX_BODY_BYTES:
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message body has {len(frame.body)} bytes; {MAX_BODY_BYTES} are allowed",
-            )
+            raise too_large("message body", frame.body)
         text = header.properties
         if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
             name, queue_id, text = self._retried(header, name, queue_id, text)
@@ -154,7 +151,7 @@ class Sends:
         position, offset = self._appender.stage(
             queue,
             frame.body,
-            _property_bytes(text),
+            property_bytes(text),
             code,
             header.flag,
             header.sys_flag & ~SYS_TRANSACTION_MASK,
@@ -209,10 +206,7 @@ class Sends:
         self, connection: Connection, frame: Frame, header: SendMessage, name: str, queue_id: int
     ) -> Staged:
         if len(frame.body) > MAX_BODY_BYTES:
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the batch has {len(frame.body)} bytes; {MAX_BODY_BYTES} are allowed",
-            )
+            raise too_large("batch", frame.body)
         if header.sys_flag & SYS_TRANSACTION_MASK or _DELAY_MARK in header.properties:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can be neither delayed nor transactional")
         if not frame.body:
@@ -235,7 +229,11 @@ class Sends:
         return Staged(frame, positions[0], queue_id, first_offset, ids, 0)
 
 
-def _property_bytes(text: str) -> bytes:
+def too_large(what: str, body: bytes) -> Refused:
+    return Refused(ResponseCode.MESSAGE_ILLEGAL, f"the {what} has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
+
+
+def property_bytes(text: str) -> bytes:
     data = text.encode()
     if len(data) > MAX_PROPERTY_BYTES:
         raise Refused(
@@ -299,7 +297,7 @@ def _stage_again(broker: Broker, header: SendBack, record: Record, settings: Gro
     else:
         topic = broker.topics.ensure(TopicConfig(names.dlq_topic(header.group), 1, 1), broker.store.end)
         queue, code = broker.store.queue(topic.name, 0), tag_code(text)
-    broker.appender.stage_again(record, queue, _property_bytes(text), code, reconsume_times=record.reconsume_times + 1)
+    broker.appender.stage_again(record, queue, property_bytes(text), code, reconsume_times=record.reconsume_times + 1)
 
 
 def _sent_back(record: Record, header: SendBack) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -56,10 +56,11 @@ class Fetched(NamedTuple):
 
 
 class Reader:
-    """Reads the log. Records behind `checked_from` need no check."""
+    """Reads the log. Records behind `checked_from` need no check. `queues` are those that there are, by topic and number."""
 
-    def __init__(self, segments: CommitLog) -> None:
+    def __init__(self, segments: CommitLog, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
         self._log = segments
+        self._queues = queues
         self.checked_from = segments.end
         self._damaged: set[tuple[str, int, int]] = set()
         self._latest: tuple[int, int, bytes] = (0, 0, b"")  # position, size and what was read there
@@ -242,23 +243,36 @@ class Reader:
 
     # By position
 
+    def is_indexed(self, record: Record) -> bool:
+        """Whether the record is a message of the queue that it names. Bytes in a body may look like a record, its place and
+        checksums included; only an index says where a message begins."""
+        queue = self._queues.get((record.topic, record.queue_id))
+        if queue is None or not queue.begin <= record.queue_offset < queue.next:
+            return False
+        position, size, _ = queue.entry(record.queue_offset)
+        return position == record.physical_offset and size == record.size
+
     def record_at(self, position: int) -> Record | None:
-        """The record at a commit log position; None if there is none."""
+        """The message at a commit log position, which may be a client's; None if no queue has one there."""
+        record = self._at(position)
+        return record if record is not None and self.is_indexed(record) else None
+
+    def record_bytes_at(self, position: int) -> bytes | None:
+        """The bytes of the message at a commit log position; None if no queue has one there."""
+        record = self.record_at(position)
+        return self._log.read(position, record.size) if record else None
+
+    def _at(self, position: int) -> Record | None:
         if not self._log.begin <= position < self._log.end:
             return None
         record = self._log.record_at(position)
         return without_checksum(record) if record is not None else None
 
-    def record_bytes_at(self, position: int) -> bytes | None:
-        """The bytes of the record at a commit log position; None if there is none."""
-        record = self.record_at(position)
-        return self._log.read(position, record.size) if record else None
-
     # By time
 
     def earliest_ms(self) -> int:
         """The store time of the oldest message, ms; -1 if there is none."""
-        record = self.record_at(self._log.begin)
+        record = self._at(self._log.begin)
         return record.store_ms if record else -1
 
     def store_time_ms(self, queue: ConsumeQueue, offset: int) -> int:

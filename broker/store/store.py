@@ -70,9 +70,10 @@ class Store:
         self.now_ms = 0
         self._unflushed = 0  # messages since the queues' tails were looked at
         self._checkpointed = (-1, -1, False)
-        self._reader = Reader(self._log)
+        self._reader = Reader(self._log, self.queues)
         self.fetch = self._reader.fetch
         self.message = self._reader.message
+        self.is_indexed = self._reader.is_indexed
         self.record_at = self._reader.record_at
         self.record_bytes_at = self._reader.record_bytes_at
         self.store_time_ms = self._reader.store_time_ms

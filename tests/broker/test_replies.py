@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
 from rocketlet.protocol.frame import Frame
 
 from ..conftest import Connect, Node, Wire
@@ -38,3 +40,15 @@ async def test_the_sender_learns_that_nobody_took_the_reply(node: Node, wire: Wi
     await waiting.close()
     gone: Frame = await wire.answer(opaque)
     assert gone.code == ResponseCode.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+async def test_a_reply_is_limited_as_any_message(node: Node, wire: Wire, excess: int) -> None:
+    body = bytes(MAX_BODY_BYTES + excess)
+    answer = await wire.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("nobody"), body)
+    assert answer.code == (ResponseCode.MESSAGE_ILLEGAL if excess else ResponseCode.SYSTEM_ERROR)
+    assert node.broker.store.end == 0 or not excess
+    long = {"i": f"REPLY_TO_CLIENT\x01nobody\x02A\x01{'x' * MAX_PROPERTY_BYTES}"}
+    assert (
+        await wire.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("nobody") | long)
+    ).code == ResponseCode.MESSAGE_ILLEGAL

@@ -1,0 +1,41 @@
+"""A place in the log that a client names is answered only if an index names it: bodies may look like records."""
+
+from __future__ import annotations
+
+import pytest
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.message import decode_record
+
+from ..conftest import Node, Wire, create_topic
+from ..requests import send
+from ..store import forged
+
+
+async def test_a_record_in_a_body_has_no_id(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    await create_topic(wire, "u")
+    await send(wire, b"real", topic="u")
+    at = node.broker.store.end + forged.HEAD_BYTES
+    await send(wire, forged.next_body(node.broker.store, b"FORGED"))
+    assert node.broker.store._log.record_at(at) is not None, "the body is a record, if one believes it"
+    answer = await wire.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at})
+    assert (answer.code, answer.body) == (ResponseCode.SYSTEM_ERROR, b"")
+
+
+async def test_a_record_in_a_body_cannot_be_sent_back(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    at = node.broker.store.end + forged.HEAD_BYTES
+    await send(wire, forged.next_body(node.broker.store, b"FORGED"))
+    back = {"offset": at, "group": "g", "delayLevel": -1, "originMsgId": "", "originTopic": "u", "unitMode": False}
+    assert (await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == ResponseCode.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("topic", ["t", "u"])
+async def test_a_message_is_found_where_an_index_has_it(node: Node, wire: Wire, topic: str) -> None:
+    await create_topic(wire, topic)
+    at = node.broker.store.end
+    await send(wire, b"real", topic=topic)
+    answer = await wire.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at})
+    assert decode_record(answer.body).body == b"real"
+    node.broker.store.delete_topic(topic)
+    assert (await wire.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at})).code == ResponseCode.SYSTEM_ERROR
