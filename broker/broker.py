@@ -50,7 +50,7 @@ from .store.flusher import Flusher
 from .store.jobs import Call, Job, do, make_all, run
 from .store.store import Store, StoreFull
 from .tasks import Tasks
-from .turns import Turns
+from .turns import Line, Turns
 
 T = TypeVar("T")
 
@@ -88,6 +88,7 @@ class Broker:
 
         self.store = _store(config, clock)
         self.turns = Turns()
+        self.searches = Line(self.turns, limits.MAX_SEARCHES, limits.MAX_WAITING_SEARCHES)
         self.filters = Filters(self.turns)
         self._device = ThreadPoolExecutor(1, "device")
         self._jobs = asyncio.Lock()
@@ -221,6 +222,7 @@ class Broker:
         await self.tasks.stop()
         self.delays.stop()
         await self.filters.stop()
+        self.searches.stop()
         self.held_pulls.answer_all()
         await self.turns.done()
         if self.flusher is not None:

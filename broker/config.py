@@ -77,7 +77,7 @@ MAX_HOLD_S: Final = 60.0
 MAX_HELD_PULLS: Final = 100_000
 WOKEN_AT_ONCE: Final = 16  # held pulls of one queue; more are answered in turns
 MAX_READ_QUEUES: Final = 65_536  # of one connection, in all groups, for which it is watched who reads them
-MAX_ANSWERING: Final = 256  # requests that are answered later, such as searches of the log, at a time
+MAX_ANSWERING: Final = 256  # requests that are answered later, at a time; searches by a key have limits of their own
 OTHERS_QUEUE_WAIT_S: Final = 0.2  # before a foreign member is told again that there is nothing new in another's queue
 DRAINING_WAIT_S: Final = 0.01  # the same for a queue that is being drained
 SUBSCRIPTION_LOOKS: Final = 10  # how often a pull that is older than its member's subscription is looked at again
@@ -93,7 +93,11 @@ MAX_QUERY_ENTRIES: Final = 1024  # of a queue's index in one answer
 MAX_QUERY_MESSAGES: Final = 64
 MAX_QUERY_BYTES: Final = 8 * 1024 * 1024  # of messages found by a key; one is always given
 UNIQUE_KEY_MESSAGES: Final = 32  # found by a unique key, whatever is asked for: Apache's defaultQueryMaxNum
-SEARCH_CHUNK_BYTES: Final = 128 * 1024  # of the log, looked through in one turn of the event loop
+SEARCHED_ENTRIES: Final = 20_000_000  # of a topic's indexes, the newest ones, that one search by a key looks at
+SEARCH_ENTRIES: Final = 256  # of them in one piece of work
+SEARCH_CHUNK_BYTES: Final = 128 * 1024  # of messages in one piece of work
+MAX_SEARCHES: Final = 4  # at a time, each of another client
+MAX_WAITING_SEARCHES: Final = 256  # of one client
 DELAY_LEVELS_MS: Final = tuple(
     1000 * seconds
     for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from ..protocol.work import Work
-from .config import TURN_S
+from .config import TURN_S, LimitExceeded
 
 log = structlog.get_logger("rocketlet.turns")
 
@@ -85,6 +85,54 @@ class Turns:
                 self._waiting.popleft()
             else:
                 self._waiting.rotate(-1)
+
+
+class Line:
+    """Long work of one kind that clients ask for. One piece of work of each client is under way at a time, and `at_once` of
+    all clients; what else they ask for waits in line, and the clients take turns."""
+
+    def __init__(self, turns: Turns, at_once: int, max_waiting: int) -> None:
+        self._turns = turns
+        self._at_once = at_once
+        self._max_waiting = max_waiting
+        self._waiting: dict[object, deque[Work[None]]] = {}
+        self._working: set[object] = set()
+        self._is_stopped = False
+
+    def join(self, client: object, work: Work[None]) -> None:
+        """Raises LimitExceeded if too much of this client waits."""
+        line = self._waiting.get(client)
+        if self._is_stopped or (line is not None and len(line) >= self._max_waiting):
+            raise LimitExceeded(f"{self._max_waiting} requests such as this one wait already; try again later")
+        self._waiting.setdefault(client, deque()).append(work)
+        self._begin()
+
+    def stop(self) -> None:
+        """Nothing begins any more, and what is under way ends with the piece that it is at."""
+        self._is_stopped = True
+        self._waiting.clear()
+
+    def _begin(self) -> None:
+        while len(self._working) < self._at_once:
+            client = next((client for client in self._waiting if client not in self._working), None)
+            if client is None:
+                return
+            line = self._waiting.pop(client)
+            work = line.popleft()
+            if line:
+                self._waiting[client] = line  # behind the other clients'
+            self._working.add(client)
+            self._turns.do(self._doing(client, work))
+
+    def _doing(self, client: object, work: Work[None]) -> Work[None]:
+        try:
+            for _ in work:
+                if self._is_stopped:
+                    return
+                yield
+        finally:
+            self._working.discard(client)
+            self._begin()
 
 
 def _is_over(work: Work[None]) -> bool:

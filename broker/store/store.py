@@ -29,6 +29,7 @@ from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_s
 from .jobs import Call, Job, make_all, run
 from .reading import Fetched, Reader
 from .recovery import Recovered, Recovery, checkpoint_text, read_checkpoint
+from .searching import Search
 
 log = structlog.get_logger("rocketlet.store")
 
@@ -416,18 +417,12 @@ class Store:
         """Bytes of the commit log as they are. Raises StoreError for what was dropped."""
         return self._log.read(position, size)
 
-    def log_range(self, topic: str, begin_ms: int, end_ms: int) -> tuple[int, int]:
-        """The part of the commit log that holds the topic's messages of these store times: from the first one's position
-        to the end of the last one. Empty if there is none."""
-        begin, end = self._log.end, 0
-        for queue in self._of_topic.get(topic, ()):
-            first = self._reader.first_not_before(queue, begin_ms)
-            after = self._reader.first_not_before(queue, end_ms + 1)
-            if first < after:
-                begin = min(begin, queue.entry(first)[0])
-                position, size, _ = queue.entry(after - 1)
-                end = max(end, position + size)
-        return begin, max(begin, end)
+    def search(self, topic: str) -> Search:
+        """For the topic's messages that hold a text."""
+        return Search(self._log, self._reader, self._of_topic.get(topic, ()), self._is_there)
+
+    def _is_there(self, queue: ConsumeQueue) -> bool:
+        return self.queues.get((queue.topic, queue.queue_id)) is queue
 
     # Expiring
 

@@ -17,7 +17,7 @@ from rocketlet.protocol.work import finish
 
 from ..campaigns.frames import Peer
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import pull, send, send_v2
+from ..requests import pull, send
 
 MIB = 1 << 20
 
@@ -262,13 +262,13 @@ async def test_the_queues_of_all_topics_together_are_limited_at_their_edge(
 
 async def test_what_is_answered_later_is_limited_at_its_edge(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     await create_topic(wire, "t")
-    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x")
     monkeypatch.setattr("rocketlet.broker.tasks.MAX_ANSWERING", 0)
-    query = {"topic": "t", "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 2**62}
-    answer = await wire.call(RequestCode.QUERY_MESSAGE, query)
+    fields = {"topic": "t", "consumerGroup": "g", "clientId": "c", "strategyName": "AVG", "messageModel": "CLUSTERING"}
+    asked = orjson.dumps(fields)
+    answer = await wire.call(RequestCode.QUERY_ASSIGNMENT, body=asked)
     assert (answer.code, "being answered" in (answer.remark or "")) == (1, True)
     monkeypatch.setattr("rocketlet.broker.tasks.MAX_ANSWERING", 1)
-    assert (await wire.call(RequestCode.QUERY_MESSAGE, query)).code == 22
+    assert (await wire.call(RequestCode.QUERY_ASSIGNMENT, body=asked)).code == 0
 
 
 async def test_a_client_that_does_not_read_is_idle_and_closed(node: Node, wire: Wire, connect: Connect) -> None:
