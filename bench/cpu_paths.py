@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.net.connection import Connection
+from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.batch import encode_batch

@@ -19,17 +19,20 @@ from ..protocol.work import Work
 from . import config as limits
 from .access.acl import Acl
 from .clock import MACHINE, Clock, Timer
+from .cluster.link import NameServers
+from .cluster.peers import Peers
+from .cluster.registration import Registration
 from .config import BrokerConfig, LiveConfig
-from .groups.draining import Draining
+from .groups.foreign.draining import Draining
 from .groups.history import History
-from .groups.locks import Locks
 from .groups.members import ConsumerGroup, ConsumerGroups
 from .groups.notifications import Notifications
-from .groups.offsets import Offsets
-from .groups.progress import GroupProgress
+from .groups.owning.locks import Locks
+from .groups.owning.offsets import Offsets
+from .groups.owning.progress import GroupProgress
+from .groups.owning.watch import Watch
 from .groups.settings import GroupConfigs
-from .groups.watch import Watch
-from .histogram import Histogram
+from .listening.tls import Tls
 from .messages.appender import Appender
 from .messages.delays import Delays, tag_code_of
 from .messages.filters import Filters
@@ -37,20 +40,17 @@ from .messages.held_pulls import HeldPulls
 from .messages.statistics import Statistics
 from .messages.topics import Topics
 from .messages.transactions import Transactions
-from .nameserver.link import NameServers
 from .nameserver.routes import Routes
-from .net.clients import Clients
-from .net.connection import Connection
-from .net.tls import Tls
-from .open_files import shares
-from .peers import Peers
-from .registration import Registration
+from .remoting.connection import Connection
+from .running.histogram import Histogram
+from .running.jobs import Call, Job, do, make_all, run
+from .running.open_files import shares
+from .running.tasks import Tasks
+from .running.turns import Line, Turns
+from .sessions.clients import Clients
 from .store.files import Save
 from .store.flusher import Flusher
-from .store.jobs import Call, Job, do, make_all, run
 from .store.store import Store, StoreFull
-from .tasks import Tasks
-from .turns import Line, Turns
 
 T = TypeVar("T")
 

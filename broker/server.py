@@ -24,19 +24,20 @@ from .config import (
     SWEEP_INTERVAL_S,
     VIP_DISTANCE,
 )
+from .listening.handshakes import Handshakes
+from .listening.tls import Entrance, Tls
 from .nameserver.routes import Routes
-from .net.connection import Connection, is_loopback
-from .net.handshakes import Handshakes
-from .net.memory import Memory, default_budget
-from .net.reports import Reports
-from .net.tls import Entrance, Tls
-from .open_files import shares
-from .requests.dispatch import Dispatch
-from .tasks import Tasks
-from .turns import Turns
+from .remoting.connection import Connection, is_loopback
+from .remoting.dispatch import Dispatch
+from .running.machine import default_budget
+from .running.open_files import shares
+from .running.tasks import Tasks
+from .running.turns import Turns
+from .sessions.memory import Memory
+from .sessions.reports import Reports
 
 if TYPE_CHECKING:
-    from .metrics_port import MetricsPort
+    from .observing.metrics_port import MetricsPort
 
 log = structlog.get_logger("rocketlet.server")
 
@@ -138,8 +139,8 @@ class Server:
     def _serve_metrics(self, broker: Broker) -> None:
         config = broker.config
         if config.metrics_port is not None:
-            from .metrics import Collector
-            from .metrics_port import MetricsPort
+            from .observing.metrics import Collector
+            from .observing.metrics_port import MetricsPort
 
             measured = Collector(broker, self.memory, self._connections)
             self._metrics = MetricsPort(measured, config.metrics_host or self._host, config.metrics_port)

@@ -11,12 +11,12 @@ import orjson
 
 from ..broker.clock import MACHINE
 from ..broker.config import DELAY_LEVELS_MS, BrokerConfig
-from ..broker.groups.offsets import Offsets
+from ..broker.groups.owning.offsets import Offsets
 from ..broker.messages.delays import tag_code_of
 from ..broker.messages.topics import Topics
+from ..broker.running.jobs import run
 from ..broker.store.files import StoreError
 from ..broker.store.inspection import Finding, inspect
-from ..broker.store.jobs import run
 from ..broker.store.recovery import Recovered
 from ..broker.store.store import Store
 from . import logs

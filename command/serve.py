@@ -21,11 +21,11 @@ from ..broker.access.acl import Acl
 from ..broker.access.file import AclFile
 from ..broker.broker import Broker
 from ..broker.config import BrokerConfig
-from ..broker.garbage import Garbage
+from ..broker.listening.tls import Tls, TlsError, TlsFiles
 from ..broker.nameserver.networks import Networks, parse_networks
 from ..broker.nameserver.routes import Routes
-from ..broker.net.tls import Tls, TlsError, TlsFiles
-from ..broker.open_files import raise_limit
+from ..broker.running.garbage import Garbage
+from ..broker.running.open_files import TooFewOpenFiles, raise_limit
 from ..broker.server import Server
 from ..broker.store.files import StoreError
 from ..client.arguments import parse_addresses
@@ -99,7 +99,7 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
     try:
         async with Garbage():
             return await run(options)
-    except (StoreError, TlsError, AclError, RocketletError) as error:
+    except (StoreError, TooFewOpenFiles, TlsError, AclError, RocketletError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
     except OSError as error:
         print(f"rocketlet: {listening_fault(error, options.host, options.port)}", file=sys.stderr)
@@ -236,7 +236,7 @@ async def _metrics(options: argparse.Namespace, supervisor: Supervisor) -> Async
     if options.metrics_port is None:
         yield None
         return
-    from ..broker.metrics_port import MetricsPort
+    from ..broker.observing.metrics_port import MetricsPort
 
     served = MetricsPort(supervisor, options.metrics_host or options.host, options.metrics_port)
     try:

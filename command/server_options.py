@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from ..broker.net.tls import TLS_MODES
+from ..broker.listening.tls import TLS_MODES
 from . import logs, numbers
 from .config import MAX_LOCAL_BROKERS, PORT_STEP
 

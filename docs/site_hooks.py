@@ -1,7 +1,7 @@
 """What the site takes from the code when it is built, so that it cannot go stale: the command's help, and the limits.
 
 <!-- help: start -->              the output of `rocketlet start --help`
-<!-- metrics: broker/metrics.py --> a table of what is measured
+<!-- metrics: broker/observing/metrics.py --> a table of what is measured
 <!-- source: client/config.py --> a file of the repository
 """
 

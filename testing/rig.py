@@ -15,11 +15,11 @@ from typing import Any
 from ..broker.access.acl import Acl
 from ..broker.broker import Broker as RunningBroker
 from ..broker.config import BrokerConfig
+from ..broker.listening.tls import Tls
 from ..broker.nameserver.networks import Networks
 from ..broker.nameserver.routes import Routes
-from ..broker.net.connection import Connection
-from ..broker.net.tls import Tls
-from ..broker.requests.group_admin import history_of
+from ..broker.remoting.connection import Connection
+from ..broker.remoting.requests.group_admin import history_of
 from ..broker.server import Server
 from ..client.access import Access
 from ..client.admin import AdminClient

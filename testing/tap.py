@@ -9,8 +9,8 @@ from functools import partial
 from typing import Final
 
 from ..broker.clock import Clock
-from ..broker.net.answers import Buffers, answer
-from ..broker.net.connection import Connection, Host
+from ..broker.remoting.answers import Buffers, answer
+from ..broker.remoting.connection import Connection, Host
 from ..protocol import bodies, properties
 from ..protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, code_name, request_name
 from ..protocol.frame import Ext, Frame, FrameReader, encode

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from unittest import mock
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.net.answers import Buffers, Refused, answer
-from rocketlet.broker.net.connection import Connection
-from rocketlet.broker.requests.table import BROKER_REQUESTS, BrokerHandler
+from rocketlet.broker.remoting.answers import Buffers, Refused, answer
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.table import BROKER_REQUESTS, BrokerHandler
 from rocketlet.client.access import Access
 from rocketlet.client.config import APACHE_LEASE_S
 from rocketlet.protocol import group_bodies

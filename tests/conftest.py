@@ -18,7 +18,7 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.net.connection import Connection, Host
+from rocketlet.broker.remoting.connection import Connection, Host
 from rocketlet.broker.server import Server
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode

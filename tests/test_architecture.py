@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
+from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.protocol.codes import RequestCode
 
 ROOT = Path(__file__).parents[1]
@@ -34,31 +34,28 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "testing": "broker client root web",  # the root for its version
         "broker.config": "",
         "broker.clock": "",
-        "broker.tasks": "broker.clock broker.config",
-        "broker.settings_files": "",
-        "broker.histogram": "",
-        "broker.turns": "broker.config",
-        "broker.store": "broker.clock broker.config",
-        "broker.open_files": "broker.config broker.store",
-        "broker.net": "broker.clock broker.config broker.settings_files",
-        "broker.access": "broker.config broker.net broker.settings_files",
-        "broker.nameserver": "broker.clock broker.config broker.net",
-        "broker.messages": "broker.clock broker.config broker.net broker.store broker.turns",
-        "broker.groups": "broker.clock broker.config broker.histogram broker.net broker.store broker.tasks broker.turns "
-        "broker.messages",
-        "broker.garbage": "broker.clock broker.config broker.net broker.tasks",
-        "broker.registration": "broker.clock broker.config broker.messages broker.nameserver broker.tasks",
-        "broker.peers": "broker.clock broker.config broker.nameserver broker.net broker.tasks",
-        "broker.broker": "broker.access broker.clock broker.config broker.groups broker.histogram broker.messages "
-        "broker.nameserver broker.net broker.open_files broker.peers broker.registration broker.store broker.tasks "
-        "broker.turns",
-        "broker.requests": "broker.access broker.broker broker.config broker.groups broker.histogram broker.messages "
-        "broker.nameserver broker.net broker.store broker.turns",
-        "broker.metrics": "broker.broker broker.histogram broker.messages broker.net",
-        "broker.metrics_port": "broker.config",
-        "broker.server": "broker.access broker.broker broker.clock broker.config broker.metrics broker.metrics_port "
-        "broker.nameserver broker.net "
-        "broker.open_files broker.requests broker.tasks broker.turns",
+        "broker.running": "broker.clock broker.config",
+        "broker.store": "broker.clock broker.config broker.running",
+        "broker.sessions": "broker.clock broker.config broker.remoting",
+        "broker.listening": "broker.config broker.remoting broker.running broker.sessions",
+        "broker.access": "broker.config broker.remoting broker.running broker.sessions",
+        "broker.nameserver": "broker.clock broker.config broker.remoting",
+        "broker.cluster": "broker.clock broker.config broker.listening broker.messages broker.nameserver broker.running",
+        "broker.messages": "broker.clock broker.config broker.remoting broker.running broker.sessions broker.store",
+        "broker.groups": "broker.clock broker.config broker.groups.foreign broker.remoting broker.running "
+        "broker.sessions broker.store",
+        "broker.groups.owning": "broker.clock broker.config broker.groups broker.messages broker.remoting "
+        "broker.running broker.store",
+        "broker.groups.foreign": "broker.clock broker.config broker.groups broker.groups.owning broker.messages "
+        "broker.remoting broker.running",
+        "broker.broker": "broker.access broker.clock broker.cluster broker.config broker.groups broker.groups.foreign "
+        "broker.groups.owning broker.listening broker.messages broker.nameserver broker.remoting broker.running "
+        "broker.sessions broker.store",
+        "broker.remoting": "broker.access broker.broker broker.config broker.groups broker.groups.foreign "
+        "broker.messages broker.nameserver broker.running broker.sessions broker.store",
+        "broker.observing": "broker.broker broker.config broker.messages broker.running broker.sessions",
+        "broker.server": "broker.access broker.broker broker.clock broker.config broker.listening broker.nameserver "
+        "broker.observing broker.remoting broker.running broker.sessions",
     }.items()
 }
 IMPURE = frozenset(
@@ -71,8 +68,8 @@ TOUCH_THE_DISK = frozenset(
         "broker.store.files",
         "broker.store.journal",
         "broker.store.segments",
-        "broker.settings_files",
-        "broker.net.memory",  # reads how much the container may have
+        "broker.running.settings_files",
+        "broker.running.machine",  # reads how much the container may have
     )
 )
 DISK_MODULES = frozenset(("os", "shutil", "fcntl", "io", "tempfile", "mmap"))
@@ -106,11 +103,13 @@ def sources() -> dict[str, str]:
 
 
 def room_of(module: str) -> str:
-    """A folder of the broker or a module beside them, or another package."""
+    """A folder of the broker or of a folder there, a module beside them, or another package."""
     parts = module.split(".")
     if not module:
         return "root"
-    return ".".join(parts[:2]) if parts[0] == "broker" and len(parts) > 1 else parts[0]
+    if parts[0] != "broker" or len(parts) == 1:
+        return parts[0]
+    return next((room for count in (3, 2) if (room := ".".join(parts[:count])) in ARROWS), ".".join(parts[:2]))
 
 
 def imports(sources: Sources) -> Iterator[Import]:
@@ -229,14 +228,22 @@ def test_only_the_store_touches_the_disk(sources: Sources) -> None:
 @pytest.mark.parametrize(
     ("module", "text", "fault"),
     [
-        ("broker.store.planted", "from ..requests.sends import Sends", "broker.store may not know broker.requests"),
+        (
+            "broker.store.planted",
+            "from ..remoting.requests.sends import Sends",
+            "broker.store may not know broker.remoting",
+        ),
         ("broker.groups.planted", "from ..broker import Broker", "broker.groups may not know broker.broker"),
         (
             "broker.messages.planted",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..broker import Broker",
             "broker.messages may not know broker.broker",
         ),
-        ("broker.net.planted", "def late():\n    from .. import server", "broker.net may not know broker.server"),
+        (
+            "broker.listening.planted",
+            "def late():\n    from .. import server",
+            "broker.listening may not know broker.server",
+        ),
         ("protocol.planted", "from ..client.errors import RocketletError", "protocol may not know client"),
         ("client.planted", "import rocketlet.broker.config", "client may not know broker.config"),
         ("broker.cellar.planted", "from ..config import REGION", "the room broker.cellar is not drawn"),
@@ -248,9 +255,9 @@ def test_an_upward_import_is_found(sources: dict[str, str], module: str, text: s
 
 
 def test_a_circle_is_found_also_if_it_is_for_types_only(sources: dict[str, str]) -> None:
-    offsets = sources["broker.groups.offsets"] + "\nif TYPE_CHECKING:\n    from .progress import GroupProgress\n"
-    found = circle(sources | {"broker.groups.offsets": offsets})
-    assert {"broker.groups.offsets", "broker.groups.progress"} <= set(found)
+    offsets = sources["broker.groups.owning.offsets"] + "\nif TYPE_CHECKING:\n    from .progress import GroupProgress\n"
+    found = circle(sources | {"broker.groups.owning.offsets": offsets})
+    assert {"broker.groups.owning.offsets", "broker.groups.owning.progress"} <= set(found)
 
 
 def test_a_touch_of_the_disk_is_found(sources: dict[str, str]) -> None:

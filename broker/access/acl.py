@@ -22,9 +22,9 @@ from ...protocol import names
 from ...protocol.codes import EXT_CHANNEL, ResponseCode, request_name
 from ...protocol.frame import Frame
 from ...protocol.signature import ACCESS_KEY, SIGNATURE
-from ..net.answers import Refused
-from ..net.connection import Connection
-from ..net.reports import Reports
+from ..remoting.answers import Refused
+from ..remoting.connection import Connection
+from ..sessions.reports import Reports
 from .accounts import Account, AclError, Permission, Policy
 from .file import AclFile
 from .rules import Need, Records, Rule

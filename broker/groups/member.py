@@ -9,7 +9,7 @@ from ...protocol.bodies import ConsumerData
 from ...protocol.names import RETRY_PREFIX
 from ...protocol.subscription import Subscription
 from ..config import MEMBER_BYTES, PLACE_BYTES, SUBSCRIPTION_BYTES, TAG_BYTES
-from ..net.connection import Connection
+from ..remoting.connection import Connection
 
 Shape = frozenset[tuple[str, str]]  # topics and expressions
 

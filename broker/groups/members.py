@@ -33,10 +33,10 @@ from ..config import (
     REPORT_AGAIN_S,
     LimitExceeded,
 )
-from ..net.connection import Connection
-from ..turns import Turns
+from ..remoting.connection import Connection
+from ..running.turns import Turns
 from .disagreements import finding_faults, stale_counts
-from .given import MemberList
+from .foreign.given import MemberList
 from .history import History
 from .member import Member, Shape, shape_of, size_of
 from .sticky import StickyShares

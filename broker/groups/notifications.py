@@ -19,10 +19,10 @@ from ...protocol.group_bodies import Place
 from ...protocol.work import SLICE, Work
 from ..clock import Clock
 from ..config import NOTIFY_DELAY_S
-from ..net.clients import Clients
-from ..net.connection import Connection
-from ..turns import Turns
-from .draining import Draining
+from ..remoting.connection import Connection
+from ..running.turns import Turns
+from ..sessions.clients import Clients
+from .foreign.draining import Draining
 from .history import History
 from .members import ConsumerGroup, ConsumerGroups
 from .settings import GroupConfigs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..clock import Clock
 from ..config import HANDOVER_BOUNDS_S, MAX_FREE_QUEUES, REBALANCE_REST_S
-from ..histogram import Histogram
+from ..running.histogram import Histogram
 
 _MEMBERS_CHANGED = frozenset(("joined", "left", "leaving", "subscribed"))
 

@@ -15,8 +15,8 @@ from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ...protocol.schema import BodyError
 from ...protocol.work import joined
 from ..config import JOURNAL_LINES, MAX_GROUPS, MAX_RETRY_QUEUES, MAX_RETRY_TIMES, LimitExceeded, within
+from ..running.jobs import Job
 from ..store.files import StoreFull, read_state, replace_state, write_state
-from ..store.jobs import Job
 from ..store.journal import Journal
 
 MAX_LONG = 2**63 - 1

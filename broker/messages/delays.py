@@ -21,9 +21,9 @@ from ...protocol.names import SCHEDULE_TOPIC
 from ...protocol.subscription import tag_code
 from ..clock import Clock, Timer
 from ..config import CLOCK_TOLERANCE_MS, DELAY_DELIVERIES_AT_ONCE, DELAY_RETRY_S
+from ..running.jobs import Job
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import Save, StoreFull, Unreadable, read_state
-from ..store.jobs import Job
 from .appender import Appender
 from .topics import Topics
 

@@ -16,9 +16,9 @@ import structlog
 
 from ...protocol.codes import ResponseCode
 from ..config import MAX_FILTERS, MAX_UNPARSED
-from ..net.answers import Refused
-from ..net.connection import Connection
-from ..turns import Turns
+from ..remoting.answers import Refused
+from ..remoting.connection import Connection
+from ..running.turns import Turns
 
 if TYPE_CHECKING:
     from .sql_filter import Filter

@@ -16,9 +16,9 @@ from ...protocol.subscription import Subscription
 from ...protocol.work import Work
 from ..clock import Clock, Timer
 from ..config import MAX_HELD_PULLS, WOKEN_AT_ONCE
-from ..net.connection import Connection
+from ..remoting.connection import Connection
+from ..running.turns import Turns
 from ..store.consume_queue import ConsumeQueue
-from ..turns import Turns
 
 log = structlog.get_logger("rocketlet.pulls")
 

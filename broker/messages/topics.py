@@ -19,8 +19,8 @@ from ...protocol.schema import BodyError
 from ...protocol.work import joined
 from ..clock import Clock
 from ..config import JOURNAL_LINES, MAX_QUEUES, MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
+from ..running.jobs import Job
 from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
-from ..store.jobs import Job
 from ..store.journal import Journal
 
 PERM_TEMPLATE = PERM_READ_WRITE | PERM_INHERIT  # a send to a new topic may make it like this one

@@ -24,10 +24,10 @@ from ...protocol.subscription import tag_code
 from ...protocol.work import LOOKS, Work
 from ..clock import Clock
 from ..config import LiveConfig
-from ..net.clients import Clients
+from ..running.jobs import Job
+from ..sessions.clients import Clients
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import Damaged, Save, StoreFull, read_state
-from ..store.jobs import Job
 from .appender import Appender
 
 log = structlog.get_logger("rocketlet.transactions")

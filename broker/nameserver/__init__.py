@@ -1,7 +1,5 @@
-"""The name server, and a broker's way to it.
+"""The name server's state.
 
 routes    the table: which brokers there are, and which topics each has
 networks  which clients come from outside of them
-requests  the handlers
-link      what a broker has of its name servers
 """

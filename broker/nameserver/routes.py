@@ -22,7 +22,7 @@ from ..config import (
     MAX_TOPICS,
     LimitExceeded,
 )
-from ..net.connection import Connection
+from ..remoting.connection import Connection
 from .networks import Networks
 
 log = structlog.get_logger("rocketlet.nameserver")

@@ -8,7 +8,6 @@ recovery       what happens after a crash
 inspection     what of a folder is whole, for `rocketlet fsck`
 consume_queue  one queue's index into the commit log
 segments       a row of append-only files
-jobs           work that also waits for the device
 files          what they share: errors, descriptors, state files, the folder's lock
 journal        what has changed since a state file was written, a line each
 ledger         which leases were granted

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from .jobs import Call
+from ..running.jobs import Call
 from .store import Store
 
 Action = Callable[[], None]

@@ -13,9 +13,9 @@ from typing import Any, Final
 import orjson
 import structlog
 
+from ..running.jobs import Call, Job
 from . import disk
 from .files import StoreError, StoreFull
-from .jobs import Call, Job
 
 log = structlog.get_logger("rocketlet.store")
 

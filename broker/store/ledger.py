@@ -35,9 +35,9 @@ import structlog
 
 from ...protocol.work import joined
 from ..config import FREED_AT_ONCE, HANDOVER_LEASE_S, JOURNAL_LINES
+from ..running.jobs import Job
 from . import disk
 from .files import StoreError, StoreFull, find_state, replace_state, state_fault
-from .jobs import Job
 from .journal import Journal
 
 log = structlog.get_logger("rocketlet.store")

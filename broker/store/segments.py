@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from ..running.jobs import Call
 from . import disk
 from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull, Unreadable
-from .jobs import Call
 
 # What was written before such an error may be lost, too: the system forgets which pages it could not write (fsyncgate).
 _DEVICE_FAILED: Final = (errno.EIO, errno.ENXIO, errno.ENODEV)

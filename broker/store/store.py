@@ -22,11 +22,11 @@ from ...protocol.names import topic_fault
 from ...protocol.work import SLICE
 from ..clock import MACHINE
 from ..config import DAMAGE_ASIDE_BYTES, DELETE_LIMIT, MAX_OPEN_SEGMENTS
+from ..running.jobs import Call, Job, make_all, run
 from . import disk
 from .commit_log import CommitLog, Damage
 from .consume_queue import TAIL_ENTRIES, ConsumeQueue
 from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, replace_state
-from .jobs import Call, Job, make_all, run
 from .reading import Fetched, Reader
 from .recovery import Recovered, Recovery, checkpoint_text, read_checkpoint
 from .searching import Search

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from rocketlet.broker.access.acl import Acl
 from rocketlet.broker.access.file import AclFile
-from rocketlet.broker.net.tls import Tls
+from rocketlet.broker.listening.tls import Tls
 from rocketlet.client import Access
 from rocketlet.protocol.codes import Language
 from rocketlet.protocol.frame import JSON

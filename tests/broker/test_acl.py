@@ -14,7 +14,7 @@ from rocketlet.broker.access.accounts import AclError
 from rocketlet.broker.access.rules import KNOWN, Rule
 from rocketlet.broker.config import RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
+from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.broker.server import Server
 from rocketlet.client import BrokerRefused, Consumer, Producer, RocketletError
 from rocketlet.protocol import bodies, group_bodies

@@ -395,7 +395,7 @@ def test_a_change_that_the_disk_refuses_leaves_no_copy_of_the_secrets(
 
     for step in ("fchmod", "fsync", "replace"):
         with monkeypatch.context() as failing, pytest.raises(AclError, match="No space left"):
-            failing.setattr(f"rocketlet.broker.settings_files.os.{step}", full)
+            failing.setattr(f"rocketlet.broker.running.settings_files.os.{step}", full)
             file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
         assert [entry.name for entry in path.parent.iterdir()] == [path.name]
         assert path.read_bytes() == before

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_PEERS, PEER_IDLE_S, PROGRESS_S
-from rocketlet.broker.groups.agreement import Agreement, GivenElsewhere, Others
+from rocketlet.broker.groups.foreign.agreement import Agreement, GivenElsewhere, Others
 from rocketlet.protocol.agreement import Members, decode_members, encode_members
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS
@@ -35,8 +35,8 @@ FOR_LONG_S = 3600.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No drain ends because the machine is busy."""
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", FOR_LONG_S)
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_MAX_S", FOR_LONG_S)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", FOR_LONG_S)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", FOR_LONG_S)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ async def test_a_broker_that_is_away_is_not_waited_for(node: Node, wire: Wire) -
 async def test_a_broker_that_knows_other_members_is_waited_for_as_long_as_a_drain_however_much_it_says(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, words: int
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 60.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 60.0)
     async with at_work(node, wire, ResponseCode.SUCCESS) as stranger:
         await join(wire, "c1")
         await eventually(lambda: bool(stranger.requests))
@@ -209,7 +209,7 @@ async def test_a_broker_that_is_alone_asks_nobody(node: Node, wire: Wire) -> Non
 async def test_large_groups_and_those_on_many_brokers_do_not_agree(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, limit: str, is_beyond: bool
 ) -> None:
-    monkeypatch.setattr(f"rocketlet.broker.groups.agreement.{limit}", 0 if is_beyond else 1)
+    monkeypatch.setattr(f"rocketlet.broker.groups.foreign.agreement.{limit}", 0 if is_beyond else 1)
     async with at_work(node, wire, UNKNOWN) as stranger:
         await join(wire, "c1")
         await told(wire, "c1")

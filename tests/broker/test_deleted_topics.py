@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.broker import Broker
+from rocketlet.broker.running.jobs import run
 from rocketlet.broker.store import disk
 from rocketlet.broker.store.files import StoreFull
-from rocketlet.broker.store.jobs import run
 from rocketlet.protocol.bodies import TopicConfig
 
 from ..campaigns._ledger import open_broker, put

@@ -24,7 +24,7 @@ FLAGS = SUBSCRIBED | SUSPEND
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No drain ends because the machine is busy."""
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 3600.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 3600.0)
 
 
 async def reading(node: Node, wire: Wire) -> None:
@@ -104,7 +104,7 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two queues the second is c2's, of four it is c1's. c2 lets go when it sees all four, and nobody tells the broker."""
-    monkeypatch.setattr("rocketlet.broker.groups.draining.OWNERS_LOOK_S", 0.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.OWNERS_LOOK_S", 0.0)
     await create_topic(wire, "t", 2)
     await join(wire, "c2")
     ours = await connect(node.address)
@@ -122,7 +122,7 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
 async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.draining.OWNERS_LOOK_S", 60.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.OWNERS_LOOK_S", 60.0)
     await create_topic(wire, "t", 1)
     await join(wire, "c1")
     assert await members(wire) == ["c1"]
@@ -260,7 +260,7 @@ async def test_what_a_held_pull_says_is_not_asked_for_again(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member whom another broker told first has dropped the queue, and does not come back with the pull that is let go."""
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_MAX_S", 3600.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", 3600.0)
     await create_topic(wire, "t", 2)
     await join(wire, "c1")
     assert await members(wire) == ["c1"]
@@ -283,8 +283,8 @@ async def test_a_queue_that_its_reader_has_dropped_is_not_waited_for(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, dropped: bool
 ) -> None:
     """Another broker has told it in between. It comes back to what it still reads, which is answered at once."""
-    monkeypatch.setattr("rocketlet.broker.requests.pulls.DRAINING_WAIT_S", 0.0)
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_MAX_S", 3600.0)
+    monkeypatch.setattr("rocketlet.broker.remoting.requests.pulls.DRAINING_WAIT_S", 0.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", 3600.0)
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     held = [wire.send(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=1, flags=FLAGS)) for queue in range(2)]
@@ -343,7 +343,7 @@ async def test_who_is_given_the_list_that_it_had_is_told_again(
 ) -> None:
     """It was told because nobody knew for too long what moves, and asks when that is known."""
     for limit, seconds in {"DRAIN_LIMIT_S": 60.0, "DRAIN_MAX_S": 3600.0, "DRAINED_WAIT_S": 3600.0}.items():
-        monkeypatch.setattr(f"rocketlet.broker.groups.draining.{limit}", seconds)
+        monkeypatch.setattr(f"rocketlet.broker.groups.foreign.draining.{limit}", seconds)
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     draining = node.broker.draining

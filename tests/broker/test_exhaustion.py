@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INTERVAL_S
-from rocketlet.broker.net.connection import Connection
-from rocketlet.broker.net.memory import Memory, default_budget
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.running.machine import default_budget
+from rocketlet.broker.sessions.memory import Memory
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.work import finish
@@ -107,7 +108,7 @@ def test_the_default_budget_is_a_share_of_the_machine_or_the_container(
 ) -> None:
     machine = default_budget()
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("rocketlet.broker.net.memory._CGROUP_LIMITS", (str(limit), str(tmp_path / "none")))
+    monkeypatch.setattr("rocketlet.broker.running.machine._CGROUP_LIMITS", (str(limit), str(tmp_path / "none")))
     limit.write_text("536870912\n")
     assert default_budget() == 128 * MIB
     limit.write_text("1048576\n")
@@ -201,7 +202,7 @@ async def test_offsets_of_queues_that_do_not_exist_are_refused(wire: Wire, node:
 
 
 async def test_offsets_are_limited_at_their_edge(wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.offsets.MAX_OFFSETS", 5)
+    monkeypatch.setattr("rocketlet.broker.groups.owning.offsets.MAX_OFFSETS", 5)
     await create_topic(wire, "t", 4)
     latest = {"consumerGroup": "g", "topic": "t", "queueId": 0, "unknown": "latest"}
     assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, latest)).code == 0
@@ -262,12 +263,12 @@ async def test_the_queues_of_all_topics_together_are_limited_at_their_edge(
 
 async def test_what_is_answered_later_is_limited_at_its_edge(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     await create_topic(wire, "t")
-    monkeypatch.setattr("rocketlet.broker.tasks.MAX_ANSWERING", 0)
+    monkeypatch.setattr("rocketlet.broker.running.tasks.MAX_ANSWERING", 0)
     fields = {"topic": "t", "consumerGroup": "g", "clientId": "c", "strategyName": "AVG", "messageModel": "CLUSTERING"}
     asked = orjson.dumps(fields)
     answer = await wire.call(RequestCode.QUERY_ASSIGNMENT, body=asked)
     assert (answer.code, "being answered" in (answer.remark or "")) == (1, True)
-    monkeypatch.setattr("rocketlet.broker.tasks.MAX_ANSWERING", 1)
+    monkeypatch.setattr("rocketlet.broker.running.tasks.MAX_ANSWERING", 1)
     assert (await wire.call(RequestCode.QUERY_ASSIGNMENT, body=asked)).code == 0
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import GARBAGE_SWEEP_S
-from rocketlet.broker.garbage import Garbage
-from rocketlet.broker.net.tls import Tls
+from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.running.garbage import Garbage
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
 

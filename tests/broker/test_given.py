@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rocketlet.broker.groups.given import Given, MemberList
+from rocketlet.broker.groups.foreign.given import Given, MemberList
 from rocketlet.protocol import names
 from rocketlet.protocol.allocation import Averagely
 from rocketlet.protocol.bodies import Queue
@@ -60,7 +60,7 @@ async def test_a_member_that_joins_costs_no_look_at_what_each_other_was_given(
         shares += 1
         return share(*arguments)  # type: ignore[arg-type]
 
-    for place in ("members", "given"):
+    for place in ("members", "foreign.given"):
         monkeypatch.setattr(f"rocketlet.broker.groups.{place}.sorted_ids", counted_sort)
     monkeypatch.setattr(Averagely, "allocate_at", counted_share)
     late = Peer(node.server, 99)
@@ -103,7 +103,7 @@ def test_who_takes_a_queue_for_its_own_follows_from_its_list() -> None:
 
 
 def test_the_ids_in_all_lists_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.given.MAX_GIVEN_IDS", 5)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.given.MAX_GIVEN_IDS", 5)
     given, readers = Given(), [peer() for _ in range(3)]
     for number, reader in enumerate(readers[:2]):
         given.give("g", reader, f"c{number}", MemberList([f"c{number}", "x"]))

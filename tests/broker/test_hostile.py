@@ -450,7 +450,7 @@ async def test_the_requests_of_one_read_take_turns_with_those_of_others(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     await create_topic(wire, "t")
-    monkeypatch.setattr("rocketlet.broker.requests.dispatch.TURN_S", 0.0)
+    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.TURN_S", 0.0)
     greedy = await connect(node.address)
     await greedy.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
     ext = {"topic": "t", "queueId": 0, **send_v2()}

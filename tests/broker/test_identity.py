@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.broker.net.tls import Tls
+from rocketlet.broker.listening.tls import Tls
 from rocketlet.client import Producer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import MSGPACK

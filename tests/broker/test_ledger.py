@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import HANDOVER_LEASE_S, JOURNAL_LINES
-from rocketlet.broker.groups.locks import Locks
-from rocketlet.broker.net.connection import Connection
+from rocketlet.broker.groups.owning.locks import Locks
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.running.jobs import run
 from rocketlet.broker.store import disk, ledger
-from rocketlet.broker.store.jobs import run
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.work import finish

@@ -104,7 +104,7 @@ async def test_members_beyond_the_budget_are_closed_and_the_others_go_on(node: N
 async def test_names_of_a_connection_are_limited_at_their_edge(
     wire: Wire, connect: Connect, node: Node, monkeypatch: pytest.MonkeyPatch, limit: str, beats: list[bytes]
 ) -> None:
-    monkeypatch.setattr(f"rocketlet.broker.net.clients.{limit}", 2)
+    monkeypatch.setattr(f"rocketlet.broker.sessions.clients.{limit}", 2)
     answers = [(await wire.call(Code.HEART_BEAT, body=body)).code for body in (*beats, *beats)]
     assert answers == [0, 0, 1, 0, 0, 1]
     assert (await (await connect(node.address)).call(Code.HEART_BEAT, body=beats[2])).code == 0
@@ -257,7 +257,7 @@ async def test_statistics_are_limited_and_right(wire: Wire, node: Node, monkeypa
 async def test_transactions_without_an_outcome_are_limited_at_their_edge(
     wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.requests.sends.MAX_HALF_MESSAGES", 2)
+    monkeypatch.setattr("rocketlet.broker.remoting.requests.sends.MAX_HALF_MESSAGES", 2)
     await create_topic(wire, "t")
     await half(wire)
     await half(wire)
@@ -323,7 +323,7 @@ async def test_headers_of_requests_are_limited_at_their_edge(wire: Wire) -> None
 async def test_questions_to_clients_are_limited_at_their_edge(
     wire: Wire, connect: Connect, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.net.clients.MAX_ASKED", 1)
+    monkeypatch.setattr("rocketlet.broker.sessions.clients.MAX_ASKED", 1)
     await wire.call(Code.HEART_BEAT, body=beat("c1", consumer()))
     asking = await connect(node.address)
     ext = {"consumerGroup": "g", "clientId": "c1"}
@@ -334,8 +334,8 @@ async def test_questions_to_clients_are_limited_at_their_edge(
 
 
 async def test_a_share_that_takes_long_is_refused(wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.requests.assignments.MAX_REQUEST_QUEUES", 8)
-    monkeypatch.setattr("rocketlet.broker.requests.assignments.MAX_HASHED", 20)
+    monkeypatch.setattr("rocketlet.broker.remoting.requests.assignments.MAX_REQUEST_QUEUES", 8)
+    monkeypatch.setattr("rocketlet.broker.remoting.requests.assignments.MAX_HASHED", 20)
     await create_topic(wire, "t", 8)
     await create_topic(wire, "u", 9)
     await wire.call(Code.HEART_BEAT, body=beat("c1", consumer()))
@@ -348,7 +348,7 @@ async def test_a_share_that_takes_long_is_refused(wire: Wire, node: Node, monkey
     assert await ask("t", "AVG") == (0, "")
     assert await ask("t", "CONSISTENT_HASH") == (0, "")
     assert (await ask("u", "AVG"))[0] == 1
-    monkeypatch.setattr("rocketlet.broker.requests.assignments.MAX_HASHED", 17)
+    monkeypatch.setattr("rocketlet.broker.remoting.requests.assignments.MAX_HASHED", 17)
     assert "takes too long" in (await ask("t", "CONSISTENT_HASH"))[1]
 
 
@@ -375,7 +375,7 @@ async def test_offsets_of_owners_are_forgotten_with_their_topic(node: Node, wire
 async def test_groups_with_foreign_members_keep_no_list_of_their_queues(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.watch.MAX_READ_QUEUES", 0)  # it keeps what nobody reads
+    monkeypatch.setattr("rocketlet.broker.groups.owning.watch.MAX_READ_QUEUES", 0)  # it keeps what nobody reads
     groups, count = 50, 256
     node.broker.topics.put(TopicConfig("t", count, count), 0)
     peer = Peer(node.server, 2000)
@@ -393,7 +393,7 @@ async def test_groups_with_foreign_members_keep_no_list_of_their_queues(
 
 async def test_members_that_claim_too_much_are_not_drained(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many connections that go by one client id are given the same list, and each takes the same queues for its own."""
-    monkeypatch.setattr("rocketlet.broker.groups.draining.MAX_CLAIMS", 16)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.MAX_CLAIMS", 16)
     node.broker.topics.put(TopicConfig("t", 8, 8), 0)
     draining, peers = node.broker.draining, []
     for number, is_too_much in enumerate((False, False, True)):
@@ -468,7 +468,7 @@ async def test_who_has_too_much_moved_is_closed(node: Node, spare: int) -> None:
 
 
 async def test_queues_of_draining_groups_are_limited(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.owners.MAX_DRAINED_QUEUES", 20)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.owners.MAX_DRAINED_QUEUES", 20)
     node.broker.topics.put(TopicConfig("t", 8, 8), 0)
     draining, peers = node.broker.draining, [Peer(node.server, 2000 + number) for number in range(3)]
     for number, item in enumerate(peers):

@@ -9,8 +9,8 @@ import pytest
 import structlog
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import PLACE_BYTES
-from rocketlet.broker.net.connection import Connection
-from rocketlet.broker.net.reports import Reports
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.sessions.reports import Reports
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode as Code
@@ -21,7 +21,7 @@ from ..conftest import Node, Wire, create_topic, peer
 from ..requests import beat
 from .test_locks import make_locks
 
-LOCKS = "rocketlet.broker.groups.locks"
+LOCKS = "rocketlet.broker.groups.owning.locks"
 
 
 class Heard:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.groups.history import History
-from rocketlet.broker.groups.locks import Locks
-from rocketlet.broker.net.connection import Connection
+from rocketlet.broker.groups.owning.locks import Locks
+from rocketlet.broker.remoting.connection import Connection
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -373,7 +373,7 @@ async def test_a_foreign_reader_in_order_that_unlocks_nothing_keeps_nobody_out(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Apache's Go client: it drops what moves, and its locks last for 60 s. Who was refused asks again after 20 s."""
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 3600.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 3600.0)
     flags = SUBSCRIBED | SUSPEND
     await create_topic(wire, "t", 2)
     await join(wire, "c1")

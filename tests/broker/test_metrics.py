@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import MAX_METRICS_CONNECTIONS
 from rocketlet.broker.groups.rebalances import Rebalances
-from rocketlet.broker.histogram import Histogram
+from rocketlet.broker.running.histogram import Histogram
 from rocketlet.client import Consumer, Producer
 
 from ..conftest import PATIENCE_S, Node, Nodes, eventually
@@ -53,7 +53,7 @@ async def samples(node: Node) -> dict[tuple[str, frozenset[tuple[str, str]]], fl
 async def test_of_connections_that_ask_nothing_the_oldest_make_room(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.metrics_port._Quiet.timeout", None)  # it is not time that ends them
+    monkeypatch.setattr("rocketlet.broker.observing.metrics_port._Quiet.timeout", None)  # it is not time that ends them
     node = await nodes.start(metrics_port=0)
     async with AsyncExitStack() as stack:
         idle = []
@@ -174,8 +174,8 @@ async def test_a_scrape_that_takes_too_long_says_so_and_does_not_go_on(
             ended.set()
         return []
 
-    monkeypatch.setattr("rocketlet.broker.metrics.Collector.snapshot", endless)
-    monkeypatch.setattr("rocketlet.broker.metrics_port.METRICS_ANSWER_S", 0.01)
+    monkeypatch.setattr("rocketlet.broker.observing.metrics.Collector.snapshot", endless)
+    monkeypatch.setattr("rocketlet.broker.observing.metrics_port.METRICS_ANSWER_S", 0.01)
     status, text = await fetched(node, "/metrics")
     assert (status, text) == (503, "the event loop has not answered for 5 s\n")
     await asyncio.wait_for(ended.wait(), PATIENCE_S)

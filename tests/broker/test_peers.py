@@ -12,10 +12,10 @@ from unittest import mock
 import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import KEPT_LISTS, MAX_LISTED_IDS, MAX_PEER_LINKS, MAX_STRANGERS
-from rocketlet.broker.groups.agreement import Agreement, Others
+from rocketlet.broker.groups.foreign.agreement import Agreement, Others
 from rocketlet.broker.groups.member import Member
 from rocketlet.broker.groups.members import ConsumerGroup
-from rocketlet.broker.net.connection import Connection
+from rocketlet.broker.remoting.connection import Connection
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
@@ -77,7 +77,7 @@ class Said:
 async def test_idle_connections_make_room_for_others(
     node: Node, peers: list[Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.peers.MAX_PEER_LINKS", 2)
+    monkeypatch.setattr("rocketlet.broker.cluster.peers.MAX_PEER_LINKS", 2)
     said = Said(node)
     for peer in peers:
         await said.to(peer)
@@ -91,7 +91,7 @@ async def test_idle_connections_make_room_for_others(
 async def test_while_as_many_are_asked_others_count_as_unreachable(
     node: Node, peers: list[Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.peers.MAX_PEER_LINKS", 2)
+    monkeypatch.setattr("rocketlet.broker.cluster.peers.MAX_PEER_LINKS", 2)
     said = Said(node)
     for peer in peers[:2]:
         peer.answers.clear()
@@ -111,7 +111,7 @@ def agreement() -> Agreement:
 
 
 def test_brokers_that_do_not_know_the_request_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.agreement.MAX_STRANGERS", 2)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.agreement.MAX_STRANGERS", 2)
     of_groups = agreement()
     for number in range(3):
         name = f"broker-{number}"
@@ -149,6 +149,6 @@ def test_the_lists_of_very_different_members_are_made_one_at_a_time() -> None:
 def test_the_lists_of_a_change_have_only_so_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of("a", "b", "c")
     for limit, count in ((9, 3), (8, 2)):
-        monkeypatch.setattr("rocketlet.broker.groups.agreement.MAX_LISTED_IDS", limit)
+        monkeypatch.setattr("rocketlet.broker.groups.foreign.agreement.MAX_LISTED_IDS", limit)
         assert len(finish(agreement().finding_others(group, ROUTES)).lists) == count
     assert (MAX_LISTED_IDS, KEPT_LISTS) == (10_000, 4)

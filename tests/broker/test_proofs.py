@@ -17,8 +17,8 @@ from .two_brokers import Two, at_work, handles, reading, told, two_brokers
 @pytest.fixture
 async def two(nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Two:
     """No drain ends because the machine is busy."""
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 3600.0)
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_MAX_S", 3600.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 3600.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", 3600.0)
     return await two_brokers(nodes, connect)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import MAX_SEARCHES
+from rocketlet.broker.running.turns import Line, Turns
 from rocketlet.broker.store import searching
-from rocketlet.broker.turns import Line, Turns
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.headers import QueryMessage, write
 from rocketlet.protocol.message import MAGIC, decode_record, decode_records
@@ -130,7 +130,7 @@ async def test_a_search_looks_at_no_more_than_the_newest_messages(wire: Wire, mo
     assert (answer.code, "ask for an earlier time" in (answer.remark or "")) == (1, True)
 
 
-STANDING = "rocketlet.broker.turns.TURN_S", -1  # no work gets a turn
+STANDING = "rocketlet.broker.running.turns.TURN_S", -1  # no work gets a turn
 
 
 async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(

@@ -9,7 +9,7 @@ import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import HEARTBEAT_LIMIT_S, LimitExceeded
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.requests.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS
+from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS
 from rocketlet.broker.server import Server
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import DataVersion, TopicConfig

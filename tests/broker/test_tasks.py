@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.tasks import Tasks
+from rocketlet.broker.running.tasks import Tasks
 
 
 async def test_what_has_not_begun_when_the_broker_stops_is_closed() -> None:

@@ -15,13 +15,13 @@ from unittest.mock import Mock
 
 import pytest
 from rocketlet.broker.config import MAX_TLS_FILE_BYTES, RELOAD_INTERVAL_S
+from rocketlet.broker.listening import handshakes as handshakes_module
+from rocketlet.broker.listening import tls as tls_module
+from rocketlet.broker.listening.handshakes import Handshakes
+from rocketlet.broker.listening.tls import Entrance, Tls, TlsError, TlsFiles
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.net import handshakes as handshakes_module
-from rocketlet.broker.net import tls as tls_module
-from rocketlet.broker.net.handshakes import Handshakes
-from rocketlet.broker.net.tls import Entrance, Tls, TlsError, TlsFiles
+from rocketlet.broker.running.turns import Turns
 from rocketlet.broker.server import Server
-from rocketlet.broker.turns import Turns
 from rocketlet.client import Access, BrokerRefused, ConnectionFailed, Consumer, Producer
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
@@ -325,7 +325,9 @@ async def test_others_are_served_while_a_changed_file_is_read(
 ) -> None:
     tls, may_go_on, waited = Tls("permissive", certificates.files), Event(), list[bool]()
     node = await nodes.start(tls=tls)
-    monkeypatch.setattr("rocketlet.broker.net.tls.check_file", lambda *_: waited.append(may_go_on.wait(PATIENCE_S)))
+    monkeypatch.setattr(
+        "rocketlet.broker.listening.tls.check_file", lambda *_: waited.append(may_go_on.wait(PATIENCE_S))
+    )
     before = tls.context
     certificates.write_server()
     node.clock.advance(2 * RELOAD_INTERVAL_S)

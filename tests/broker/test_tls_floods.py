@@ -18,13 +18,13 @@ from rocketlet.broker.config import (
     RECORD_BYTES,
     RECORDS_AT_ONCE,
 )
-from rocketlet.broker.net import records as records_module
-from rocketlet.broker.net.connection import Connection
-from rocketlet.broker.net.handshakes import Handshakes
-from rocketlet.broker.net.records import Records
-from rocketlet.broker.net.tls import Tls
-from rocketlet.broker.requests import dispatch
-from rocketlet.broker.turns import Turns
+from rocketlet.broker.listening import records as records_module
+from rocketlet.broker.listening.handshakes import Handshakes
+from rocketlet.broker.listening.records import Records
+from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.remoting import dispatch
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.running.turns import Turns
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 from structlog.testing import capture_logs

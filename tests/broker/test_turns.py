@@ -11,10 +11,10 @@ import orjson
 import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
-from rocketlet.broker.groups.watch import Watch
+from rocketlet.broker.groups.owning.watch import Watch
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.requests.table import BROKER_REQUESTS
-from rocketlet.broker.turns import Turns
+from rocketlet.broker.remoting.table import BROKER_REQUESTS
+from rocketlet.broker.running.turns import Turns
 from rocketlet.protocol.bodies import DataVersion, Queue, TopicConfig, decode_topic_list, encode_topic_list
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
@@ -37,8 +37,8 @@ def pieces(work: Work[Any]) -> int:
 
 async def test_all_work_together_gets_a_turn_and_each_piece_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = iter(range(10_000))
-    monkeypatch.setattr("rocketlet.broker.turns.time.perf_counter", lambda: next(now_s))
-    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", 4)
+    monkeypatch.setattr("rocketlet.broker.running.turns.time.perf_counter", lambda: next(now_s))
+    monkeypatch.setattr("rocketlet.broker.running.turns.TURN_S", 4)
     done: list[str] = []
     turns = Turns()
 
@@ -137,8 +137,8 @@ async def test_who_waits_for_a_long_answer_gets_it_before_what_it_asked_behind_i
 async def test_more_long_requests_than_can_be_answered_are_refused(
     large: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.requests.dispatch.MAX_ANSWERING", 2)
-    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", -1)
+    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.MAX_ANSWERING", 2)
+    monkeypatch.setattr("rocketlet.broker.running.turns.TURN_S", -1)
     peers = [Peer(large.server, 10 + number) for number in range(3)]
     for peer in peers:
         peer.send(encode(Frame(Code.GET_TOPIC_STATS_INFO, 1, {"topic": "large"})))
@@ -155,8 +155,8 @@ async def test_other_work_that_waits_is_not_taken_for_long_requests(
     large: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the held pulls of a member with a thousand queues are over at once."""
-    monkeypatch.setattr("rocketlet.broker.requests.dispatch.MAX_ANSWERING", 2)
-    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", -1)
+    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.MAX_ANSWERING", 2)
+    monkeypatch.setattr("rocketlet.broker.running.turns.TURN_S", -1)
     for _ in range(3):
         large.broker.turns.call(int)
     peer = Peer(large.server, 10)
@@ -232,7 +232,7 @@ def members_of(node: Node, count: int) -> list[Peer]:
 
 async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     broker, count = node.broker, 300
-    for module in ("groups.locks", "groups.members", "groups.watch"):
+    for module in ("groups.owning.locks", "groups.members", "groups.owning.watch"):
         monkeypatch.setattr(f"rocketlet.broker.{module}.LOOKS", SLICE)
     await create_topic_of(node, "t")
     peers = members_of(node, count)
@@ -252,11 +252,11 @@ async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.Monk
 
 
 async def test_a_look_at_very_many_queues_is_paid_with_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.watch.LOOKS", SLICE)
+    monkeypatch.setattr("rocketlet.broker.groups.owning.watch.LOOKS", SLICE)
     await create_topic_of(node, "t")
     peers = members_of(node, 1)
     await node.broker.turns.done()
-    monkeypatch.setattr("rocketlet.broker.groups.watch.WATCHED_PER_S", SLICE)
+    monkeypatch.setattr("rocketlet.broker.groups.owning.watch.WATCHED_PER_S", SLICE)
     broker, clock = node.broker, MovableClock(stands=True)
     queues = {"t": 10 * SLICE}
     watch = Watch(broker.groups, broker.locks, broker.history, lambda topic: queues.get(topic, 0), clock)
@@ -270,7 +270,7 @@ async def test_a_look_at_very_many_queues_is_paid_with_a_pause(node: Node, monke
 
 async def test_a_sweep_does_not_begin_again_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", -1)
+    monkeypatch.setattr("rocketlet.broker.running.turns.TURN_S", -1)
     turns = Turns()
 
     def sweep() -> Work[None]:
@@ -323,7 +323,7 @@ async def test_large_requests_of_many_clients_have_their_turns(node: Node, monke
     topics = [{"topic": f"topic-{number}-{'x' * 60}", "subString": "*"} for number in range(1000)]
     body = orjson.dumps({"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": topics}]})
     next_one = encode(Frame(Code.GET_MAX_OFFSET, 2, {"topic": "t", "queueId": "0"}))
-    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", -1)  # no time is left in this one
+    monkeypatch.setattr("rocketlet.broker.running.turns.TURN_S", -1)  # no time is left in this one
     peers = [Peer(node.server, 3000 + number) for number in range(4)]
     for peer in peers:
         peer.send(encode(Frame(Code.HEART_BEAT, 1, {}, body)) + next_one)
@@ -429,7 +429,7 @@ async def test_a_message_for_very_many_held_pulls_is_handed_out_in_turns(
         peer.send(encode(Frame(Code.PULL_MESSAGE, 1, {key: str(item) for key, item in pull(flags=6).items()})))
     for _ in range(3):  # a turn that has begun has its time still
         await asyncio.sleep(0)
-    monkeypatch.setattr("rocketlet.broker.turns.TURN_S", -1)
+    monkeypatch.setattr("rocketlet.broker.running.turns.TURN_S", -1)
     ext = {"a": "p", "b": "t", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": ""}
     Peer(node.server, 9).send(encode(Frame(Code.SEND_MESSAGE_V2, 1, ext, b"x")))
     assert not any(peer.socket.written for peer in peers), "who sent does not wait for all who get it"
@@ -447,8 +447,8 @@ async def test_pulls_that_waited_for_their_reader_are_answered_in_turns(
     await create_topic(wire, "t")
     (connection,) = node.server.connections
     now_s = iter(range(10_000))
-    monkeypatch.setattr("rocketlet.broker.net.connection.time.perf_counter", lambda: next(now_s))
-    monkeypatch.setattr("rocketlet.broker.net.connection.TURN_S", 4)
+    monkeypatch.setattr("rocketlet.broker.remoting.connection.time.perf_counter", lambda: next(now_s))
+    monkeypatch.setattr("rocketlet.broker.remoting.connection.TURN_S", 4)
     answered: list[int] = []
     connection.pause_writing()
     for number in range(20):

@@ -20,17 +20,20 @@ from rocketlet.broker.access.accounts import Account
 from rocketlet.broker.access.acl import Acl
 from rocketlet.broker.access.rules import KNOWN
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.groups import draining, members, settings
-from rocketlet.broker.groups.offsets import Offsets
-from rocketlet.broker.groups.owners import owners_of
+from rocketlet.broker.groups import members, settings
+from rocketlet.broker.groups.foreign import draining
+from rocketlet.broker.groups.foreign.owners import owners_of
+from rocketlet.broker.groups.owning.offsets import Offsets
+from rocketlet.broker.listening import tls
 from rocketlet.broker.messages import topics
 from rocketlet.broker.messages.delays import Delays
 from rocketlet.broker.messages.held_pulls import HeldPulls
 from rocketlet.broker.nameserver import routes
-from rocketlet.broker.net import tls
-from rocketlet.broker.net.memory import Memory
-from rocketlet.broker.requests import dispatch, offsets
-from rocketlet.broker.requests.table import BROKER_REQUESTS
+from rocketlet.broker.remoting import dispatch
+from rocketlet.broker.remoting.requests import offsets
+from rocketlet.broker.remoting.table import BROKER_REQUESTS
+from rocketlet.broker.running.turns import Turns
+from rocketlet.broker.sessions.memory import Memory
 from rocketlet.broker.store import commit_log, files, reading, segments
 from rocketlet.broker.store.consume_queue import ConsumeQueue
 from rocketlet.broker.store.flusher import Flusher
@@ -38,7 +41,6 @@ from rocketlet.broker.store.journal import Journal
 from rocketlet.broker.store.recovery import Recovery
 from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
-from rocketlet.broker.turns import Turns
 from rocketlet.client import handling
 from rocketlet.protocol import bodies, frame, names, registration_body, schema
 from rocketlet.protocol.allocation import TopicQueues

@@ -21,8 +21,8 @@ from rocketlet.broker.access.acl import Acl
 from rocketlet.broker.access.file import AclFile
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.listening.tls import Tls
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.net.tls import Tls
 from rocketlet.broker.server import Server
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, request_name

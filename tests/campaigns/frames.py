@@ -24,7 +24,7 @@ import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, WRITE_HIGH_BYTES, BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.net.connection import Connection
+from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Server
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameError, FrameReader, encode

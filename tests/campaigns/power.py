@@ -28,9 +28,9 @@ from typing import Any
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.messages import topics
+from rocketlet.broker.running.jobs import Call, Job, do
 from rocketlet.broker.store import disk
 from rocketlet.broker.store.flusher import Flusher
-from rocketlet.broker.store.jobs import Call, Job, do
 from rocketlet.protocol.bodies import TopicConfig
 
 from ._ledger import LATE, Place, differences, open_broker, put, read_all

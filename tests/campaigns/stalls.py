@@ -19,8 +19,8 @@ import structlog
 import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import MAX_MEMBERS, MAX_QUEUES_PER_TOPIC, BrokerConfig
-from rocketlet.broker.garbage import Garbage
 from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.running.garbage import Garbage
 from rocketlet.broker.server import Server
 from rocketlet.protocol.bodies import DataVersion, TopicConfig
 from rocketlet.protocol.codes import RequestCode as Code

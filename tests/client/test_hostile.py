@@ -10,8 +10,8 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
-from rocketlet.broker.nameserver.link import Link
-from rocketlet.broker.net.tls import Tls
+from rocketlet.broker.cluster.link import Link
+from rocketlet.broker.listening.tls import Tls
 from rocketlet.client import Access, ConfigError, ConnectionFailed
 from rocketlet.client.broadcast import Broadcast, _load
 from rocketlet.client.cluster import Cluster

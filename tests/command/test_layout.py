@@ -8,7 +8,7 @@ from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.net.memory import default_budget
+from rocketlet.broker.running.machine import default_budget
 from rocketlet.client.arguments import parse_addresses
 from rocketlet.client.errors import ConfigError
 from rocketlet.command import layout

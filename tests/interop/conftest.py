@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.net.clients import Clients
-from rocketlet.broker.requests.dispatch import Dispatch
+from rocketlet.broker.remoting.dispatch import Dispatch
 from rocketlet.broker.server import Server
+from rocketlet.broker.sessions.clients import Clients
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language
 from rocketlet.testing import Broker

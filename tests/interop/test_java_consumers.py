@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from rocketlet.broker.requests import pulls
+from rocketlet.broker.remoting.requests import pulls
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.names import dlq_topic, retry_topic
@@ -206,7 +206,9 @@ async def test_java_members_hand_queues_over(
     start_cluster: StartCluster, java: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Apache's broker every join repeats some dozens of messages."""
-    monkeypatch.setattr("rocketlet.broker.groups.draining.DRAIN_LIMIT_S", 3600.0)  # a busy machine ends no drain
+    monkeypatch.setattr(
+        "rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 3600.0
+    )  # a busy machine ends no drain
     cluster = await start_cluster(1)
     await cluster.create_topic("t", 8)
     options = {"ns": cluster.address, "group": "g", "topic": "t", "work_ms": 40, "await_ms": 5000}

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from rocketlet.broker.config import HANDOVER_LEASE_S
-from rocketlet.broker.groups.agreement import Agreement
-from rocketlet.broker.groups.draining import Draining
-from rocketlet.broker.groups.locks import Locks
+from rocketlet.broker.groups.foreign.agreement import Agreement
+from rocketlet.broker.groups.foreign.draining import Draining
 from rocketlet.broker.groups.member import Member
 from rocketlet.broker.groups.members import ConsumerGroup
-from rocketlet.broker.net.connection import Connection
-from rocketlet.broker.requests import offsets as requests_offsets
+from rocketlet.broker.groups.owning.locks import Locks
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.requests import offsets as requests_offsets
 from rocketlet.broker.store.ledger import Ledger
 from rocketlet.client import shares as shares_module
 from rocketlet.client.assignment import Assignment

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import structlog
-from rocketlet.broker.requests.dispatch import Dispatch
+from rocketlet.broker.remoting.dispatch import Dispatch
 from rocketlet.client import Consumer
 from rocketlet.protocol.allocation import AVG, STICKY, Strategy
 

@@ -29,9 +29,9 @@ from unittest import mock
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.net.clients import Clients
-from rocketlet.broker.net.connection import Connection
+from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Server
+from rocketlet.broker.sessions.clients import Clients
 from rocketlet.client import Message, Producer, RocketletError
 from rocketlet.protocol.bodies import Queue, TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest

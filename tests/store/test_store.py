@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rocketlet.broker.running.jobs import run
 from rocketlet.broker.store.files import (
     Folder,
     OpenFiles,
@@ -22,7 +23,6 @@ from rocketlet.broker.store.files import (
     read_state,
     write_state,
 )
-from rocketlet.broker.store.jobs import run
 from rocketlet.broker.store.recovery import Lost
 from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store

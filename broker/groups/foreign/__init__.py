@@ -1,0 +1,8 @@
+"""Groups with foreign members, which do not say when they are done with a queue: Apache's push consumers.
+
+given      which members each foreign member was told of
+owners     whose each queue is to be
+drain      a change that not all foreign members know yet
+draining   how foreign members finish with a queue before it moves
+agreement  brokers agree on when a foreign member learns of a change
+"""

@@ -1,0 +1,350 @@
+"""Brokers agree on the moment at which a foreign member learns of a change.
+
+Apache's client asks any one broker for the list of members by which it shares out the queues of all. So a broker gives a
+member the new list only when no broker waits for its handlers any more. Each broker says to each other one, its peer, which
+members it has (a digest), and whom it still waits for. A member may be
+
+- given the list when the peer has answered this change, with the same digest, and does not wait for the member
+- told when the peer knows besides that it may give the list: a member that is told asks any broker
+
+What a broker says gets a number when it is new, and a peer says which number it heard last. Who was given which list, a
+broker says, too: by it the other one knows who reads its queues. Nobody waits for another's telling, only for its drains.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from ....protocol.agreement import Members, encode_members
+from ....protocol.bodies import Route
+from ....protocol.codes import RequestCode
+from ....protocol.config import MAX_AGREED_LISTS
+from ....protocol.frame import Frame
+from ....protocol.headers import AgreeOnMembers, write
+from ....protocol.names import RETRY_PREFIX
+from ....protocol.work import Work
+from ...clock import Clock
+from ...config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_LISTED_IDS, MAX_PEERS, MAX_STRANGERS, PROGRESS_S
+from ..members import ConsumerGroup
+from .given import MemberList
+
+Lists = Mapping[frozenset[str], MemberList]  # by the topics that a member subscribes to
+Say = Callable[[str, str, Callable[[], Frame | None], Callable[[bool], None]], None]
+
+
+class GivenElsewhere(NamedTuple):
+    """Who was given these lists by another broker. is_current: they are of the last change here, too."""
+
+    lists: Lists
+    client_ids: tuple[str, ...]
+    is_current: bool
+
+
+class Others(NamedTuple):
+    """The other brokers of a group's topics, each with its address and a digest of the members of those that it has; and the
+    lists that foreign members are given."""
+
+    brokers: Mapping[str, tuple[str, str]]
+    lists: Lists
+
+
+_NOBODY: Final = Others({}, {})
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Another broker of a group's topics. since: the number of the first word of this change; agreed_at: of the first one
+    behind its answer; freed: of those by which it learned that a member is drained."""
+
+    address: str
+    digest: str
+    since: float = math.inf
+    agreed_at: float = math.inf
+    freed: dict[str, float] = field(default_factory=dict)
+    said: tuple[frozenset[str], bool] | None = None
+    number: int = 0
+    given: dict[str, dict[str, None]] = field(default_factory=dict)
+    heard: AgreeOnMembers | None = None
+    waiting: frozenset[str] = frozenset()
+    owes: bool = False
+    is_away: bool = False
+
+    @property
+    def knows(self) -> bool:
+        """Whether it has heard of this change."""
+        return self._knows(self.since)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it has answered this change, and knows the same members."""
+        return self.knows and self.heard is not None and self.heard.digest == self.digest
+
+    def lets_give(self, client_id: str) -> bool:
+        return self.agrees and client_id not in self.waiting
+
+    def lets_tell(self, client_id: str) -> bool:
+        return self.lets_give(client_id) and self._knows(max(self.agreed_at, self.freed.get(client_id, 0)))
+
+    @property
+    def lets_tell_all(self) -> bool:
+        return self.agrees and not self.waiting and self._knows(max([self.agreed_at, *self.freed.values()]))
+
+    def _knows(self, number: float) -> bool:
+        return self.heard is not None and self.heard.heard >= number
+
+
+@dataclass(slots=True)
+class _Group:
+    """is_done: this change is agreed, or not waited for any more."""
+
+    peers: dict[str, _Peer] = field(default_factory=dict)
+    waiting: frozenset[str] = frozenset()
+    lists: dict[str, Lists] = field(default_factory=dict)  # by digest
+    is_open: bool = False
+    is_done: bool = False
+    said_s: float = 0.0
+
+    @property
+    def asked(self) -> Iterable[_Peer]:
+        """Those that are waited for."""
+        return () if self.is_done else (peer for peer in self.peers.values() if not peer.is_away)
+
+
+class Agreement:
+    """`say(address, group, make, failed)` sends what `make` gives to a broker; `failed(is_for_good)` is called if that broker
+    cannot be reached or refuses. `on_away(group)`: a broker that was waited for is not any more."""
+
+    def __init__(self, broker_name: str, clock: Clock, say: Say, on_away: Callable[[str], None]) -> None:
+        self._broker_name = broker_name
+        self._clock = clock
+        self._say = say
+        self._on_away = on_away
+        self._groups: dict[str, _Group] = {}
+        self._strangers: dict[str, None] = {}  # brokers that do not know the request
+        self._number = clock.time_ms()  # above those of a run before
+        self._secret = secrets.token_bytes(32)
+
+    # What holds now
+
+    def lets_give(self, name: str, client_id: str) -> bool:
+        """Whether a member may be given the new list when it asks."""
+        group = self._groups.get(name)
+        return group is None or all(peer.lets_give(client_id) for peer in group.asked)
+
+    def lets_tell(self, name: str, client_id: str) -> bool:
+        """Whether it may be told of the change."""
+        group = self._groups.get(name)
+        return group is None or all(peer.lets_tell(client_id) for peer in group.asked)
+
+    def agrees(self, name: str, broker_name: str) -> bool:
+        """Whether another broker has answered the last change, and knows the same members."""
+        group = self._groups.get(name)
+        return group is not None and broker_name in group.peers and group.peers[broker_name].agrees
+
+    def is_reached(self, name: str) -> bool:
+        """Whether everybody may be told. From then on nothing is waited for until the next change."""
+        group = self._groups.get(name)
+        if group is not None and not group.is_open and all(peer.lets_tell_all for peer in group.asked):
+            group.is_done = True
+        return group is None or group.is_done
+
+    def address(self, name: str, broker_name: str) -> str | None:
+        """Where another broker is that has topics of the group; None if it has none."""
+        group = self._groups.get(name)
+        return group.peers[broker_name].address if group is not None and broker_name in group.peers else None
+
+    def token(self, listener: str) -> str:
+        """By which the broker of that name can ask whether this one said something."""
+        return blake2b(listener.encode(), digest_size=16, key=self._secret).hexdigest()
+
+    # What happens here
+
+    def finding_others(self, group: ConsumerGroup, routes: Mapping[str, Route]) -> Work[Others]:
+        """Nobody where brokers do not agree."""
+        addresses: dict[str, str] = {}
+        digests: dict[str, blake2b] = {}
+        if len(group.foreign) > MAX_AGREEING_MEMBERS:
+            return _NOBODY
+        for topic, route in routes.items():
+            others = [broker for broker in route.brokers if broker.name != self._broker_name and 0 in broker.addresses]
+            if topic.startswith(RETRY_PREFIX) or not others:  # every broker that a member knows has the retry topic
+                continue
+            yield
+            text = "\0".join([topic, *group.order(topic)]).encode()
+            for broker in others:
+                addresses[broker.name] = broker.addresses[0]
+                digests.setdefault(broker.name, blake2b(digest_size=16)).update(blake2b(text).digest())
+        if not addresses or len(addresses) > MAX_PEERS:
+            return _NOBODY
+        brokers = {name: (address, digests[name].hexdigest()) for name, address in addresses.items()}
+        return Others(brokers, (yield from self._finding_lists(group)))
+
+    def _finding_lists(self, group: ConsumerGroup) -> Work[Lists]:
+        """By each set of topics. One at a time, because each is compared with those of all members."""
+        lists: dict[frozenset[str], MemberList] = {}
+        ids = 0
+        for connection, member in list(group.foreign.items()):
+            if member.topics in lists:
+                continue
+            if lists:
+                yield
+            found = group.companions(connection)
+            ids += len(found.ids)
+            if ids > MAX_LISTED_IDS:
+                break
+            lists[member.topics] = found
+        return lists
+
+    def opened(self, name: str) -> None:
+        """A change has come, and what it moves is not known yet."""
+        group = self._groups.get(name)
+        if group is not None:
+            group.is_open = True
+
+    def found(self, name: str, others: Others, waiting: Iterable[str]) -> None:
+        """What it moves is known. Without other brokers nobody is asked."""
+        if not others.brokers:
+            self.forget(name)
+            return
+        group = self._groups.setdefault(name, _Group())
+        former, group.peers = group.peers, {}
+        for broker_name, (address, digest) in others.brokers.items():
+            if broker_name not in self._strangers:
+                peer = group.peers[broker_name] = _Peer(address, digest)
+                if broker_name in former:
+                    known = former[broker_name]
+                    peer.heard, peer.waiting, peer.given, peer.owes = (
+                        known.heard,
+                        known.waiting,
+                        known.given,
+                        known.owes,
+                    )
+            group.lists.pop(digest, None)
+            group.lists[digest] = others.lists
+        while len(group.lists) > KEPT_LISTS * len(others.brokers):
+            del group.lists[next(iter(group.lists))]
+        group.waiting, group.is_open, group.is_done = frozenset(waiting), False, False
+        self._speak(name, group)
+
+    def waits(self, name: str, waiting: Iterable[str]) -> None:
+        """These members are drained; fewer than before."""
+        group = self._groups.get(name)
+        if group is not None and not group.is_open:
+            left = frozenset(waiting)
+            if left != group.waiting:
+                for peer in group.peers.values():
+                    peer.freed |= dict.fromkeys(group.waiting - left, math.inf)
+                group.waiting = left
+                self._speak(name, group)
+
+    def progressed(self, name: str) -> None:
+        """A drain goes on, though no member is done: a peer waits on."""
+        group = self._groups.get(name)
+        if group is None or group.is_open or self._clock.monotonic_s() < group.said_s + PROGRESS_S:
+            return
+        for peer in group.peers.values():
+            peer.owes = True
+        self._speak(name, group)
+
+    def gave(self, name: str, client_id: str) -> None:
+        """A member was given the list of the last change."""
+        group = self._groups.get(name)
+        if group is None or group.is_open:
+            return
+        for peer in group.peers.values():
+            peer.given.setdefault(peer.digest, {})[client_id] = None
+            while len(peer.given) > MAX_AGREED_LISTS:
+                del peer.given[next(iter(peer.given))]
+        self._speak(name, group)
+
+    def give_up(self, name: str) -> None:
+        """No peer is waited for any more in this change."""
+        group = self._groups.get(name)
+        if group is not None:
+            group.is_done = True
+
+    def forget(self, name: str) -> None:
+        self._groups.pop(name, None)
+
+    # What others say
+
+    def heard(self, header: AgreeOnMembers, members: Members) -> list[GivenElsewhere]:
+        """A peer has said something. Returns whom it has given which lists."""
+        self._strangers.pop(header.broker_name, None)
+        group = self._groups.get(header.consumer_group)
+        peer = group.peers.get(header.broker_name) if group is not None else None
+        if group is None or peer is None:
+            return []
+        peer.heard, peer.waiting, peer.is_away = header, members.waiting, False
+        peer.owes |= header.asks
+        self._speak(header.consumer_group, group)
+        return [
+            GivenElsewhere(group.lists[digest], client_ids, digest == peer.digest and not group.is_open)
+            for digest, client_ids in members.given.items()
+            if digest in group.lists
+        ]
+
+    # What is said
+
+    def _speak(self, name: str, group: _Group) -> None:
+        for broker_name, peer in group.peers.items():
+            if broker_name in self._strangers:
+                continue
+            self._say(peer.address, name, self._maker(name, broker_name), self._failing(name, broker_name))
+
+    def _maker(self, name: str, broker_name: str) -> Callable[[], Frame | None]:
+        return lambda: self._word(name, broker_name)
+
+    def _failing(self, name: str, broker_name: str) -> Callable[[bool], None]:
+        return lambda is_for_good: self._failed(name, broker_name, is_for_good)
+
+    def _word(self, name: str, broker_name: str) -> Frame | None:
+        """What is to be said to a peer now; None if it knows that."""
+        group = self._groups.get(name)
+        peer = group.peers.get(broker_name) if group is not None else None
+        if group is None or peer is None or group.is_open:
+            return None
+        state = group.waiting, peer.agrees
+        is_news = peer.said != state or bool(peer.given)
+        if not is_news and not peer.owes:
+            return None
+        if is_news:
+            self._note(peer)
+        given = {digest: tuple(client_ids) for digest, client_ids in peer.given.items()}
+        peer.given, peer.said, peer.owes = {}, state, False
+        group.said_s = self._clock.monotonic_s()
+        heard = peer.heard.number if peer.heard is not None else 0
+        header = AgreeOnMembers(
+            name, self._broker_name, peer.number, heard, is_news, peer.digest, self.token(broker_name)
+        )
+        return Frame(
+            RequestCode.AGREE_ON_MEMBERS, ext=write(header), body=encode_members(Members(group.waiting, given))
+        )
+
+    def _note(self, peer: _Peer) -> None:
+        """A word that says something new: from its number on the peer knows it."""
+        self._number += 1
+        peer.number = self._number
+        if peer.said is None:
+            peer.since = self._number
+        peer.freed |= {client_id: self._number for client_id, at in peer.freed.items() if at == math.inf}
+        if not peer.agrees:
+            peer.agreed_at = math.inf
+        elif peer.agreed_at == math.inf:
+            peer.agreed_at = self._number
+
+    def _failed(self, name: str, broker_name: str, is_for_good: bool) -> None:
+        if is_for_good:
+            self._strangers[broker_name] = None
+            if len(self._strangers) > MAX_STRANGERS:
+                del self._strangers[next(iter(self._strangers))]
+        for other, group in list(self._groups.items()) if is_for_good else [(name, self._groups.get(name))]:
+            peer = group.peers.get(broker_name) if group is not None else None
+            if peer is not None and not peer.is_away:
+                peer.is_away = True
+                self._on_away(other)

@@ -1,0 +1,499 @@
+"""Foreign members let go of a queue before the next one reads it, as far as an unmodified client can be made to.
+
+A foreign member that learns of a change drops the queues that it loses at once, with messages of them in its handlers, which
+are then delivered again. So the broker drains first: a queue that will move gets no new messages, and its reader's pulls,
+which carry how far it has come, say when everything is handled. A change comes to the members in steps:
+
+- a member that loses no queue here is told at once; what it pulls of a queue that still is drained waits
+- a reader is told when all queues that it loses are drained, and is given the list of members that it had until then
+- a drain takes what it needs as long as it progresses; a reader that stands for 2 s is told anyway
+
+With several brokers a member is told when no broker waits for it any more (`agreement`).
+
+Who reads a queue follows from the list of members that each foreign member was last given, because that is what it shares
+the queues out by. Only where nobody was given a list it is who pulled last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import structlog
+
+from ....protocol.agreement import Members
+from ....protocol.allocation import TopicQueues
+from ....protocol.bodies import Route
+from ....protocol.headers import AgreeOnMembers, PullMessage
+from ....protocol.work import Work
+from ...clock import Clock
+from ...config import (
+    DRAIN_LIMIT_S,
+    DRAIN_MAX_S,
+    DRAINED_WAIT_S,
+    MAX_CLAIMS,
+    MAX_GATED,
+    MAX_REPORTED,
+    OWNERS_LOOK_S,
+    LimitExceeded,
+)
+from ...messages.held_pulls import HeldPulls
+from ...remoting.connection import Connection
+from ...running.tasks import Tasks
+from ...running.turns import Turns
+from ..members import ConsumerGroup, ConsumerGroups
+from ..owning.watch import Watch
+from .agreement import Agreement, GivenElsewhere, Say
+from .drain import Drain, Found, Place
+from .given import Given, MemberList
+from .owners import Owners, owners_of
+
+log = structlog.get_logger("rocketlet.groups")
+
+_Claims = dict[int, list[Connection]]  # of a topic's queues here
+Tell = Callable[[ConsumerGroup, Iterable[Connection]], None]
+
+
+class Draining:
+    """`find_route(topic)`: which queues a topic has on all brokers, because members share them all. `tell(group,
+    connections)` tells members that their group is another than before. `say`: to other brokers. `on_drained(group, place,
+    connection)`: its reader has handled all of a queue."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        groups: ConsumerGroups,
+        watch: Watch,
+        held_pulls: HeldPulls,
+        find_route: Callable[[str], Awaitable[Route | None]],
+        tasks: Tasks,
+        clock: Clock,
+        turns: Turns,
+        tell: Tell,
+        say: Say,
+        on_drained: Callable[[str, Place, Connection], None],
+    ) -> None:
+        self._broker_name = broker_name
+        self._groups = groups
+        self._watch = watch
+        self._held_pulls = held_pulls
+        self._on_drained = on_drained
+        self._find_route = find_route
+        self._tasks = tasks
+        self._clock = clock
+        self._turns = turns
+        self._tell = tell
+        self._drains: dict[str, Drain] = {}
+        self._changes: dict[str, int] = {}
+        self._change = 0  # of any group; a number never comes again, also if its group is forgotten
+        self._owners = Owners()
+        self._looked_s: dict[str, float] = {}  # when owners were looked for last
+        self._is_finding = False
+        self._settled: dict[str, frozenset[str]] = {}  # who the members were when the last drain was over
+        self._given = Given()
+        self.agreement = Agreement(broker_name, clock, say, self._peers_changed)
+
+    # What others ask
+
+    def is_pending(self, group: str) -> bool:
+        """Whether foreign members do not know of a change yet."""
+        drain = self._drains.get(group)
+        return drain is not None and not drain.is_over
+
+    def is_kept_back(self, group: str, connection: Connection) -> bool:
+        """Whether this foreign member is to be told of the group's change later; it will be."""
+        drain = self._drains.get(group)
+        if drain is None or self._may_know(group, drain, connection, self.agreement.lets_tell):
+            return False
+        drain.kept[connection] = None
+        return True
+
+    def _may_know(self, name: str, drain: Drain, connection: Connection, lets: Callable[[str, str], bool]) -> bool:
+        """Whether nobody waits for a member: no reader of queues here, nor another broker, by what it `lets`."""
+        if drain.is_open or connection in drain.waiting:
+            return False
+        group = self._groups.get(name)
+        member = group.members.get(connection) if group is not None else None
+        return drain.is_agreed or member is None or lets(name, member.client_id)
+
+    def given(self, group: ConsumerGroup, connection: Connection) -> list[str]:
+        """The list of members that a member gets. A reader that is being drained gets the one that it had; it drops queues
+        by what it is given here."""
+        members = group.companions(connection)
+        member = group.foreign.get(connection)
+        if member is None:
+            return members.ids
+        drain = self._drains.get(group.name)
+        had = self._given.of(group.name, connection)
+        if drain is not None and not self._may_know(group.name, drain, connection, self.agreement.lets_give):
+            drain.kept[connection] = None  # whatever it was told before
+            settled = self._settled.get(group.name, frozenset())
+            if not self._watch.reads(connection, group.name):  # what it took by this list nobody would know of
+                settled -= {member.client_id}
+            return had or [client_id for client_id in members.ids if client_id in settled]
+        self._give(group.name, connection, member.client_id, members)
+        if had is not members.ids:
+            self.agreement.gave(group.name, member.client_id)
+        return members.ids
+
+    def _give(self, name: str, connection: Connection, client_id: str, members: MemberList) -> None:
+        self._given.give(name, connection, client_id, members)
+        drain = self._drains.get(name)
+        if drain is not None:  # by this list it may read again what it has let go of
+            drain.drained.pop(connection, None)
+            drain.rounds.pop(connection, None)
+            for place in drain.returning.pop(connection, ()):
+                drain.moving[place].discard(connection)
+
+    def is_draining(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether nobody else may have the queue yet."""
+        drain = self._drains.get(group)
+        if drain is not None and (drain.is_open or drain.has((topic, queue_id))):
+            return True
+        if self._is_read_by_its_owner(group, topic, queue_id):
+            self._look_for_owners(group)
+            return True
+        return False
+
+    def _is_read_by_its_owner(self, name: str, topic: str, queue_id: int) -> bool:
+        """Whether a foreign member reads the queue, and it is its share: a Rocketlet member that asks for it has not heard of
+        the last change yet."""
+        owner = self._owners.of(name, topic, queue_id)
+        group, reader = self._groups.get(name), self._watch.reader(name, topic, queue_id)
+        member = group.foreign.get(reader) if group is not None and reader is not None else None
+        return member is not None and member.client_id == owner
+
+    def holds_back(self, connection: Connection, header: PullMessage) -> bool:
+        """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
+        drain = self._drains.get(header.consumer_group)
+        if drain is None or connection not in drain.moving.get(place := (header.topic, header.queue_id), ()):
+            return False
+        if place in drain.waiting.get(connection, ()):
+            if has_handled_all(header):
+                self._drained(header.consumer_group, drain, connection, place)
+            elif header.commit_offset > drain.commits.get(place, -1):
+                drain.commits[place] = header.commit_offset
+                self._progressed(header.consumer_group, drain)
+                self.agreement.progressed(header.consumer_group)
+        for dropped in drain.dropped(connection, place):
+            self._drained(header.consumer_group, drain, connection, dropped)
+        return True
+
+    def is_gated(self, connection: Connection, header: PullMessage) -> bool:
+        """Whether this pull is of a queue's next reader, who waits until the earlier one is done."""
+        drain = self._drains.get(header.consumer_group)
+        if drain is None or not drain.has((header.topic, header.queue_id)):
+            return False
+        group = self._groups.get(header.consumer_group)
+        return group is not None and connection in group.foreign
+
+    def gate(self, header: PullMessage, go_on: Callable[[], None]) -> None:
+        """A pull that `is_gated` waits; `go_on` is called when the earlier reader is done. Raises LimitExceeded."""
+        place = (header.topic, header.queue_id)
+        waiting = self._drains[header.consumer_group].gated.setdefault(place, [])
+        if len(waiting) >= MAX_GATED:
+            raise LimitExceeded(f"{MAX_GATED} pulls wait for the former reader of {place[0]}:{place[1]}; try again")
+        waiting.append(go_on)
+
+    def heard(self, header: AgreeOnMembers, members: Members) -> None:
+        """Another broker says how far it is with a group, and whom it has given which list of members."""
+        group = self._groups.get(header.consumer_group)
+        given = self.agreement.heard(header, members)
+        if group is None:
+            return
+        late = [item for item in given if self._take_given(group, item)]
+        if late:  # they read other queues than was thought: what moves now is found again
+            self.changed(group)
+        drain = self._drains.get(group.name)
+        if drain is not None and not drain.is_over and self.agreement.agrees(group.name, header.broker_name):
+            self._progressed(group.name, drain)
+        self._peers_changed(group.name)
+
+    def _take_given(self, group: ConsumerGroup, given: GivenElsewhere) -> bool:
+        """Notes whom another broker has given a list; whether it is news of a change before the last one."""
+        ids, is_late = set(given.client_ids), False
+        for connection, member in group.foreign.items():
+            members = given.lists.get(member.topics) if member.client_id in ids else None
+            if members is None or self._given.of(group.name, connection) is members.ids:
+                continue
+            if given.is_current:
+                self._give(group.name, connection, member.client_id, members)
+            else:
+                self._given.give(group.name, connection, member.client_id, members)
+                is_late = True
+        return is_late
+
+    def _peers_changed(self, name: str) -> None:
+        """Another broker has come further, or cannot be asked."""
+        drain = self._drains.get(name)
+        if drain is not None and not drain.is_over:
+            self._tell_kept(name, drain)
+
+    # A drain
+
+    def changed(self, group: ConsumerGroup) -> None:
+        """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
+        self._change += 1
+        self._changes[group.name] = change = self._change
+        if group.foreign:
+            drain = self._drains.setdefault(group.name, Drain(self._clock.monotonic_s()))
+            if drain.is_over:
+                drain.began_s = self._clock.monotonic_s()
+            # Until `_start` knows what moves, nobody may take anything: members allocate as soon as they are told.
+            drain.is_open = True
+            drain.keep(group.members)
+            self.agreement.opened(group.name)
+            self._progressed(group.name, drain)
+            self._tasks.spawn(self._start(group, drain, change))
+            return
+        self._forget(group.name)
+        self._given.forget_group(group.name)
+        self.agreement.forget(group.name)
+        if not group.members:
+            self._changes.pop(group.name, None)
+            self._settled.pop(group.name, None)
+            self._owners.put(group.name, {})
+            self._looked_s.pop(group.name, None)
+
+    def _forget(self, name: str) -> None:
+        drain = self._drains.pop(name, None)
+        if drain is not None:
+            if drain.timer is not None:
+                drain.timer.cancel()
+            drain.let_on(list(drain.gated))
+            drain.release()
+
+    async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
+        if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
+            return
+        routes = await self._routes_of(group)
+        self._turns.do(self._finding(group, drain, change, routes))
+
+    async def _routes_of(self, group: ConsumerGroup) -> dict[str, Route]:
+        """By topic; without those that none is known of."""
+        found = {topic: await self._find_route(topic) for topic in sorted(group.topics)}
+        return {topic: route for topic, route in found.items() if route is not None}
+
+    def _finding(self, group: ConsumerGroup, drain: Drain, change: int, routes: dict[str, Route]) -> Work[None]:
+        """Finds what moves, in pieces; if another change comes meanwhile, that one counts. Of too many queues nobody is
+        drained: the members are told at once, as by Apache's broker."""
+        was_open = drain.is_open
+        self._given.keep(group.name, group.members)
+        found = Found()
+        try:
+            for topic, route in routes.items():
+                yield
+                while self._is_finding:  # of one group at a time: members may claim very much of one topic
+                    yield
+                if self._changes.get(group.name) != change:
+                    return
+                if not (yield from self._finding_of(group, drain, TopicQueues(topic, route), found)):
+                    found.clear()
+                    break
+            others = yield from self.agreement.finding_others(group, routes if found.owners else {})
+            if self._changes.get(group.name) != change:
+                return
+        finally:
+            self._owners.give_back(found.taken)
+        self._owners.put(group.name, found.owners)
+        self._looked_s[group.name] = self._clock.monotonic_s()
+        if was_open and not drain.is_open:  # it took so long that all were told, and were given other lists
+            return
+        drain.is_open = False
+        self._move(group, drain, found)
+        self.agreement.found(group.name, others, drain.waited_for(group.members))
+        drain.is_agreed = self.agreement.is_reached(group.name)
+        drain.let_on(list(drain.gated))  # those that still have to wait come back
+        self._progressed(group.name, drain)
+        self._tell_kept(group.name, drain)
+        for connection in list(drain.waiting):
+            for pull in self._held_pulls.of(connection, group.name):
+                place = (pull.queue.topic, pull.queue.queue_id)
+                if connection in drain.moving.get(place, ()):
+                    self._held_pulls.let_go(pull)  # its member comes back at once, and says how far it is
+                    # It does not where another broker has told it already: it reads the queue no more.
+                    if pull.is_done and place in drain.waiting.get(connection, ()):
+                        self._drained(group.name, drain, connection, place)
+
+    def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: Found) -> Work[bool]:
+        """What moves of one topic; whether that is not too much."""
+        self._is_finding = True
+        topic = queues.topic
+        try:
+            here = queues.of_broker(self._broker_name)
+            claims = yield from self._claims(group, queues)
+            if claims is None or not self._takes(found, here):
+                return False
+            owners = found.owners[topic] = owners_of(group.order(queues.topic), queues, self._broker_name)
+            losing = list(self._losing(group, topic, here, owners, claims))
+            if not self._takes(found, len(losing)):
+                return False
+            found.losing += losing
+            found.letting_go.update(self._letting_go(group, drain, topic, here, claims))
+            return True
+        finally:
+            self._is_finding = False
+
+    def _look_for_owners(self, name: str) -> None:
+        """Somebody wants what is not his by the owners as they were at the last change. Topics grow and brokers come and go
+        without one, so they are found anew, but not at every try."""
+        group, now_s = self._groups.get(name), self._clock.monotonic_s()
+        if group is not None and now_s - self._looked_s.get(name, now_s) >= OWNERS_LOOK_S:
+            self._looked_s[name] = now_s
+            self._tasks.spawn(self._find_owners(group, self._changes.get(name)))
+
+    async def _find_owners(self, group: ConsumerGroup, change: int | None) -> None:
+        routes = await self._routes_of(group)
+        self._turns.do(self._finding_owners(group, change, routes))
+
+    def _finding_owners(self, group: ConsumerGroup, change: int | None, routes: dict[str, Route]) -> Work[None]:
+        """Those of topics without a route stay as they are, and all if they are too many by now."""
+        found = Found()
+        try:
+            for topic, route in routes.items():
+                yield
+                queues = TopicQueues(topic, route)
+                if not self._takes(found, queues.of_broker(self._broker_name)):
+                    return
+                found.owners[topic] = owners_of(group.order(queues.topic), queues, self._broker_name)
+        finally:
+            self._owners.give_back(found.taken)
+        if self._changes.get(group.name) == change:
+            self._owners.put(group.name, {**self._owners.of_group(group.name), **found.owners})
+
+    def _takes(self, found: Found, more: int) -> bool:
+        is_taken = self._owners.takes(more)
+        found.taken += more if is_taken else 0
+        return is_taken
+
+    def _move(self, group: ConsumerGroup, drain: Drain, found: Found) -> None:
+        """What a reader was drained of in this drain before, it need not be drained of again; but it gets nothing of it. Nor
+        does who was told before and lets go just now, even if the queue is its own again: it learns that later."""
+        former, drain.moving, drain.waiting, drain.returning = drain.moving, {}, {}, {}
+        drain.refuses_ours = True
+        for place, connection in found.losing:
+            drain.moving.setdefault(place, set()).add(connection)
+            if place not in drain.drained.get(connection, ()):
+                drain.waiting.setdefault(connection, set()).add(place)
+        for place, connections in former.items():
+            for connection in connections:
+                member = group.members.get(connection)
+                if member is None:
+                    continue
+                if member.client_id == self._owners.of(group.name, *place):
+                    if (place, connection) not in found.letting_go:
+                        continue
+                    drain.returning.setdefault(connection, set()).add(place)
+                drain.moving.setdefault(place, set()).add(connection)
+        for connection, places in drain.drained.items():  # what it need not lose now, it reads on
+            places -= {place for place in places if connection not in drain.moving.get(place, ())}
+        for connection, rounds in drain.rounds.items():  # and comes back to it when messages are there
+            for place in [place for place in rounds if connection not in drain.moving.get(place, ())]:
+                del rounds[place]
+        drain.charge()
+
+    def _claims(self, group: ConsumerGroup, queues: TopicQueues) -> Work[_Claims | None]:
+        """Which foreign members take themselves for the reader of each queue here; None if they are too many. Several may do
+        so for one queue: who has let go of it but not of others, and who was told first that it is its own."""
+        claims: _Claims = {}
+        left = MAX_CLAIMS
+        for number, of_list in enumerate(self._given.claims(group.name, queues)):
+            if number:
+                yield
+            for share, connections in of_list:
+                left -= len(share) * len(connections)
+                if left < 0:
+                    return None
+                for queue in share:
+                    if queue.broker_name == self._broker_name:
+                        claims.setdefault(queue.queue_id, []).extend(connections)
+        return claims
+
+    def _losing(
+        self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: _Claims
+    ) -> Iterator[tuple[Place, Connection]]:
+        """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more."""
+        for queue_id in range(here):
+            place = topic, queue_id
+            owner = owners[queue_id] if owners else None
+            for connection in claims.get(queue_id) or self._last_reader(group, place):
+                member = group.members.get(connection)
+                if member is not None and member.client_id != owner:
+                    yield place, connection
+
+    def _letting_go(
+        self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: _Claims
+    ) -> Iterator[tuple[Place, Connection]]:
+        """Who is drained of what, and by its last list is not the reader any more: it drops the queue, now or soon."""
+        for queue_id in range(here):
+            place = topic, queue_id
+            for connection in drain.moving.get(place, ()):
+                if connection not in claims.get(queue_id, ()) and self._given.of(group.name, connection) is not None:
+                    yield place, connection
+
+    def _last_reader(self, group: ConsumerGroup, place: Place) -> list[Connection]:
+        """Who pulled last, unless it was given a list since, which says that the queue is another's."""
+        reader = self._watch.reader(group.name, *place)
+        was_given = reader is None or self._given.of(group.name, reader) is not None
+        return [reader] if reader in group.foreign and not was_given else []
+
+    def _drained(self, name: str, drain: Drain, connection: Connection, place: Place) -> None:
+        """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
+        places = drain.waiting[connection]
+        places.discard(place)
+        drain.drained.setdefault(connection, set()).add(place)
+        self._on_drained(name, place, connection)
+        if not places:
+            del drain.waiting[connection]
+        drain.let_on([place])
+        self._progressed(name, drain)
+        self._tell_kept(name, drain)
+
+    def _progressed(self, name: str, drain: Drain) -> None:
+        if drain.timer is not None:
+            drain.timer.cancel()
+        # A drain that progresses may go on, but not for ever: behind it the group's change waits.
+        limit_s = max(min(DRAIN_LIMIT_S, drain.began_s + DRAIN_MAX_S - self._clock.monotonic_s()), 0.0)
+        drain.timer = self._clock.call_later(limit_s, self._give_up, name, drain)
+
+    def _give_up(self, name: str, drain: Drain) -> None:
+        left = sorted(place for places in drain.waiting.values() for place in places)
+        if left:
+            # Their messages are handled twice, as on Apache's broker. To wait longer would stop the whole group for
+            # one handler.
+            hint = "their handlers were still running"
+            log.warning("queues_moved_undrained", group=name, queues=left[:MAX_REPORTED], count=len(left), hint=hint)
+        drain.waiting.clear()
+        drain.is_open = False
+        self.agreement.give_up(name)
+        drain.let_on(list(drain.gated))
+        self._tell_kept(name, drain)
+
+    def _tell_kept(self, name: str, drain: Drain) -> None:
+        """Tells those that are not kept back any more; at the end also who was refused a lock of what was drained."""
+        if drain.is_open:  # they would be given the lists that they had
+            return
+        group = self._groups.get(name)
+        if group is not None:
+            self.agreement.waits(name, drain.waited_for(group.members))
+        drain.is_agreed = self.agreement.is_reached(name)
+        lets_tell = self.agreement.lets_tell
+        told = dict.fromkeys(item for item in drain.kept if self._may_know(name, drain, item, lets_tell))
+        for connection in told:
+            del drain.kept[connection]
+        if group is not None:
+            if drain.is_drained and drain.moving and drain.refuses_ours:
+                drain.refuses_ours = False
+                told |= dict.fromkeys(item for item in group.members if item not in group.foreign)
+            self._tell(group, [item for item in told if item in group.members])
+            if drain.is_over:
+                self._settled[name] = frozenset(group.client_ids())
+        if drain.is_over and self._drains.get(name) is drain:
+            if drain.timer is not None:
+                drain.timer.cancel()
+            # a reader that was told drops its queues at once; one that allocates in another way reads on after this
+            drain.timer = self._clock.call_later(DRAINED_WAIT_S, self._forget, name)
+
+
+def has_handled_all(header: PullMessage) -> bool:
+    """Whether nothing of the queue is in the hands of who pulls: a pull carries what its member has committed."""
+    return header.commit_offset >= header.queue_offset

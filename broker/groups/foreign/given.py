@@ -1,0 +1,110 @@
+"""Which list of members each foreign member was given last: by it the member shares the queues out.
+
+All who ask between two changes are given the same list. So what is kept grows with the changes, not with members times
+members, and who takes a queue for its own is found without a look at most of them: the queues go to the first of a list.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Container, Iterator, Sequence
+
+from ....protocol.allocation import AVG
+from ....protocol.bodies import Queue
+from ....protocol.names import sorted_ids
+from ...config import MAX_GIVEN_IDS
+from ...remoting.connection import Connection
+
+
+class MemberList:
+    """Client ids, as members are told them. The same object for all that are told the same."""
+
+    __slots__ = ("_order", "ids")
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = ids
+        self._order: list[str] | None = None
+
+    @property
+    def order(self) -> list[str]:
+        """In Java's order, as all members sort them."""
+        if self._order is None:
+            self._order = sorted_ids(self.ids)
+        return self._order
+
+
+_Connections = dict[Connection, None]
+_Readers = dict[str, _Connections]  # of one list, by client id
+
+
+class Given:
+    """Of all groups. Beyond 1,000,000 client ids in all lists, the oldest are forgotten: whoever has them counts as one that
+    was given none."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, dict[MemberList, _Readers]] = {}
+        self._of: dict[str, dict[Connection, tuple[MemberList, str]]] = {}
+        self._age: OrderedDict[MemberList, str] = OrderedDict()
+        self._ids = 0
+
+    def give(self, group: str, connection: Connection, client_id: str, members: MemberList) -> None:
+        self.forget(group, connection)
+        lists = self._lists.setdefault(group, {})
+        if members not in lists:
+            lists[members] = {}
+            self._age[members] = group
+            self._ids += len(members.ids)
+        lists[members].setdefault(client_id, {})[connection] = None
+        self._of.setdefault(group, {})[connection] = members, client_id
+        while self._ids > MAX_GIVEN_IDS and len(self._age) > 1:
+            self._forget_oldest()
+
+    def of(self, group: str, connection: Connection) -> list[str] | None:
+        """The list that a member was given last; None if it was given none."""
+        found = self._of.get(group, {}).get(connection)
+        return found[0].ids if found else None
+
+    def forget(self, group: str, connection: Connection) -> None:
+        members, client_id = self._of.get(group, {}).pop(connection, (None, ""))
+        if members is None:
+            return
+        readers = self._lists[group][members]
+        del readers[client_id][connection]
+        if not readers[client_id]:
+            del readers[client_id]
+        if not readers:
+            self._drop(group, members)
+
+    def forget_group(self, group: str) -> None:
+        for members in list(self._lists.get(group, ())):
+            self._drop(group, members)
+        self._of.pop(group, None)
+
+    def keep(self, group: str, members: Container[Connection]) -> None:
+        """Forgets those that are no members any more."""
+        for connection in [item for item in self._of.get(group, ()) if item not in members]:
+            self.forget(group, connection)
+
+    def _forget_oldest(self) -> None:
+        members, group = next(iter(self._age.items()))
+        for connections in self._lists[group][members].values():
+            for connection in connections:
+                del self._of[group][connection]
+        self._drop(group, members)
+
+    def _drop(self, group: str, members: MemberList) -> None:
+        del self._lists[group][members], self._age[members]
+        self._ids -= len(members.ids)
+        if not self._lists[group]:
+            del self._lists[group]
+
+    def claims(self, group: str, queues: Sequence[Queue]) -> Iterator[list[tuple[list[Queue], _Connections]]]:
+        """Who takes which of a topic's queues for its own, one list after the other. Those who go by one id take the same."""
+        for members, readers in list(self._lists.get(group, {}).items()):
+            count = len(members.ids)
+            first = enumerate(members.order[: len(queues)])  # those behind get nothing
+            yield [
+                (AVG.allocate_at(index, count, queues), readers[client_id])
+                for index, client_id in first
+                if client_id in readers
+            ]

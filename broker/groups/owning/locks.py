@@ -1,0 +1,459 @@
+"""Which client owns which queue in a group: LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
+
+Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection. They end when
+their member unregisters: a Java member unlocks before, but its rebalance may lock once more on its way out.
+A Rocketlet consumer locks every queue that it reads (`handover`). Its lock is a lease with an epoch: freed when the
+socket closes, ended when it is not renewed in time, and checked at every commit, so that a late one changes nothing.
+A member that was refused is told as soon as the queue is free.
+
+Leases are on the disk (`ledger`). After a restart of the broker, a member that comes back in time gets the same epoch and
+continues as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from ....protocol.bodies import Queue
+from ....protocol.group_bodies import LockRequest
+from ....protocol.work import LOOKS, Work
+from ...clock import Clock
+from ...config import (
+    HANDOVER_LEASE_S,
+    LEASE_SWEEP_S,
+    LOCK_LEASE_S,
+    MAX_LOCK_WAITERS,
+    MAX_LOCKS,
+    MAX_LOCKS_OF_CONNECTION,
+    MAX_MEMBERSHIPS,
+    PLACE_BYTES,
+    STANDSTILL_S,
+)
+from ...remoting.connection import Connection
+from ...running.jobs import Job
+from ...store.ledger import Change, Former, Key, Ledger
+from ..history import History
+
+log = structlog.get_logger("rocketlet.groups")
+
+
+@dataclass(slots=True)
+class Lock:
+    """`connection` is None after a restart, and when the broker has closed it, until the client has come back.
+    `former_end`: of a lease from a run before, where its queue ended when a run began, and 0 if its topic was deleted; until
+    its owner has pulled."""
+
+    client_id: str
+    connection: Connection | None
+    epoch: int
+    handover: bool
+    renewed_s: float
+    has_pulled: bool = False
+    has_committed: bool = False
+    former_end: int | None = None
+    waiters: dict[Connection, None] = field(default_factory=dict)
+
+    def is_over(self, now_s: float) -> bool:
+        return now_s - self.renewed_s > (HANDOVER_LEASE_S if self.handover else LOCK_LEASE_S)
+
+
+class Locks:
+    """`on_free(connection, group)` is called for each member that waited for a queue that is free now, `on_change` when
+    there is something to save; `is_held_back(group, topic, queue_id)` says whether nobody may take a queue yet,
+    `queues_of(topic)` how many queues there are: others are not locked; `end_of(topic, queue_id)` where a queue ends.
+    `refused` counts what was too much."""
+
+    def __init__(
+        self,
+        history: History,
+        path: Path,
+        clock: Clock,
+        *,
+        on_free: Callable[[Connection, str], None],
+        on_change: Callable[[], None],
+        is_held_back: Callable[[str, str, int], bool],
+        queues_of: Callable[[str], int],
+        end_of: Callable[[str, int], int],
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._locks: dict[Key, Lock] = {}
+        self._of_group: dict[str, dict[Key, None]] = {}
+        self._keys: dict[Connection, dict[Key, None]] = {}  # that a connection owned or waited for
+        self._left: dict[Connection, dict[str, None]] = {}  # the groups that foreign members have left
+        self._on_free = on_free
+        self._on_change = on_change
+        self._is_held_back = is_held_back
+        self._queues_of = queues_of
+        self._waiting = 0  # places in all lines
+        self.refused = 0
+        self._history = history
+        self._ledger = ledger = Ledger(path)
+        self._epoch = max(
+            clock.time_ms() << 16, ledger.epoch
+        )  # beyond every epoch of an earlier run, whatever the clock says
+        # The latest renewal is not known, and its owner may not know of the restart yet.
+        self._awake_s = since_s = clock.monotonic_s()
+        self._held_until_s = -math.inf if ledger.is_known else since_s + HANDOVER_LEASE_S
+        self._is_closed = False
+        for key, former in ledger.leases.items():
+            end = end_of(*key[1:])
+            if former.end is None or end < former.end:
+                former = former._replace(end=end)
+                ledger.ended_at(key, former)
+            self._locks[key] = Lock(former.client_id, None, former.epoch, True, since_s, former_end=former.end)
+            self._of_group.setdefault(key[0], {})[key] = None
+        ledger.write()
+        ledger.leases.clear()
+
+    def saving(self, *, closes: bool = False) -> Job[None]:
+        """Saves what `lock` and `unlock` have not. closes: nothing is granted any more. Raises StoreFull; it is tried again
+        the next time."""
+        self._is_closed = closes
+        if self._clock.monotonic_s() >= self._held_until_s:
+            yield from self._ledger.saving(self._leases, closes=closes)
+
+    def _leases(self) -> tuple[Iterator[Change], int]:
+        """As they are now, also if they are looked at later."""
+        locks = list(self._locks.items())
+        # Apache's locks are not kept: its broker forgets them, too (RebalanceLockManager), and its clients lock
+        # again within 20 s.
+        return (line for key, lock in locks if lock.handover for line in _lines(key, lock)), self._epoch
+
+    def lock(self, request: LockRequest, connection: Connection) -> dict[Queue, int]:
+        """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
+        if request.group in self._left.get(connection, ()) and not request.handover:
+            return {}  # asked for by a Java member that has unregistered meanwhile
+        now_s = self._now_s()
+        epochs = {
+            queue: epoch
+            for queue in request.queues
+            if (epoch := self._lock_one(request, queue, connection, now_s)) is not None
+        }
+        self._ledger.write()
+        return epochs
+
+    def _lock_one(self, request: LockRequest, queue: Queue, connection: Connection, now_s: float) -> int | None:
+        key = (request.group, queue.topic, queue.queue_id)
+        lock = self._locks.get(key)
+        if lock is not None and not lock.is_over(now_s):
+            epoch = request.epochs.get(queue)
+            if lock.client_id == request.client_id and _is_its_own(lock, connection, epoch):
+                lock.renewed_s = now_s
+                if lock.connection is not connection:
+                    self._forget_key(lock.connection, key)
+                    lock.connection = connection
+                    self._note_key(connection, key)
+                return lock.epoch
+            if lock.client_id != request.client_id or lock.connection is not None or epoch is not None:
+                if epoch is None:
+                    # Told when the queue is free: a hand-over would otherwise last until its next try. Apache's clients
+                    # try every 20 s (RebalanceService.waitInterval).
+                    self._wait(connection, key, lock)
+                return None
+        if queue in request.epochs:
+            return None  # a renewal takes nothing anew: its sender must first let go of what it has
+        if now_s < self._held_until_s or self._is_closed:
+            return None  # another member may believe in a lease that this run does not know
+        if request.handover and self._is_held_back(*key):
+            return None  # a foreign member still handles messages of it; the group is notified when it does not
+        if not 0 <= queue.queue_id < self._queues_of(queue.topic) or not self._has_room(connection, key, lock):
+            return None
+        if lock is not None:
+            self._note("lock expired", key, lock)
+            self._forget_key(lock.connection, key)
+        self._epoch += 1
+        fresh = Lock(request.client_id, connection, self._epoch, request.handover, now_s)
+        if lock is not None:
+            # Whoever waited for the former owner waits for this one now.
+            fresh.waiters = {waiter: None for waiter in lock.waiters if waiter is not connection}
+            self._waiting -= len(lock.waiters) - len(fresh.waiters)
+        self._locks[key] = fresh
+        self._of_group.setdefault(key[0], {})[key] = None
+        self._note_key(connection, key)
+        self._note("locked", key, fresh)
+        return fresh.epoch
+
+    def unlock(self, request: LockRequest, connection: Connection) -> list[str]:
+        """Frees the client's own locks, not those of others. Returns a text that names the queues that were not its own."""
+        faults: list[str] = []
+        for queue in request.queues:
+            key = (request.group, queue.topic, queue.queue_id)
+            lock = self._locks.get(key)
+            if lock is None:
+                faults.append(f"{queue.topic}:{queue.queue_id} is not locked")
+            elif lock.client_id != request.client_id or (
+                # of a lease from before a restart its owner may let go, whom the heartbeat has identified
+                lock.handover and lock.connection is not connection and lock.connection is not None
+            ):
+                faults.append(f"{queue.topic}:{queue.queue_id} is locked by {lock.client_id} (epoch {lock.epoch})")
+            # An unlock that was long on its way must not free what its sender has locked again since.
+            elif request.epochs.get(queue, lock.epoch) != lock.epoch:
+                faults.append(f"{queue.topic}:{queue.queue_id} has the epoch {lock.epoch} by now")
+            else:
+                self._free(key, "unlocked")
+        self._ledger.write()
+        return faults
+
+    def drop(self, connection: Connection) -> None:
+        """The connection is gone, and its waiting with it. If the client has ended it, its leases end, too. Otherwise the
+        client may not know, so they last as long as it may believe in them; it can come back as after a restart."""
+        keys = self._keys.pop(connection, {})
+        connection.charge(-PLACE_BYTES * (len(keys) + len(self._left.pop(connection, ()))))
+        for key in keys:
+            lock = self._locks.get(key)
+            if lock is None:
+                continue
+            if connection in lock.waiters:
+                del lock.waiters[connection]
+                self._waiting -= 1
+            # Apache's locks outlive their connection, as on its broker, where only the member is dropped
+            # (ClientHousekeepingService).
+            if lock.handover and lock.connection is connection:
+                if connection.is_left:
+                    self._free(key, "lock lost")
+                else:
+                    lock.connection = None
+
+    def let_go(self, group: str, topic: str, queue_id: int, connection: Connection) -> None:
+        """A foreign reader has handled all of a queue that moves away from it. Apache's Go client does not unlock what it
+        drops (pushConsumer.removeUnnecessaryMessageQueue), which would keep the next reader out for 60 s."""
+        lock = self._locks.get((group, topic, queue_id))
+        if lock is not None and not lock.handover and lock.connection is connection:
+            self._free((group, topic, queue_id), "unlocked")
+
+    def leave(self, connection: Connection, group: str, *, is_foreign: bool) -> None:
+        """A member unregisters: frees what it has not unlocked. A foreign one locks nothing more."""
+        for key in list(self._keys.get(connection, ())):
+            lock = self._locks.get(key)
+            if lock is not None and key[0] == group and lock.connection is connection:
+                self._free(key, "unlocked")
+        self._ledger.write()
+        if is_foreign:
+            left = self._left.setdefault(connection, {})
+            left[group] = None
+            connection.charge(PLACE_BYTES)
+            if len(left) > MAX_MEMBERSHIPS:
+                self.join(connection, next(iter(left)))
+
+    def join(self, connection: Connection, group: str) -> None:
+        """A heartbeat: the member may lock, also if it had left the group."""
+        left = self._left.get(connection)
+        if left is not None and group in left:
+            connection.charge(-PLACE_BYTES)
+            del left[group]
+            if not left:
+                del self._left[connection]
+
+    def renew(self, connections: Iterable[Connection]) -> None:
+        """All leases of these clients last anew, as by a renewal of each."""
+        now_s, living = self._clock.monotonic_s(), set(connections)
+        self._awake_s = now_s
+        for lock in self._locks.values():
+            if lock.connection in living:
+                lock.renewed_s = now_s
+
+    def end(self, group: str, topic: str, queue_id: int) -> None:
+        """Ends a lease before its time. Raises KeyError if nobody holds the queue."""
+        self._free((group, topic, queue_id), "lock expired")
+
+    def expiring(self) -> Work[None]:
+        """Ends the leases that were not renewed in time."""
+        now_s = self._now_s()
+        for number, (key, lock) in enumerate(list(self._locks.items()), 1):
+            if lock.is_over(now_s) and self._locks.get(key) is lock:
+                self._free(key, "lock expired")
+            if number % LOOKS == 0:
+                yield
+
+    def _now_s(self) -> float:
+        """The time. If nothing has asked for it for longer than `expiring` is apart, this process stood still, and what
+        members sent meanwhile waits in its sockets: every lease gets that time back."""
+        now_s = self._clock.monotonic_s()
+        stood_s = now_s - self._awake_s - LEASE_SWEEP_S
+        if stood_s > STANDSTILL_S:
+            log.warning("broker_stood_still", seconds=round(stood_s, 1), hint="leases are prolonged")
+            for lock in self._locks.values():
+                lock.renewed_s += stood_s
+            self._held_until_s += stood_s
+        self._awake_s = now_s
+        return now_s
+
+    def commit_fault(self, group: str, queue: tuple[str, int], connection: Connection, epoch: int | None) -> str | None:
+        """Why a commit may not be stored; None if it may. Only leases fence commits."""
+        lock = self._locks.get((group, queue[0], queue[1]))
+        if lock is None or not lock.handover:
+            # Apache's clients send no epoch, and nothing fences them (ConsumerManageProcessor.updateConsumerOffset).
+            return None if epoch is None else f"the queue {queue[0]}:{queue[1]} is not locked by this client"
+        if lock.connection is not connection or (epoch is not None and epoch != lock.epoch):
+            return f"the queue {queue[0]}:{queue[1]} is owned by {lock.client_id} (epoch {lock.epoch})"
+        return None
+
+    def topic_deleted(self, topic: str) -> Job[None]:
+        """What its owners have read is gone: if it is made anew, other messages get these offsets. It holds at once; the job
+        writes it down."""
+        keys = [key for key, lock in self._locks.items() if key[1] == topic and lock.handover]
+        for key in keys:
+            self._locks[key].former_end = 0
+        self._on_change()
+        return self._noting_ends(keys)
+
+    def _noting_ends(self, keys: Sequence[Key]) -> Job[None]:
+        for number, key in enumerate(keys, 1):
+            lock = self._locks.get(key)
+            if lock is not None and lock.former_end == 0:  # else its owner has read the new topic already
+                self._ledger.ended_at(key, Former(lock.client_id, lock.epoch, 0))
+            if number % LOOKS == 0:
+                self._ledger.write()
+                yield None
+        self._ledger.write()
+
+    def former_end(self, group: str, topic: str, queue_id: int) -> int | None:
+        """How far the queue's owner can be, if it comes from a run before or its topic was deleted, until it has pulled. What
+        it read behind that was lost, and other messages get these offsets; it may not pass them by."""
+        lock = self._locks.get((group, topic, queue_id))
+        return None if lock is None else lock.former_end
+
+    def forget_former_end(self, group: str, topic: str, queue_id: int) -> None:
+        """The owner reads what this run has."""
+        key = (group, topic, queue_id)
+        lock = self._locks[key]
+        if lock.former_end is None:
+            return
+        lock.former_end = None
+        self._ledger.pulled(key, lock.client_id, lock.epoch)
+        self._ledger.write()
+        self._on_change()
+
+    def note_pull(self, group: str, topic: str, queue_id: int) -> None:
+        """A pull: the owner's first one is history."""
+        key = (group, topic, queue_id)
+        lock = self._locks.get(key)
+        if lock is not None and lock.handover and not lock.has_pulled:
+            lock.has_pulled = True
+            self._history.add(group, "first pull", lock.client_id, topic=topic, queue=queue_id, epoch=lock.epoch)
+
+    def note_commit(self, group: str, topic: str, queue_id: int, offset: int) -> int:
+        """A commit: the offset that it counts as, `former_end` at most. The owner's first one is history, the others are too
+        many."""
+        lock = self._locks.get((group, topic, queue_id))
+        if lock is None or not lock.handover:
+            return offset
+        if lock.former_end is not None:
+            offset = min(offset, lock.former_end)
+        if not lock.has_committed:
+            lock.has_committed = True
+            self._history.add(group, "first commit", lock.client_id, topic=topic, queue=queue_id, offset=offset)
+        return offset
+
+    def has_lease(self, group: str, topic: str, queue_id: int, connection: Connection) -> bool:
+        """Whether a Rocketlet member other than this one owns the queue."""
+        lock = self._locks.get((group, topic, queue_id))
+        return lock is not None and lock.handover and lock.connection is not connection
+
+    def is_leased_to(self, group: str, topic: str, queue_id: int, connection: Connection) -> bool:
+        """Whether this Rocketlet member owns the queue."""
+        lock = self._locks.get((group, topic, queue_id))
+        return lock is not None and lock.handover and lock.connection is connection
+
+    def is_owner(self, group: str, topic: str, queue_id: int, connection: Connection) -> bool:
+        lock = self._locks.get((group, topic, queue_id))
+        return lock is not None and lock.connection is connection
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def is_locked(self, group: str, topic: str, queue_id: int) -> bool:
+        return (group, topic, queue_id) in self._locks
+
+    def owners(self, group: str) -> dict[tuple[str, int], str]:
+        """Client id by topic and queue id."""
+        return {key[1:]: self._locks[key].client_id for key in self._of_group.get(group, ())}
+
+    def _has_room(self, connection: Connection, key: Key, former: Lock | None) -> bool:
+        """Whether another lock may be kept."""
+        keys = self._keys.get(connection, {})
+        is_full = former is None and len(self._locks) >= MAX_LOCKS
+        if not is_full and (key in keys or len(keys) < MAX_LOCKS_OF_CONNECTION):
+            return True
+        self.refused += 1
+        if connection.is_news("locks_refused"):
+            limit = MAX_LOCKS if is_full else MAX_LOCKS_OF_CONNECTION
+            of = "this broker" if is_full else "one connection"
+            hint = f"{of} has {limit} locks at most; they end when they are not renewed"
+            log.warning("locks_refused", group=key[0], peer=connection.peer, limit=limit, hint=hint)
+        return False
+
+    def _wait(self, connection: Connection, key: Key, lock: Lock) -> None:
+        """Puts a member in line. Of too many, the others ask again by themselves."""
+        keys = self._keys.get(connection, {})
+        is_full = self._waiting >= MAX_LOCK_WAITERS or (key not in keys and len(keys) >= MAX_LOCKS_OF_CONNECTION)
+        if connection not in lock.waiters and not is_full:
+            lock.waiters[connection] = None
+            self._waiting += 1
+            self._note_key(connection, key)
+
+    def _note_key(self, connection: Connection, key: Key) -> None:
+        keys = self._keys.setdefault(connection, {})
+        if key not in keys:
+            keys[key] = None
+            connection.charge(PLACE_BYTES)
+
+    def _forget_key(self, connection: Connection | None, key: Key) -> None:
+        keys = self._keys.get(connection) if connection is not None else None
+        if connection is not None and keys is not None and key in keys:
+            del keys[key]
+            connection.charge(-PLACE_BYTES)
+            if not keys:
+                del self._keys[connection]
+
+    def _free(self, key: Key, event: str) -> None:
+        lock = self._locks.pop(key)
+        of_group = self._of_group[key[0]]
+        del of_group[key]
+        if not of_group:
+            del self._of_group[key[0]]
+        self._note(event, key, lock)
+        self._forget_key(lock.connection, key)
+        self._waiting -= len(lock.waiters)
+        for waiter in lock.waiters:
+            self._forget_key(waiter, key)
+            self._on_free(waiter, key[0])
+
+    def _note(self, event: str, key: Key, lock: Lock) -> None:
+        if not lock.handover:
+            return
+        if event == "locked":
+            self._ledger.granted(key, lock.client_id, lock.epoch)
+        elif event == "unlocked":
+            self._ledger.unlocked(key, lock.epoch)
+        else:
+            self._ledger.freed(key, lock.epoch)
+        self._on_change()
+        self._history.changed_hands(event, key, lock.client_id, lock.epoch)
+
+
+def _is_its_own(lock: Lock, connection: Connection, epoch: int | None) -> bool:
+    """Whether a client of the owner's id is the owner, or Apache's locks, which know only the id.
+
+    An id alone may be copied, or of a client whose former socket has not closed yet: it has to wait. Who names the epoch was
+    granted it, and may come by another connection; what it sent on the former one may arrive later, and must not bring the
+    lease back there. A renewal by an epoch that has ended must fail: its sender would go on reading what another had
+    meanwhile (decision 6). Who owns the lease of a run before and does not name its epoch never heard of it, and gets
+    another.
+    """
+    if lock.connection is connection or not lock.handover:
+        return epoch in (None, lock.epoch)
+    return epoch == lock.epoch and (lock.connection is None or lock.connection.number < connection.number)
+
+
+def _lines(key: Key, lock: Lock) -> Iterator[Change]:
+    """As the ledger keeps a lease."""
+    yield *key, lock.client_id, lock.epoch
+    if lock.former_end is not None:
+        yield *key, lock.client_id, lock.epoch, lock.former_end

@@ -1,0 +1,78 @@
+"""How far groups have come, as administration and metrics show it. A group without members has lag, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ....protocol.admin_bodies import Progress, ProgressColumns
+from ....protocol.bodies import Queue
+from ....protocol.work import LOOKS, SLICE, Work
+from ...messages.topics import Topics
+from ...store.consume_queue import ConsumeQueue
+from ...store.store import Store
+from ..members import ConsumerGroups
+from .offsets import Offsets
+
+
+class GroupProgress:
+    def __init__(
+        self, broker_name: str, topics: Topics, store: Store, offsets: Offsets, groups: ConsumerGroups
+    ) -> None:
+        self._broker_name = broker_name
+        self._topics = topics
+        self._store = store
+        self._offsets = offsets
+        self._groups = groups
+
+    def of(self, group: str, topic: str) -> Iterator[tuple[Queue, Progress]]:
+        """How far a group is in the queues of a topic that the broker has. Each costs a read of the disk."""
+        for queue_id in range(self._topics.queues_of(topic)):
+            queue = self._store.queues.get((topic, queue_id))
+            end = queue.next if queue else 0
+            offset = max(self._offsets.get(group, topic, queue_id) or 0, 0)
+            yield Queue(topic, self._broker_name, queue_id), Progress(end, offset, self._last_ms(queue, offset))
+
+    def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
+        """As `of`, in lists. Without `times` nothing is read."""
+        found = ProgressColumns(topic, self._broker_name, [], [], [])
+        queues, offsets = self._store.queues, self._offsets.of(group, topic)
+        for queue_id in range(self._topics.queues_of(topic)):
+            queue = queues.get((topic, queue_id))
+            offset = max(offsets.get(queue_id, 0), 0)
+            found.broker_offsets.append(queue.next if queue else 0)
+            found.consumer_offsets.append(offset)
+            if times:
+                found.last_ms.append(self._last_ms(queue, offset))
+            if queue_id % (SLICE if times else LOOKS) == 0:
+                yield
+        return found
+
+    def _last_ms(self, queue: ConsumeQueue | None, offset: int) -> int:
+        """When the last message before an offset was stored; 0 if it is not there."""
+        if queue is None or not queue.begin < offset <= queue.next:
+            return 0
+        return self._store.store_time_ms(queue, offset - 1)
+
+    def lag(self, group: str, topic: str) -> Work[tuple[int, int | None]]:
+        """How many messages the group has not committed, and when the oldest of them was stored; None without one."""
+        messages, oldest_ms = 0, None
+        for number, queue_id in enumerate(range(self._topics.queues_of(topic)), 1):
+            queue = self._store.queues.get((topic, queue_id))
+            offset = max(self._offsets.get(group, topic, queue_id) or 0, 0)
+            if queue is not None and offset < queue.next:
+                messages += queue.next - offset
+                stored_ms = self._store.store_time_ms(queue, max(offset, queue.begin))
+                oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
+            if number % SLICE == 0:
+                yield
+        return messages, oldest_ms
+
+    def groups(self) -> list[str]:
+        """Those with members and those with offsets."""
+        return sorted({group.name for group in self._groups} | self._offsets.groups())
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics in which a group has an offset, and those its members subscribe to."""
+        online = self._groups.get(group)
+        names = dict.fromkeys([*self._offsets.topics_of(group), *(online.topics if online else ())])
+        return [name for name in names if self._topics.get(name) is not None]

@@ -1,0 +1,148 @@
+"""Watches who reads which queue, and reports queues that two members read or that nobody reads.
+
+Rocketlet members cannot read a queue that another one has locked; foreign ones do not lock, and two of them read a queue
+while they disagree about the members. A member that pulls again soon after another one has pulled is the second reader; one
+that has the lock has got the queue back, and so has one that comes after longer than a pull is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from ....protocol.work import LOOKS, Work
+from ...clock import Clock
+from ...config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S, PLACE_BYTES, WATCHED_PER_S
+from ...remoting.connection import Connection
+from ..history import History
+from ..member import Member
+from ..members import ConsumerGroups
+from .locks import Locks
+
+log = structlog.get_logger("rocketlet.groups")
+
+_Key = tuple[str, str, int]  # group, topic, queue id
+
+
+class Watch:
+    def __init__(
+        self, groups: ConsumerGroups, locks: Locks, history: History, queues_of: Callable[[str], int], clock: Clock
+    ) -> None:
+        self._groups = groups
+        self._locks = locks
+        self._history = history
+        self._queues_of = queues_of
+        self._clock = clock
+        # the connection that pulled last, another before it, and since when it is the last
+        self._readers: dict[_Key, tuple[Connection | None, Connection | None, float]] = {}
+        self._keys: dict[Connection, set[_Key]] = {}
+        self._unread_s: dict[_Key, float] = {}
+        self._named: set[_Key] = set()
+        self._due_s = float("-inf")
+        self.double_readers = 0
+        self.orphans = 0
+
+    def pulled(self, connection: Connection, group: str, topic: str, queue_id: int) -> None:
+        key = (group, topic, queue_id)
+        last, before, since_s = self._readers.get(key, (None, None, 0.0))
+        if last is connection:
+            return
+        keys = self._keys.setdefault(connection, set())
+        if len(keys) >= MAX_READ_QUEUES:
+            return
+        if key not in keys:
+            keys.add(key)
+            connection.charge(PLACE_BYTES)
+        now_s = self._clock.monotonic_s()
+        self._readers[key] = (connection, last, now_s)
+        self._locks.note_pull(group, topic, queue_id)
+        is_back = connection is before and last is not None and now_s - since_s < MAX_HOLD_S
+        if is_back and not self._locks.is_owner(group, topic, queue_id, connection):
+            found = self._groups.get(group)
+            members = found.members if found else {}
+            if connection in members and last in members and _may_be_two(members[connection], members[last]):
+                self.double_readers += 1
+                both = f"{members[last].client_id} and {members[connection].client_id}"
+                self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
+
+    def reader(self, group: str, topic: str, queue_id: int) -> Connection | None:
+        """The connection that pulled last."""
+        found = self._readers.get((group, topic, queue_id))
+        return found[0] if found else None
+
+    def read_by(self, connection: Connection, group: str) -> list[tuple[str, int]]:
+        """The queues of a group that this connection pulled last, as topic and queue id."""
+        keys = self._keys.get(connection, ())
+        return [key[1:] for key in keys if key[0] == group and self.reader(*key) is connection]
+
+    def reads(self, connection: Connection, group: str) -> bool:
+        """Whether there are any. Asked more often, and of connections with very many."""
+        keys = self._keys.get(connection, ())
+        return any(key[0] == group and self.reader(*key) is connection for key in keys)
+
+    def drop(self, connection: Connection) -> None:
+        """The connection is closed and reads nothing any more."""
+        keys = self._keys.pop(connection, set())
+        connection.charge(-PLACE_BYTES * len(keys))
+        for key in keys:
+            last, before, since_s = self._readers.get(key, (None, None, 0.0))
+            last, before = (None if item is connection else item for item in (last, before))
+            if last is None and before is None:
+                self._readers.pop(key, None)
+            else:
+                self._readers[key] = (last, before, since_s)
+
+    def looking(self) -> Work[None]:
+        """Reports the queues that no member has read or locked for some seconds, although members subscribe to them; 100
+        at a time. After very many queues it rests."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._due_s:
+            return
+        unread = yield from self._unread(now_s)
+        now_s = self._clock.monotonic_s()
+        unread_s: dict[_Key, float] = {}
+        named: set[_Key] = set()
+        fresh: list[_Key] = []
+        orphans = 0
+        for number, key in enumerate(unread, 1):
+            unread_s[key] = since_s = self._unread_s.get(key, now_s)
+            if now_s - since_s >= ORPHAN_S:
+                orphans += 1
+                if key in self._named:
+                    named.add(key)
+                elif len(fresh) < MAX_REPORTED:
+                    fresh.append(key)
+            if number % LOOKS == 0:
+                yield
+        for group_name, topic, queue_id in fresh:
+            self._name("orphaned", group_name, "", f"{topic}:{queue_id} is read by nobody")
+        self._unread_s, self._named, self.orphans = unread_s, named.union(fresh), orphans
+
+    def _unread(self, now_s: float) -> Work[list[_Key]]:
+        """The queues that nobody reads now, as many as are watched."""
+        unread: list[_Key] = []
+        looks = 0
+        for group in self._groups:
+            for topic in sorted(group.topics):
+                for queue_id in range(self._queues_of(topic)):
+                    key = (group.name, topic, queue_id)
+                    is_unread = not self._locks.is_locked(*key) and self.reader(*key) not in group.members
+                    if is_unread and len(unread) < MAX_READ_QUEUES:
+                        unread.append(key)
+                    looks += 1
+                    if looks % LOOKS == 0:
+                        yield
+            looks += 1
+        self._due_s = now_s + looks / WATCHED_PER_S
+        return unread
+
+    def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
+        log.warning("queue_misread", kind=event, group=group, fault=fault)
+        self._history.add(group, event, client_id, fault=fault)
+
+
+def _may_be_two(reader: Member, last: Member) -> bool:
+    """Whether the last reader may still be one. A Rocketlet member reads nothing without its lock: a foreign one that reads
+    has got the queue back."""
+    return reader.data.message_model == "CLUSTERING" and not last.data.strategy

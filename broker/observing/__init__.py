@@ -1,0 +1,5 @@
+"""What Prometheus reads of a broker.
+
+metrics       what is measured
+metrics_port  serves it, and health checks
+"""

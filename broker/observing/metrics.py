@@ -1,0 +1,245 @@
+"""Prometheus metrics and health checks of a broker.
+
+Imported only if a metrics port is given. Names that begin with `rocketlet_` are ours; those that begin with `rocketmq_` are
+the ones of Apache's exporter (RMQMetricsCollector) with its labels, so that its dashboards and alerts work here, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sized
+from importlib.metadata import version
+from typing import TypeVar
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from ...protocol import names
+from ...protocol.codes import RequestCode
+from ...protocol.work import SLICE, Work
+from ..broker import Broker
+from ..messages.statistics import GOT, PUT
+from ..running.histogram import Histogram
+from ..sessions.memory import Memory
+
+_MINUTE_S = 60.0
+
+T = TypeVar("T")
+
+
+class Collector:
+    """What is measured in a broker, and whether it can serve clients."""
+
+    def __init__(self, broker: Broker, memory: Memory, connections: Sized) -> None:
+        self._broker = broker
+        self._memory = memory
+        self._connections = connections
+
+    async def readiness(self) -> str | None:
+        if self._broker.store.fault is not None:
+            return self._broker.store.fault
+        return None if self._broker.registration.is_registered else "the broker is not registered"
+
+    async def snapshot(self) -> list[Metric]:
+        return [
+            *self._process(),
+            *await self._topics(),
+            *self._store(),
+            *self._requests(),
+            *self._access(),
+            *await self._groups(),
+        ]
+
+    @property
+    def _place(self) -> list[str]:
+        return [self._broker.config.cluster, self._broker.config.name]
+
+    def _gauge(self, name: str, text: str, value: float | None = None, *labels: str) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, text, labels=["cluster", "broker", *labels])
+        if value is not None:
+            family.add_metric(self._place, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float | None = None, *labels: str) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, text, labels=["cluster", "broker", *labels])
+        if value is not None:
+            family.add_metric(self._place, value)
+        return family
+
+    def _histogram(self, name: str, text: str, *labels: str) -> HistogramMetricFamily:
+        return HistogramMetricFamily(name, text, labels=["cluster", "broker", *labels])
+
+    def _process(self) -> Iterator[Metric]:
+        info = InfoMetricFamily("rocketlet", "The version that runs", labels=["cluster", "broker"])
+        info.add_metric(self._place, {"version": version("rocketlet")})
+        yield info
+        yield self._gauge("rocketlet_connections", "Open connections", len(self._connections))
+        yield self._gauge(
+            "rocketlet_connections_held_bytes",
+            "Bytes that connections hold: unfinished requests and unread answers",
+            self._memory.used_bytes,
+        )
+        yield self._gauge(
+            "rocketlet_connections_budget_bytes",
+            "Bytes that connections may hold (--memory)",
+            self._memory.budget_bytes,
+        )
+
+    async def _topics(self) -> list[Metric]:
+        broker, place = self._broker, self._place
+        put = self._counter("rocketlet_messages_put", "Messages stored, since the data folder began", None, "topic")
+        offset = self._gauge("rocketmq_producer_offset", "Messages stored, since the data folder began", None, "topic")
+        tps = self._gauge("rocketmq_producer_tps", "Messages stored per second, in the last minute", None, "topic")
+        totals, rates = await _done(broker.statistics.all_rates(_MINUTE_S))
+        got = self._counter("rocketlet_messages_got", "Messages read, since the start", None, "topic", "group")
+        got_tps = self._gauge(
+            "rocketmq_consumer_tps", "Messages read per second, in the last minute", None, "topic", "group"
+        )
+        of_broker = {PUT: 0.0, GOT: 0.0}
+        for number, ((kind, key), total) in enumerate(totals.of.items(), 1):
+            rate = rates[kind, key]
+            of_broker[kind] += rate
+            if kind == PUT:
+                put.add_metric([*place, key], total)
+                offset.add_metric([*place, key], total)
+                tps.add_metric([*place, key], rate)
+            else:
+                topic, _, group = key.rpartition("@")
+                got.add_metric([*place, topic, group], total)
+                got_tps.add_metric([*place, topic, group], rate)
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+        return [
+            *(put, offset, tps, got, got_tps),
+            self._gauge("rocketmq_broker_tps", "Messages stored per second, in the last minute", of_broker[PUT]),
+            self._gauge("rocketmq_broker_qps", "Messages read per second, in the last minute", of_broker[GOT]),
+        ]
+
+    def _store(self) -> Iterator[Metric]:
+        store = self._broker.store
+        yield self._gauge("rocketlet_commit_log_bytes", "Bytes in the commit log", store.end - store.begin)
+        yield self._gauge("rocketlet_disk_used_ratio", "How full the data folder's disk is, 0 to 1", store.disk_ratio())
+        yield self._gauge(
+            "rocketlet_store_failed", "1 if the disk failed, so that nothing is written", int(store.fault is not None)
+        )
+        yield self._counter(
+            "rocketlet_messages_damaged", "Messages left out because they cannot be read", len(store.damaged)
+        )
+        yield self._gauge(
+            "rocketlet_transactions_waiting", "Half messages without an outcome", self._broker.transactions.waiting
+        )
+        yield self._counter(
+            "rocketlet_delayed_set_aside", "Delayed messages that could not be delivered", self._broker.delays.set_aside
+        )
+
+    def _requests(self) -> Iterator[Metric]:
+        """Only of requests that were made: at most one for each request code."""
+        family = self._histogram(
+            "rocketlet_request_seconds",
+            "How long the broker worked on a request; what a pull waits is not in it",
+            "request",
+        )
+        for code, histogram in self._broker.request_times.items():
+            if any(histogram.counts):
+                _add(family, [*self._place, RequestCode(code).name], histogram)
+        yield family
+
+    def _access(self) -> Iterator[Metric]:
+        broker, place = self._broker, self._place
+        refused = self._counter(
+            "rocketlet_requests_refused", "Requests that their account may not make, by reason", None, "reason"
+        )
+        for reason, count in (broker.acl.refused if broker.acl else {}).items():
+            refused.add_metric([*place, reason], count)
+        yield refused
+        handshakes = self._counter("rocketlet_tls_handshakes", "TLS handshakes, by how they ended", None, "outcome")
+        handshakes.add_metric([*place, "done"], broker.tls.handshakes)
+        handshakes.add_metric([*place, "failed"], broker.tls.failed_handshakes)
+        yield handshakes
+        yield self._counter(
+            "rocketlet_tls_mismatches",
+            "Clients that came with TLS to a plain port, or without to one that enforces it",
+            broker.tls.refused,
+        )
+
+    async def _groups(self) -> list[Metric]:
+        broker, place = self._broker, self._place
+        members = self._gauge("rocketlet_group_members", "Members of a group", None, "group")
+        faults = self._gauge(
+            "rocketlet_group_disagreements", "In how many things members of a group disagree", None, "group"
+        )
+        names_of = ("topic", "group")
+        lag = self._gauge("rocketlet_group_lag", "Messages that a group has not committed", None, *names_of)
+        piled = self._gauge("rocketmq_message_accumulation", "Messages that a group has not committed", None, *names_of)
+        offset = self._gauge("rocketmq_consumer_offset", "The sum of a group's committed offsets", None, *names_of)
+        oldest = self._gauge(
+            "rocketlet_group_oldest_seconds",
+            "Age of the oldest message that a group has not committed; 0 if there is none",
+            None,
+            *names_of,
+        )
+        latency = self._gauge(
+            "rocketmq_group_get_latency_by_storetime",
+            "Age of the oldest message that a group has not committed, ms",
+            None,
+            *names_of,
+        )
+        dead = self._gauge("rocketlet_dead_letters", "Dead letters of a group that are stored", None, "group")
+        now_ms = broker.clock.time_ms()
+        for name in broker.progress.groups():
+            await asyncio.sleep(0)  # clients do not wait for a thousand groups
+            group = broker.groups.get(name)
+            members.add_metric([*place, name], len(group.members) if group else 0)
+            faults.add_metric([*place, name], len(group.reported) if group else 0)
+            letters = broker.store.queues.get((names.dlq_topic(name), 0))
+            dead.add_metric([*place, name], letters.next - letters.begin if letters else 0)
+            for topic in broker.progress.topics_of(name):
+                messages, since_ms = await _done(broker.progress.lag(name, topic))
+                age_ms = 0 if since_ms is None else max(now_ms - since_ms, 0)
+                labels = [*place, topic, name]
+                for family, value in (
+                    (lag, messages),
+                    (piled, messages),
+                    (offset, sum(broker.offsets.of(name, topic).values())),
+                    (oldest, age_ms / 1000),
+                    (latency, age_ms),
+                ):
+                    family.add_metric(labels, value)
+        return [members, faults, lag, piled, offset, oldest, latency, dead, *self._ownership()]
+
+    def _ownership(self) -> Iterator[Metric]:
+        watch, rebalances = self._broker.watch, self._broker.history.rebalances
+        yield self._counter(
+            "rocketlet_double_readers", "Times that a queue was read by two members", watch.double_readers
+        )
+        yield self._gauge("rocketlet_orphaned_queues", "Queues that no member reads now", watch.orphans)
+        handover = self._histogram(
+            "rocketlet_handover_seconds", "How long a queue had no owner between two owners (Rocketlet members)"
+        )
+        _add(handover, self._place, rebalances.handovers)
+        settle = self._histogram(
+            "rocketlet_settle_seconds",
+            "From a change of members to the last queue that changed hands (Rocketlet members)",
+        )
+        _add(settle, self._place, rebalances.settling)
+        yield from (handover, settle)
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
+    family.add_metric(labels, histogram.buckets(), histogram.sum_s)
+
+
+async def _done(work: Work[T]) -> T:
+    """The result of work that others need not wait for."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)

@@ -1,0 +1,141 @@
+"""The metrics port: /metrics, /healthz and /readyz, served by prometheus-client in a thread that asks the event loop.
+
+Imported only if a metrics port is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Coroutine, Iterable
+from socketserver import ThreadingMixIn
+from threading import Lock, Thread
+from typing import Any, Final, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import structlog
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.core import Metric
+
+from ..config import MAX_METRICS_CONNECTIONS, METRICS_ANSWER_S, METRICS_CLIENT_S
+
+log = structlog.get_logger("rocketlet.metrics")
+
+_NO_ANSWER: Final = f"the event loop has not answered for {METRICS_ANSWER_S:g} s"
+
+
+class Measured(Protocol):
+    """What is served. Both run in the event loop. `readiness`: what keeps it from serving clients; None if nothing does."""
+
+    async def snapshot(self) -> list[Metric]: ...
+
+    async def readiness(self) -> str | None: ...
+
+
+class _Threads(ThreadingMixIn, WSGIServer):
+    """A thread for each connection. Of too many, the one that is open for longest makes room: who connects and asks nothing
+    must not use up the threads and descriptors of the broker."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: dict[socket.socket, None] = {}
+        self._changing = Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changing:
+            if len(self._open) >= MAX_METRICS_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # its client has hung up
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread sees the end, and closes it
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Of what a client does, such as to hang up or to write nothing, nothing is said."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            log.exception("metrics_request_failed")
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = METRICS_CLIENT_S
+
+    def log_message(self, *arguments: object) -> None:
+        """Requests are not logged."""
+
+
+class MetricsPort:
+    """Serves until `close`. Raises OSError if the port is taken."""
+
+    def __init__(self, measured: Measured, host: str, port: int) -> None:
+        self._measured = measured
+        self._loop = asyncio.get_running_loop()
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        ProcessCollector(registry=registry)
+        self._metrics = make_wsgi_app(registry)
+        try:
+            self._server = make_server(host, port, self._answer, _Threads, handler_class=_Quiet)
+        except OSError as error:
+            raise OSError(error.errno, f"the metrics port {host}:{port}: {error.strerror}") from None
+        self.port = int(self._server.server_port)
+        self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def describe(self) -> list[Metric]:
+        """Nothing is collected before the first request."""
+        return []
+
+    def collect(self) -> list[Metric]:
+        """For prometheus-client, in its thread."""
+        found: list[Metric] = self._ask(self._measured.snapshot())
+        return found
+
+    def _ask(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Runs in the loop, for a thread. Raises TimeoutError when the loop does not answer; nothing goes on then."""
+        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return asked.result(METRICS_ANSWER_S)
+        except TimeoutError:
+            asked.cancel()
+            raise
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO")
+        if path == "/metrics":
+            try:
+                found: Iterable[bytes] = self._metrics(environ, start_response)
+                return found
+            except TimeoutError:
+                status, text = "503 Service Unavailable", _NO_ANSWER
+            except (TypeError, ValueError):  # of prometheus-client, for an Accept with a version that is no number
+                return self._metrics({**environ, "HTTP_ACCEPT": ""}, start_response)  # type: ignore[no-any-return]
+        elif path in ("/healthz", "/readyz"):
+            fault = self._fault(is_ready=path == "/readyz")
+            status, text = ("503 Service Unavailable", fault) if fault else ("200 OK", "ok")
+        else:
+            status, text = "404 Not Found", "There are /metrics, /healthz and /readyz."
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]
+
+    def _fault(self, *, is_ready: bool) -> str | None:
+        """What keeps the process from living, or with `is_ready` from serving clients."""
+        try:
+            return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return] # a text, or None
+        except TimeoutError:
+            return _NO_ANSWER
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)

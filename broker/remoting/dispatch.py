@@ -1,0 +1,277 @@
+"""Takes the frames of one socket read to their handlers, and the answers back.
+
+Sends are staged one by one and committed together, before any other request of the same read is looked at and before
+anything is written: one log append and one socket write per socket read. Every other request is answered by the handler
+that the table has for its code. Every request is authorized here before it is staged or handled.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+
+import structlog
+
+from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, request_name
+from ...protocol.frame import Frame
+from ...protocol.headers import HeaderError
+from ...protocol.names import IllegalName
+from ...protocol.schema import BodyError
+from ...protocol.work import Work
+from ..access.acl import Acl
+from ..access.rules import Rule
+from ..broker import Broker
+from ..config import LARGE_REQUEST_BYTES, MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
+from ..nameserver.routes import Routes
+from ..running.histogram import Histogram
+from ..running.turns import Turns
+from ..store.files import StoreError, StoreFull
+from ..store.flusher import Flusher
+from .answers import Buffers, Refused, Reply, answer, small
+from .connection import Connection, is_loopback
+from .requests.sends import FULL_REMARK, REGION_EXT, Sends
+from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS, SENDS, WITH_BODY
+
+log = structlog.get_logger("rocketlet.dispatch")
+
+Handler = Callable[[Connection, Frame], Reply]
+
+# These may make a group or its retry topic. If that cannot be kept, who only reads can do so all the same.
+PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
+READS = PULLS | {RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET}
+
+# what a client's request may cause; struct.error is a number too large for its field
+_CLIENT_FAULTS = (
+    HeaderError,
+    BodyError,
+    IllegalName,
+    StoreError,
+    LimitExceeded,
+    OverflowError,
+    UnicodeError,
+    struct.error,
+)
+
+
+class Dispatch:
+    """The handlers of what runs in this process: a broker, a name server, or both. Without `acl` everybody may
+    do everything."""
+
+    def __init__(
+        self,
+        broker: Broker | None,
+        routes: Routes | None,
+        turns: Turns,
+        acl: Acl | None = None,
+        admin_is_local: bool = False,
+    ) -> None:
+        self._handlers: dict[int, tuple[Handler, Rule]] = {}
+        if routes is not None:
+            for code, (name_server_handler, rule) in NAME_SERVER_REQUESTS.items():
+                self._handlers[code] = partial(name_server_handler, routes), rule
+        if broker is not None:
+            for code, (broker_handler, rule) in BROKER_REQUESTS.items():
+                self._handlers[code] = partial(broker_handler, broker), rule
+        self._broker = broker
+        self._flusher = broker.flusher if broker is not None else None
+        self._acl = acl
+        self._turns = turns
+        self._answering = 0
+        self._admin_is_local = admin_is_local
+        self._records = broker.store if broker is not None else None
+        self._sends = Sends(broker) if broker is not None else None
+        self._times: Mapping[int, Histogram] = broker.request_times if broker is not None else {}
+
+    def serve(self, connection: Connection, frames: list[Frame]) -> None:
+        """Answers the requests of one socket read. What a client asks while it does not read waits in its connection, and
+        what takes longer than a turn waits until the others had theirs."""
+        out: Buffers = []
+        unwritten_bytes = 0
+        sends = self._sends
+        last = len(frames) - 1
+        began_s = time.perf_counter()  # what comes next; the clock is asked once for each request
+        end_s = began_s + TURN_S
+        try:
+            for index, frame in enumerate(frames):
+                if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
+                    # To ask the clock for each send would cost more than it saves.
+                    if index & 15 == 15 and time.perf_counter() > end_s:
+                        connection.put_off(frames[index:])
+                        break
+                    self._stage(sends, connection, frame, out)
+                    continue
+                # Another request of the same client must see what it sent before.
+                if sends is not None and sends.staged:
+                    self._settle(sends, connection, out, began_s)
+                    out = []
+                    began_s = time.perf_counter()
+                if index and began_s > end_s:
+                    connection.put_off(frames[index:])
+                    break
+                if frame.flag & RESPONSE_FLAG:
+                    if self._broker is not None:
+                        self._broker.clients.answer(connection, frame)
+                        began_s = time.perf_counter()
+                    continue
+                is_large = len(frame.body) > LARGE_REQUEST_BYTES
+                reply = self._in_turn(connection, frame) if is_large else self._handle(connection, frame)
+                ended_s = time.perf_counter()
+                if (times := self._times.get(frame.code)) is not None:
+                    times.observe(ended_s - began_s)
+                began_s = ended_s
+                if reply is None:
+                    continue
+                if not isinstance(reply, list):  # which is quicker to find out than a generator
+                    connection.write(out)
+                    out = []
+                    self._work_on(connection, frames[index:], reply)
+                    break
+                if not frame.flag & ONEWAY_FLAG:
+                    out += reply
+                    if index == last:
+                        break
+                    unwritten_bytes += sum(map(len, reply))
+                    if unwritten_bytes > UNWRITTEN_BYTES:
+                        connection.write(out)
+                        out, unwritten_bytes = [], 0
+                        if connection.is_paused:
+                            connection.keep(frames[index + 1 :])
+                            break
+        finally:  # what is staged belongs to this read: left over, the next client would get its answers
+            if sends is not None and sends.staged:
+                self._settle(sends, connection, out, began_s)
+            elif out:
+                connection.write(out)
+
+    def _work_on(self, connection: Connection, frames: list[Frame], work: Work[Buffers]) -> None:
+        """The first request takes long: it is answered in turns, and the others wait behind it."""
+        frame, *behind = frames
+        connection.hold(behind, len(frame.body))
+        self._answering += 1
+        self._turns.do(self._work(connection, frame, work))
+
+    def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> None:
+        try:
+            if self._acl is not None:
+                self._acl.authorize(connection, frame, SENDS[frame.code], self._records)
+            sends.stage(connection, frame)
+        except Refused as refusal:
+            refusal.ext = REGION_EXT
+            reply = refusal.answer(frame)
+        except Exception as error:
+            reply = self._fault(connection, frame, error)
+        else:
+            return
+        if not frame.flag & ONEWAY_FLAG:
+            out += reply
+
+    def _settle(self, sends: Sends, connection: Connection, out: Buffers, began_s: float) -> None:
+        """Commits what is staged and writes the answers, with `--flush sync` when it is on the device. All requests of a
+        read count as having taken as long as the read."""
+        code, count = sends.staged[0].frame.code, len(sends.staged)
+        frames = [small(item.frame) for item in sends.staged] if self._flusher is not None else []
+        out += sends.settle()
+        self._times[code].observe(time.perf_counter() - began_s, count)
+        if self._flusher is None:
+            connection.write(out)
+        else:
+            self._flusher.after_sync(partial(connection.write, out), partial(self._refuse, connection, frames))
+
+    def _refuse(self, connection: Connection, frames: list[Frame]) -> None:
+        """Tells that it is not known whether what was stored is kept."""
+        remark = FULL_REMARK + str(self._broker.store.fault if self._broker else "")
+        for frame in frames:
+            if not frame.flag & ONEWAY_FLAG:
+                connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark))
+
+    def _in_turn(self, connection: Connection, frame: Frame) -> Work[Buffers]:
+        """A large request waits for its turn with all other long work: many clients may send one at once."""
+        yield
+        if connection.is_closed:
+            return []
+        reply = self._handle(connection, frame)
+        if isinstance(reply, Generator):
+            reply = yield from reply
+        return reply or []
+
+    def _work(self, connection: Connection, frame: Frame, work: Work[Buffers]) -> Work[None]:
+        """Makes an answer in turns. What the client asked behind it waits until then."""
+        try:
+            reply = yield from work
+            if reply and len(reply[-1]) > UNWRITTEN_BYTES:  # to write it copies it once more
+                yield
+        except Refused as refusal:
+            reply = refusal.answer(frame)
+        except Exception as error:
+            reply = self._fault(connection, frame, error)
+        finally:
+            self._answering -= 1
+        if not frame.flag & ONEWAY_FLAG:
+            connection.write(reply)
+        connection.go_on()
+
+    def _handle(self, connection: Connection, frame: Frame) -> Reply:
+        found = self._handlers.get(frame.code)
+        if found is None or (connection.is_vip and frame.code in PULLS):  # as on Apache's VIP channel
+            remark = f" request type {frame.code} not supported"
+            return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+        handler, rule = found
+        try:
+            if self._admin_is_local and rule.is_admin and frame.code not in OF_BROKERS:
+                _refuse_strangers(connection, frame)
+            if self._acl is not None:
+                self._acl.authorize(connection, frame, rule, self._records)
+            if frame.body and frame.code not in WITH_BODY:
+                frame = frame._replace(body=b"")
+            if self._flusher is not None:
+                return self._handle_synced(self._flusher, connection, frame, handler)
+            reply = handler(connection, frame)
+            if self._answering >= MAX_ANSWERING and isinstance(reply, Generator):
+                raise LimitExceeded(f"{MAX_ANSWERING} long requests are being answered; try again later")
+            return reply
+        except Refused as refusal:
+            self._forget_staged()
+            return refusal.answer(frame)
+        except Exception as error:
+            self._forget_staged()
+            return self._fault(connection, frame, error)
+
+    def _handle_synced(self, flusher: Flusher, connection: Connection, frame: Frame, handler: Handler) -> Reply:
+        """With `--flush sync`: the answer to a request that stored something waits until that is on the device."""
+        written = flusher.written
+        reply = handler(connection, frame)
+        if not isinstance(reply, list) or flusher.written == written:
+            return reply
+        write = partial(connection.write, [] if frame.flag & ONEWAY_FLAG else reply)
+        refuse = partial(self._refuse, connection, [small(frame)])
+        flusher.after_sync(write, write if frame.code in READS else refuse)
+        return None
+
+    def _forget_staged(self) -> None:
+        """A handler that failed between staging and committing leaves nothing for the next one to commit."""
+        if self._broker is not None:
+            self._broker.store.roll_back()
+
+    def _fault(self, connection: Connection, frame: Frame, error: Exception) -> Buffers:
+        """The answer to a request that cannot be served: the client's fault, a full disk's, or a defect of ours."""
+        if isinstance(error, StoreFull):
+            return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=FULL_REMARK + str(error))
+        if isinstance(error, _CLIENT_FAULTS):
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
+        name = request_name(frame.code)
+        if connection.is_news(f"request_failed {name}"):
+            log.exception("request_failed", request=name, peer=connection.peer)
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+
+
+def _refuse_strangers(connection: Connection, frame: Frame) -> None:
+    """`--admin loopback`. Raises Refused."""
+    if not is_loopback(connection.address):
+        if connection.is_news("admin_refused"):
+            log.warning("admin_refused", request=request_name(frame.code), peer=connection.peer)
+        remark = (
+            f"{request_name(frame.code)} is administration, which is taken from the broker's own machine only (--admin)"
+        )
+        raise Refused(ResponseCode.NO_PERMISSION, remark)

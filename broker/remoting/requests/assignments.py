@@ -1,0 +1,61 @@
+"""QUERY_ASSIGNMENT, 5.0's: the broker computes a member's share, for members that ask for it."""
+
+from __future__ import annotations
+
+from ....protocol import allocation, group_bodies
+from ....protocol.bodies import Queue, Route
+from ....protocol.codes import ResponseCode
+from ....protocol.config import MAX_REQUEST_QUEUES
+from ....protocol.frame import Frame
+from ...broker import Broker
+from ...config import MAX_HASHED, LimitExceeded
+from ..answers import Buffers, answer, small
+from ..connection import Connection
+
+_STRATEGIES: dict[str, allocation.Strategy] = {
+    strategy.name: strategy
+    for strategy in (allocation.AVG, allocation.AveragelyByCircle(), allocation.ConsistentHash())
+}
+
+
+def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """Answers when the topic's route is known, which lies with a name server."""
+    request = group_bodies.decode_assignment_request(frame.body)
+    if request.strategy not in _STRATEGIES:
+        remark = f"the strategy {request.strategy} is unknown; use {', '.join(_STRATEGIES)}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    broker.tasks.answer(_answer(broker, connection, small(frame), request))
+    return None
+
+
+async def _answer(
+    broker: Broker, connection: Connection, frame: Frame, request: group_bodies.AssignmentRequest
+) -> None:
+    route = await broker.name_servers.find_route(request.topic)
+    if route is None:
+        remark = f"topic[{request.topic}] not exist"
+        connection.write(answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark))
+        return
+    try:
+        share = _share(broker, request, route)
+    except LimitExceeded as error:
+        connection.write(answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error)))
+        return
+    connection.write(answer(frame, body=group_bodies.encode_assignment(share)))
+
+
+def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:
+    """Raises LimitExceeded where one request would keep all others waiting."""
+    count = sum(data.read_queues for data in route.queues)
+    if count > MAX_REQUEST_QUEUES:
+        raise LimitExceeded(f"{request.topic} has {count} queues; a broker shares out {MAX_REQUEST_QUEUES} at most")
+    queues = allocation.subscribe_queues(request.topic, route)
+    if request.message_model == "BROADCASTING":
+        return queues
+    group = broker.groups.get(request.group)
+    ids = list(group.order(request.topic)) if group else []
+    strategy = _STRATEGIES[request.strategy]
+    points = strategy.virtual_nodes * len(ids) if isinstance(strategy, allocation.ConsistentHash) else 0
+    if points + count > MAX_HASHED:
+        raise LimitExceeded(f"{request.strategy} with {count} queues and {len(ids)} members takes too long; use AVG")
+    return strategy.allocate(request.client_id, queues, ids)

@@ -1,0 +1,417 @@
+"""Administration of groups: connections, progress, offsets set from outside, and what is asked of the members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import orjson
+import structlog
+
+from ....protocol import admin_bodies, bodies, group_config, names
+from ....protocol.admin_bodies import ConnectedClient, Progress, ProgressColumns
+from ....protocol.bodies import Queue
+from ....protocol.codes import Language, RequestCode, ResponseCode
+from ....protocol.config import MAX_TABLE_BYTES
+from ....protocol.frame import Ext, Frame
+from ....protocol.group_config import group_json
+from ....protocol.headers import (
+    AskMember,
+    CloneOffset,
+    ConsumerGroup,
+    ConsumeStats,
+    CorrectionOffset,
+    GroupHistory,
+    GroupName,
+    IsOrder,
+    ResetOffset,
+    TopicGroup,
+    TopicName,
+    read,
+)
+from ....protocol.message import decode_host
+from ....protocol.schema import BodyError
+from ....protocol.signature import CREDENTIALS
+from ....protocol.work import LOOKS, SLICE, Work, listed
+from ...broker import Broker
+from ...config import MAX_ASKED_AT_ONCE, MAX_STATUSES_BYTES
+from ...groups.member import Member
+from ...groups.members import ConsumerGroup as Group
+from ...messages.statistics import GOT
+from ...store.consume_queue import ConsumeQueue
+from ..answers import Buffers, answer
+from ..connection import Connection
+
+log = structlog.get_logger("rocketlet.admin")
+
+
+def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    name = read(ConsumerGroup, frame.ext).consumer_group
+    group = broker.groups.get(name)
+    if group is None:
+        remark = f"the consumer group[{name}] not online"
+        return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
+    data = next(iter(group.members.values())).data
+    infos = (
+        ConnectedClient(member.client_id, member.connection.peer, member.language, member.version)
+        for member in list(group.members.values())
+    )
+    table: dict[str, Any] = {}
+    for topic in sorted(group.topics):
+        found = group.subscription(None, topic)
+        if found is not None:
+            table[topic] = bodies.encode_subscription(found)
+        yield
+    body = yield from admin_bodies.encode_consumer_connections(
+        infos, data.consume_type, data.message_model, data.consume_from, table
+    )
+    return answer(frame, body=body)
+
+
+def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(GroupName, frame.ext)
+    broker.group_configs.delete(header.group_name)
+    if header.remove_offset:
+        broker.offsets.forget_group(header.group_name)
+    log.info("group_deleted", group=header.group_name, offsets=header.remove_offset)
+    return answer(frame)
+
+
+# Progress
+
+
+def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    header = read(ConsumeStats, frame.ext)
+    group = header.consumer_group
+    topics = [header.topic] if header.topic else broker.progress.topics_of(group)
+    if header.columns:
+        columns = yield from _columns(broker, group, topics, times=header.times)
+        return answer(frame, body=(yield from admin_bodies.encode_progress_columns(columns)))
+    tps = 0.0
+    for number, topic in enumerate(topics, 1):
+        tps += broker.statistics.rate(GOT, f"{topic}@{group}", 60).per_second
+        if number % SLICE == 0:
+            yield
+    body = yield from admin_bodies.encode_consume_stats(_progress(broker, group, topics), tps)
+    return answer(frame, body=body)
+
+
+def _columns(broker: Broker, group: str, topics: list[str], *, times: bool) -> Work[list[ProgressColumns]]:
+    found: list[ProgressColumns] = []
+    for topic in topics:
+        columns = yield from broker.progress.columns(group, topic, times=times)
+        found.append(columns)
+    return found
+
+
+def _progress(broker: Broker, group: str, topics: list[str]) -> Iterator[tuple[Queue, Progress]]:
+    return chain.from_iterable(broker.progress.of(group, topic) for topic in topics)
+
+
+def all_consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    read(IsOrder, frame.ext)
+    names = [group.name for group in broker.group_configs]
+    groups = ((name, _progress(broker, name, broker.progress.topics_of(name))) for name in names)
+    body = yield from admin_bodies.encode_all_consume_stats(broker.config.address, groups)
+    return answer(frame, body=body)
+
+
+def consumed_by(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """QUERY_TOPIC_CONSUME_BY_WHO: the groups that subscribe to a topic, or have an offset in it."""
+    topic = read(TopicName, frame.ext).topic
+    online = [group.name for group in broker.groups.subscribing(topic)]
+    found = list(dict.fromkeys([*online, *broker.offsets.groups_of(topic)]))
+    return answer(frame, body=orjson.dumps({"groupList": found}))
+
+
+def time_span(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """QUERY_CONSUME_TIME_SPAN: of each queue the times of its first, last, and last consumed message."""
+    header = read(TopicGroup, frame.ext)
+    if broker.topics.get(header.topic) is None:
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
+    body = yield from admin_bodies.encode_times(_times(broker, header.group, header.topic))
+    return answer(frame, body=body)
+
+
+def _times(broker: Broker, group: str, topic: str) -> Iterator[dict[str, Any]]:
+    now_ms = broker.clock.time_ms()
+    for at, item in broker.progress.of(group, topic):
+        queue = broker.store.queues.get((at.topic, at.queue_id))
+        stored = queue is not None and queue.begin < queue.next
+        yield {
+            "messageQueue": bodies.queue_json(at),
+            "minTimeStamp": broker.store.store_time_ms(queue, queue.begin) if queue and stored else -1,
+            "maxTimeStamp": broker.store.store_time_ms(queue, queue.next - 1) if queue and stored else -1,
+            "consumeTimeStamp": item.last_ms or -1,
+            "delayTime": now_ms - item.last_ms if item.lag and item.last_ms else 0,
+        }
+
+
+def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """QUERY_CORRECTION_OFFSET: the least offset per queue among some groups, and the compared group where it is behind."""
+    header = read(CorrectionOffset, frame.ext)
+    topic = header.topic
+    groups = (header.filter_groups or "").split(",") if header.filter_groups else broker.offsets.groups_of(topic)
+    least: dict[str, int] = {}
+    for group in groups:
+        for queue_id, offset in broker.offsets.of(group, topic).items():
+            queue = broker.store.queues.get((topic, queue_id))
+            if queue is not None and offset >= queue.begin:
+                least[str(queue_id)] = min(least.get(str(queue_id), offset), offset)
+        yield
+    compared = broker.offsets.of(header.compare_group, topic)
+    corrections = {
+        queue_id: offset if compared.get(int(queue_id), -1) < offset else -1 for queue_id, offset in least.items()
+    }
+    return answer(frame, body=orjson.dumps({"correctionOffsets": corrections}))
+
+
+# Offsets set from outside
+
+
+def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """CLONE_GROUP_OFFSET: a group begins where another one is."""
+    header = read(CloneOffset, frame.ext)
+    topics = [header.topic] if header.topic else broker.progress.topics_of(header.src_group)
+    for topic in topics:
+        for queue_id, offset in broker.offsets.of(header.src_group, topic).items():
+            broker.offsets.put(header.dest_group, topic, queue_id, offset)
+        yield
+    return answer(frame)
+
+
+def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """INVOKE_BROKER_TO_RESET_OFFSET: members are told the offsets. Without members, the tool commits them.
+
+    `isForce` false only goes back, as Apache's.
+    """
+    header = read(ResetOffset, frame.ext)
+    topic = broker.topics.get(header.topic)
+    if topic is None:
+        remark = f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    offsets: dict[Queue, int] = {}
+    for queue_id in range(topic.write_queues):
+        current = broker.offsets.get(header.group, header.topic, queue_id)
+        if current is None:
+            remark = f"THe consumer group <{header.group}> not exist"
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+        wanted = _wanted_offset(broker, broker.store.queues.get((header.topic, queue_id)), header.timestamp)
+        if header.is_force or wanted < current:
+            offsets[Queue(header.topic, broker.config.name, queue_id)] = wanted
+        else:
+            offsets[Queue(header.topic, broker.config.name, queue_id)] = current
+        if queue_id % SLICE == SLICE - 1:
+            yield
+    group = broker.groups.get(header.group)
+    if group is None:
+        remark = f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic}"
+        return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
+    is_cpp = frame.language == Language.CPP
+    body = (admin_bodies.encode_offsets_for_cpp if is_cpp else admin_bodies.encode_offsets)(offsets)
+    ext: Ext = {
+        "topic": header.topic,
+        "group": header.group,
+        "timestamp": header.timestamp,
+        "isForce": header.is_force,
+    }
+    for queue in offsets:
+        broker.offsets.let_go_back(header.group, header.topic, queue.queue_id)
+    for member in list(group.members):
+        broker.clients.tell(member, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+        yield
+    log.info("offsets_reset", group=header.group, topic=header.topic, members=len(group.members))
+    return answer(frame, body=admin_bodies.encode_offsets(offsets))
+
+
+def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, timestamp_ms: int) -> int:
+    if queue is None:
+        return 0
+    return queue.next if timestamp_ms == -1 else broker.store.offset_by_time(queue, timestamp_ms)
+
+
+# Asked of members
+
+
+def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS: the offsets in the members' hands; answers when all have, or time is up."""
+    header = read(TopicGroup, frame.ext)
+    group = broker.groups.get(header.group)
+    asked = {
+        member.client_id: peer
+        for peer, member in (group.members.items() if group else ())
+        if header.client_addr in (None, "", member.client_id)
+    }
+    if not asked:
+        remark = f"No Any Consumer online in the consumer group: [{header.group}]"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    offsets: dict[str, dict[Queue, int]] = {}
+    waiting, size = set(asked), 0
+
+    if len(asked) > MAX_ASKED_AT_ONCE:
+        remark = f"the group {header.group} has {len(asked)} members; {MAX_ASKED_AT_ONCE} are asked at once, name one"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+
+    def answered(client_id: str, reply: Frame | None) -> None:
+        nonlocal size
+        waiting.discard(client_id)
+        size += len(reply.body) if reply is not None else 0
+        if reply is not None and reply.code == 0 and size <= MAX_STATUSES_BYTES:
+            try:
+                offsets[client_id] = admin_bodies.decode_client_status(reply.body)
+            except BodyError as error:
+                if connection.is_news("consumer_status_unreadable"):
+                    log.warning("consumer_status_unreadable", client=client_id, reason=str(error))
+        if not waiting:
+            connection.write(answer(frame, body=admin_bodies.encode_consumer_status(offsets)))
+
+    ext = {"topic": header.topic, "group": header.group}
+    for client_id, peer in asked.items():
+        code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+        broker.clients.ask(peer, code, ext, b"", partial(answered, client_id))
+    return None
+
+
+def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: asked of the member named, whose answer is passed on."""
+    header = read(AskMember, frame.ext)
+    group = broker.groups.get(header.consumer_group)
+    member = next(
+        (asked for asked, one in (group.members if group else {}).items() if one.client_id == header.client_id), None
+    )
+    if member is None:
+        remark = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    ext = {
+        name: value for name, value in frame.ext.items() if name not in CREDENTIALS
+    }  # whoever gets them could use them
+    body = b""
+    if frame.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+        ext["brokerName"] = broker.config.name
+        record = broker.store.record_bytes_at(_position_in(header.msg_id))
+        if record is None:
+            remark = f"no message has the id {header.msg_id}"
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+        body = record
+
+    def answered(reply: Frame | None) -> None:
+        if reply is not None and len(reply.body) > MAX_TABLE_BYTES:
+            remark = f"the answer of {header.client_id} has {len(reply.body)} bytes; {MAX_TABLE_BYTES} are passed on"
+            connection.write(answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark))
+        elif reply is None:
+            remark = f"consumer <{header.consumer_group}> <{header.client_id}> did not answer in time"
+            connection.write(answer(frame, ResponseCode.CONSUME_MSG_TIMEOUT, remark=remark))
+        else:
+            connection.write(answer(frame, reply.code, dict(reply.ext), reply.body, reply.remark))
+
+    broker.clients.ask(member, frame.code, ext, body, answered)
+    return None
+
+
+def _position_in(message_id: str | None) -> int:
+    """The commit log position in an offset id; -1 if it is not an offset id."""
+    try:
+        data = bytes.fromhex(message_id or "")
+        decode_host(data[:-8])
+    except (ValueError, OSError):
+        return -1
+    return int.from_bytes(data[-8:], "big")
+
+
+# Settings and what people look at
+
+
+def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    group = group_config.decode_group(frame.body)
+    fault = names.group_fault(group.name)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.group_configs.put(group)
+    log.info("group_settings_changed", group=group.name)
+    return answer(frame)
+
+
+def _subscribed(group: Group | None) -> list[str]:
+    return sorted(group.topics) if group else []
+
+
+def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[str, int], str]]:
+    """Client id by topic and queue id: who has locked the queue or, of foreign members, which lock nothing, who reads it."""
+    owners = broker.locks.owners(name)
+    looks = 0
+    for topic in _subscribed(group):
+        for queue_id in range(broker.topics.queues_of(topic)):
+            looks += 1
+            if looks % LOOKS == 0:
+                yield
+            reader = broker.watch.reader(name, topic, queue_id)
+            member = group.members.get(reader) if group and reader else None
+            if member is not None and member.is_foreign:
+                owners.setdefault((topic, queue_id), member.client_id)
+    return owners
+
+
+def group_history(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
+    name, since_ms, lag = read(GroupHistory, frame.ext)
+    value = yield from history_of(broker, name, since_ms, lag=lag)
+    parts: list[bytes] = []
+    for key, item in value.items():
+        if isinstance(item, list):
+            parts.append(b"%b:[%b]" % (orjson.dumps(key), (yield from listed(map(orjson.dumps, item)))))
+        else:
+            parts.append(b"%b:%b" % (orjson.dumps(key), orjson.dumps(item)))
+    return answer(frame, body=b"{%b}" % (yield from listed(parts)))
+
+
+def _member(member: Member) -> dict[str, Any]:
+    return {
+        "clientId": member.client_id,
+        "peer": member.connection.peer,
+        "strategy": member.data.strategy,
+        "messageModel": member.data.message_model,
+        "leaving": member.data.leaving,
+        "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},
+    }
+
+
+def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True) -> Work[dict[str, Any]]:
+    """What the broker says of a group; `since_ms`: the first event; without `lag` nothing is read."""
+    group = broker.groups.get(name)
+    members: list[dict[str, Any]] = []
+    for number, member in enumerate(list(group.members.values()) if group else (), 1):
+        members.append(_member(member))
+        if number % SLICE == 0:
+            yield
+    owned = yield from _owners(broker, name, group)
+    owners = [
+        {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
+        for (topic, queue_id), client_id in owned.items()
+    ]
+    progress: list[dict[str, Any]] = []
+    for topic in broker.progress.topics_of(name) if lag else ():
+        messages, oldest_ms = yield from broker.progress.lag(name, topic)
+        progress.append({"topic": topic, "messages": messages, "oldestMs": oldest_ms})
+    return {
+        "broker": broker.config.name,
+        "members": members,
+        "lag": progress,
+        "owners": owners,
+        "draining": broker.draining.is_pending(name),
+        "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
+        "disagreements": sorted(group.reported) if group else [],
+        "events": broker.history.of(name, since_ms),
+    }
+
+
+def all_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    table = ((group.name, group_json(group)) for group in broker.group_configs)
+    body = yield from admin_bodies.encode_versioned(broker.topics.version, "subscriptionGroupTable", table)
+    return answer(frame, body=body)
+
+
+def all_consumer_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    table = yield from listed(broker.offsets.encoded())
+    return answer(frame, body=b'{"offsetTable":{%b}}' % table)

@@ -1,0 +1,254 @@
+"""The requests of membership: heartbeats, unregistering, member lists, locks, client checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import structlog
+
+from ....protocol import bodies, group_bodies, names
+from ....protocol.bodies import ConsumerData, Queue, TopicConfig
+from ....protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, EXT_SHARES, ResponseCode
+from ....protocol.frame import Ext, Frame
+from ....protocol.group_config import GroupConfig
+from ....protocol.headers import ConsumerGroup as ConsumerGroupHeader
+from ....protocol.headers import UnregisterClient, read
+from ....protocol.subscription import SQL92, TAG
+from ...broker import Broker
+from ...groups.member import shape_of
+from ...groups.members import ConsumerGroup
+from ...store.files import StoreFull
+from ..answers import Buffers, Refused, answer, small
+from ..connection import Connection
+from .offsets import fence_fault, is_foreign_member, offset_fault, store_offset
+
+log = structlog.get_logger("rocketlet.groups")
+
+
+def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    beat = _beat_of(connection, frame.body)
+    for consumer in beat.consumers:
+        settings = broker.group_configs.ensure(consumer.group)
+        if settings is not None and settings.strict:
+            fault = _strict_fault(broker, connection, consumer)
+            if fault:
+                return answer(frame, ResponseCode.NO_PERMISSION, remark=fault)
+        if settings is not None:
+            _ensure_retry_topic(broker, connection, settings)
+        broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
+        broker.locks.join(connection, consumer.group)
+        broker.notifications.heard(connection, consumer.group)
+    broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
+    connection.keep_beat((frame.body, beat))
+    return answer(frame)
+
+
+def _beat_of(connection: Connection, body: bytes) -> bodies.Heartbeat:
+    """Most heartbeats are their client's last one once more, which was decoded and checked. Raises BodyError, IllegalName."""
+    if connection.beat is not None and connection.beat[0] == body:
+        return connection.beat[1]
+    beat = bodies.decode_heartbeat(body)
+    # All names first: a heartbeat that is refused registers nothing.
+    for consumer in beat.consumers:
+        fault = names.group_fault(consumer.group)
+        if fault:
+            raise names.IllegalName(fault)
+    return beat
+
+
+def _ensure_retry_topic(broker: Broker, connection: Connection, group: GroupConfig) -> None:
+    name = names.retry_topic(group.name)
+    if broker.topics.get(name) is not None:
+        return
+    try:
+        broker.topics.ensure(TopicConfig(name, group.retry_queues, group.retry_queues), broker.store.end)
+    except StoreFull as error:  # who only reads can do so on a full disk
+        if connection.is_news("retry_topic_save_failed"):
+            log.error("retry_topic_save_failed", group=group.name, reason=str(error))
+
+
+def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData) -> str | None:
+    """Why a strict group refuses a member; None if it does not."""
+    wanted = shape_of({item.topic: item for item in consumer.subscriptions}.values())
+    group = broker.groups.get(consumer.group)
+    other = group.other_than(connection, wanted) if group else None
+    if other is None:
+        return None
+    return (
+        f"the group {consumer.group} is strict: this client subscribes to {_spelled(wanted)}, {other.client_id} to "
+        f"{_spelled(other.shape)}; subscribe to the same, or use `rocketlet groups strict {consumer.group} off`"
+    )
+
+
+def _spelled(subscriptions: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{topic} [{expression}]" for topic, expression in sorted(subscriptions))
+
+
+def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(UnregisterClient, frame.ext)
+    connection.keep_beat(None)
+    if header.consumer_group:
+        is_foreign = is_foreign_member(broker, connection, header.consumer_group)
+        if is_foreign:
+            for place in broker.watch.read_by(connection, header.consumer_group):
+                broker.offsets.mark(header.consumer_group, *place)  # the next one may have loaded its offset before
+        broker.groups.leave(connection, header.consumer_group)
+        broker.locks.leave(connection, header.consumer_group, is_foreign=is_foreign)
+    if header.producer_group:
+        broker.clients.forget_producer(header.producer_group, connection)
+    return answer(frame)
+
+
+def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(ConsumerGroupHeader, frame.ext)
+    group = broker.groups.get(header.consumer_group)
+    client_ids: list[str] = []
+    if group is not None:
+        client_ids = group.client_ids(header.topic) if header.topic else broker.draining.given(group, connection)
+    if not client_ids:
+        # ConsumerManageProcessor.getConsumerListByGroup: Apache's clients keep their queues when they get this.
+        remark = f"no consumer for this group, {header.consumer_group}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    detail = frame.ext.get(EXT_DETAIL)
+    if group is None or detail is None:
+        return answer(frame, body=group_bodies.encode_members(client_ids))
+    if detail == "members" or not header.topic:
+        return answer(frame, ext=_seen_queues(group, header.topic), body=group_bodies.encode_members(client_ids))
+    return answer(frame, ext=_place_or_share(group, connection, frame, header.topic))
+
+
+def _place_or_share(group: ConsumerGroup, connection: Connection, frame: Frame, topic: str) -> Ext:
+    """What a member needs to know of the others, instead of who they are."""
+    member = group.members.get(connection)
+    client_id = member.client_id if member else ""
+    if member is not None and EXT_SEEN_QUEUES in frame.ext:
+        group.sees(member, topic, group_bodies.decode_seen_queues(str(frame.ext[EXT_SEEN_QUEUES]).encode()))
+    share = group.share(client_id, topic) if frame.ext.get(EXT_DETAIL) == "share" else None
+    shares: Ext = {EXT_SHARES: group_bodies.encode_shares({topic: share})} if share else {}
+    index, count = group.place(client_id, topic)
+    return {"index": index, "count": count, **shares, **_seen_queues(group, topic)}
+
+
+def _seen_queues(group: ConsumerGroup, topic: str | None) -> Ext:
+    """The queues of a topic as the members see them, for one that asks just when a broker is missing in its route."""
+    return {EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(group.seen_queues(topic))} if topic else {}
+
+
+def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    request = group_bodies.decode_lock_request(frame.body)
+    fault = _foreign_client(broker, connection, request) or names.group_fault(request.group)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, body=group_bodies.encode_locked({}), remark=fault)
+    refused = broker.locks.refused
+    epochs = broker.locks.lock(request, connection)
+    if request.offsets:
+        return answer(frame, body=group_bodies.encode_locked(epochs, _commit(broker, connection, request, epochs)))
+    # A queue taken anew: with its offset a member can begin without another request.
+    if not request.handover or request.epochs:
+        # Apache's clients take what is not in the answer for locked by another, and ask again.
+        remark = "this broker keeps no more locks; try again later" if broker.locks.refused > refused else None
+        return answer(frame, body=group_bodies.encode_locked(epochs), remark=remark)
+    found = {queue: broker.offsets.get(request.group, queue.topic, queue.queue_id) for queue in epochs}
+    offsets = {queue: offset for queue, offset in found.items() if offset is not None}
+    return answer(frame, body=group_bodies.encode_locked(epochs, offsets))
+
+
+def _commit(
+    broker: Broker, connection: Connection, request: group_bodies.LockRequest, epochs: Mapping[Queue, int]
+) -> dict[Queue, int]:
+    """What a member has to commit at one time, in one request, which renews its leases, too. Of the rest the member asks
+    queue by queue, and is told why not."""
+    done: dict[Queue, int] = {}
+    for queue, offset in request.offsets.items():
+        place = (queue.topic, queue.queue_id)
+        epoch = epochs.get(queue)
+        if epoch is None or request.epochs.get(queue) != epoch:
+            continue
+        fault = fence_fault(broker, connection, request.group, place, offset, epoch) or offset_fault(
+            broker, request.group, place, offset
+        )
+        if fault is None:
+            store_offset(broker, request.group, place, offset, by_owner=True)
+            done[queue] = offset
+    return done
+
+
+def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    request = group_bodies.decode_lock_request(frame.body)
+    fault = _foreign_client(broker, connection, request)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    if request.offsets:
+        return _commit_and_unlock(broker, connection, frame, request)
+    faults = broker.locks.unlock(request, connection)
+    # Apache's clients expect success whatever was locked: their broker says nothing else.
+    if faults and request.handover:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"not unlocked: {'; '.join(faults)}")
+    return answer(frame)
+
+
+def _commit_and_unlock(
+    broker: Broker, connection: Connection, frame: Frame, request: group_bodies.LockRequest
+) -> Buffers:
+    """What a member hands over at one time, in one request: the answer names what was committed and unlocked. The member
+    says of the rest again what there is to commit, queue by queue, and is told why not."""
+    ready: list[Queue] = []
+    for queue, offset in request.offsets.items():
+        place, epoch = (queue.topic, queue.queue_id), request.epochs.get(queue)
+        fault = fence_fault(broker, connection, request.group, place, offset, epoch) or offset_fault(
+            broker, request.group, place, offset
+        )
+        if fault is None and epoch is not None:
+            store_offset(broker, request.group, place, offset, by_owner=True)
+            ready.append(queue)
+    broker.locks.unlock(replace(request, queues=tuple(ready)), connection)
+    locks, group = broker.locks, request.group
+    done = {
+        queue: request.epochs[queue]
+        for queue in ready
+        if not locks.is_leased_to(group, queue.topic, queue.queue_id, connection)
+    }
+    return answer(frame, body=group_bodies.encode_locked(done))
+
+
+def _foreign_client(broker: Broker, connection: Connection, request: group_bodies.LockRequest) -> str | None:
+    """Why a lease is not this connection's to take or free; None if it is. Apache's clients are believed."""
+    if not request.handover:
+        return None
+    group = broker.groups.get(request.group)
+    member = group.members.get(connection) if group else None
+    if member is None:
+        return f"this connection is not a member of the group {request.group}; send a heartbeat first"
+    if member.client_id != request.client_id:
+        return f"this connection is the client {member.client_id}, not {request.client_id}"
+    return None
+
+
+def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """CHECK_CLIENT_CONFIG: whether the broker can filter as the client wants."""
+    check = group_bodies.decode_client_check(frame.body)
+    kind = check.kind or TAG
+    if kind == TAG:
+        return answer(frame)
+    if kind != SQL92:
+        remark = f"the expression type {kind} is unknown; use TAG or SQL92"
+        return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=remark)
+    request = small(frame)
+    if broker.filters.find(check.expression) is None:
+        broker.filters.when_parsed(
+            connection,
+            check.expression,
+            lambda: connection.write(_checked(broker, request, check.expression)),
+            len(check.expression),
+        )
+        return None
+    return answer(frame)
+
+
+def _checked(broker: Broker, frame: Frame, expression: str) -> Buffers:
+    try:
+        broker.filters.find(expression)
+    except Refused as refusal:
+        return refusal.answer(frame)
+    return answer(frame)

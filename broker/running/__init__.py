@@ -1,0 +1,11 @@
+"""How the process runs: timers and tasks, long work in pieces, and its share of the machine. Nothing here knows messages.
+
+tasks           what runs at intervals, and what answers a request later
+turns           long work, done in pieces, so that nobody waits for it
+jobs            work that also waits for the device
+garbage         keeps the collector from looking at everything while a server runs
+machine         how much memory there is, and how much the process takes
+open_files      how many files the process may open, and how they are shared out
+settings_files  certificates and accounts, which an operator changes
+histogram       how long something took
+"""

@@ -1,0 +1,66 @@
+"""A broker's background tasks: what runs at intervals, and what answers a request later. One owner, one way to end them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from ..clock import Clock, Timer
+from ..config import MAX_ANSWERING, LimitExceeded
+
+log = structlog.get_logger("rocketlet.tasks")
+
+
+class Tasks:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._running: set[asyncio.Task[None]] = set()
+        self._answering = 0
+        self._timers: dict[str, Timer] = {}
+
+    def every(self, interval_s: float, name: str, action: Callable[[], object]) -> None:
+        """Calls `action` at this interval, whether it fails or not: no timer dies silently."""
+        self._timers[name] = self._clock.call_later(interval_s, self._tick, interval_s, name, action)
+
+    def _tick(self, interval_s: float, name: str, action: Callable[[], object]) -> None:
+        self.every(interval_s, name, action)
+        try:
+            action()
+        except Exception:
+            log.exception("timer_failed", action=name)
+
+    def answer(self, work: Coroutine[Any, Any, None]) -> None:
+        """What answers a request later. Raises LimitExceeded if too many are answered so already."""
+        if self._answering >= MAX_ANSWERING:
+            work.close()
+            raise LimitExceeded(f"{MAX_ANSWERING} requests such as this one are being answered; try again later")
+        self._answering += 1
+        self.spawn(work).add_done_callback(self._answered)
+
+    def _answered(self, _: asyncio.Task[None]) -> None:
+        self._answering -= 1
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("task_failed", exc_info=error)
+
+    async def stop(self) -> None:
+        """Ends the timers, cancels the tasks, and returns when they have ended."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
