@@ -13,6 +13,8 @@ compression how large bodies are compressed
 subscription  tag expressions, and the hash that filters use
 group_config a group's settings
 names       names of topics and groups: which are legal, which are derived from others
+http2/      HTTP/2 as a server speaks it
+grpc        gRPC over HTTP/2: messages, status, deadlines
 codes       the numbers: requests, responses, languages, flags
 config      every limit
 """

@@ -46,3 +46,20 @@ MAX_ROUTE_QUEUES: Final = 262_144  # of a topic at all brokers, in a route; a li
 MAX_ID_CHARS: Final = 512  # client ids, strategies, addresses
 MAX_EXPRESSION_CHARS: Final = 10_000  # of a subscription
 MAX_STATUS_BYTES: Final = 262_144  # of a client's offsets, which come only when they were asked for
+
+# HTTP/2 and gRPC
+
+HPACK_TABLE_BYTES: Final = 4096  # of the header fields that a connection need not repeat
+MAX_HEADER_LIST_BYTES: Final = 16_384  # of a call's header fields, counted as RFC 9113 counts
+MAX_HEADER_FRAMES: Final = 16  # of one header block; CONTINUATION may be empty
+MAX_HTTP2_FRAME_BYTES: Final = 65_536  # of what a client sends; clients cut messages into frames
+MAX_STREAMS: Final = 1000  # of one connection at a time; a push consumer has one for each queue that it waits for
+STREAM_WINDOW_BYTES: Final = 1_048_576  # that a client may send in one call before it hears from the broker
+CONNECTION_WINDOW_BYTES: Final = 8_388_608  # the same in all calls of a connection
+MAX_CONTROL_FRAMES: Final = 2000  # PING, SETTINGS, PRIORITY and the like, and frames without data, in 10 s
+MAX_RESETS: Final = 1000  # calls of one connection that are given up, in 10 s
+CONTROL_SPAN_S: Final = 10.0
+KEPT_STREAM_IDS: Final = 256  # calls that are over, of which late frames are known
+MAX_CALL_BYTES: Final = 4_456_448  # of one message of a client: a body of 4 MiB, its properties, and their envelope
+MAX_UNFINISHED_BYTES: Final = 33_554_432  # of a connection's calls whose messages are not complete
+MAX_STATUS_CHARS: Final = 1000  # of what a failed call says

@@ -1,0 +1,148 @@
+"""gRPC over HTTP/2: messages with a prefix of five bytes, the status of a call in its trailers, deadlines.
+
+    0 whether it is compressed  1 length (32 bits)  5 message
+
+https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from .config import MAX_CALL_BYTES, MAX_STATUS_CHARS
+from .http2.hpack import encode
+
+PREFIX_BYTES: Final = 5
+CONTENT_TYPE: Final = b"application/grpc"
+HEAD: Final = encode((b":status", b"200"), (b"content-type", CONTENT_TYPE))
+"""The header block of an answer."""
+
+_TIMEOUT_DIGITS: Final = 8
+_UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class Status(IntEnum):
+    """How a call ended."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class CallFault(Exception):
+    """Ends a call with a status other than OK."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class MessageReader:
+    """Cuts the data of a call into messages."""
+
+    __slots__ = ("_parts", "_size", "waiting_bytes")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0  # of what the parts begin with, once it is known
+        self.waiting_bytes = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that are complete. Raises CallFault."""
+        if not self._parts and len(data) >= PREFIX_BYTES:  # most messages come in one piece
+            size = _size_of(data)
+            if len(data) == size:
+                return [data[PREFIX_BYTES:]]
+        if not data:
+            return []
+        self._parts.append(data)
+        self.waiting_bytes += len(data)
+        if self.waiting_bytes < PREFIX_BYTES or self.waiting_bytes < self._size:
+            return []
+        return self._cut()
+
+    def _cut(self) -> list[bytes]:
+        data = b"".join(self._parts)
+        found: list[bytes] = []
+        begin = 0
+        while True:
+            size = _size_of(data, begin) if len(data) - begin >= PREFIX_BYTES else 0
+            if not size or len(data) - begin < size:
+                break
+            found.append(data[begin + PREFIX_BYTES : begin + size])
+            begin += size
+        rest = data[begin:]
+        self._parts = [rest] if rest else []
+        self._size, self.waiting_bytes = size, len(rest)
+        return found
+
+
+def _size_of(data: bytes, begin: int = 0) -> int:
+    """Of a message with its prefix. Raises CallFault."""
+    if data[begin]:
+        raise CallFault(
+            Status.UNIMPLEMENTED, "compressed gRPC messages are not taken; send them with identity encoding"
+        )
+    size = int.from_bytes(data[begin + 1 : begin + PREFIX_BYTES], "big")
+    if size > MAX_CALL_BYTES:
+        raise CallFault(Status.RESOURCE_EXHAUSTED, f"a message has {size} bytes; {MAX_CALL_BYTES} are allowed")
+    return PREFIX_BYTES + size
+
+
+def encode_message(message: bytes) -> bytes:
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def trailers(status: int = Status.OK, reason: str = "") -> bytes:
+    """The header block that ends an answer."""
+    return encode(*_status_fields(status, reason)) if status or reason else _OK
+
+
+def only_trailers(status: int, reason: str) -> bytes:
+    """The header block of a call that fails before it has an answer."""
+    return encode((b":status", b"200"), (b"content-type", CONTENT_TYPE), *_status_fields(status, reason))
+
+
+def _status_fields(status: int, reason: str) -> list[tuple[bytes, bytes]]:
+    found = [(b"grpc-status", str(int(status)).encode())]
+    return [*found, (b"grpc-message", percent_encoded(reason[:MAX_STATUS_CHARS]))] if reason else found
+
+
+_OK: Final = encode((b"grpc-status", b"0"))
+
+
+def percent_encoded(text: str) -> bytes:
+    """As `grpc-message` is written: printable ASCII stays, but for the percent sign."""
+    return b"".join(
+        bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
+        for byte in text.encode("utf-8", "replace")
+    )
+
+
+def timeout_s(text: bytes | None) -> float | None:
+    """Of `grpc-timeout`; None without one. Raises CallFault."""
+    if text is None:
+        return None
+    digits, unit = text[:-1], _UNITS_S.get(text[-1:])
+    if unit is None or not digits.isdigit() or len(digits) > _TIMEOUT_DIGITS:
+        raise CallFault(Status.INVALID_ARGUMENT, "grpc-timeout is not 1 to 8 digits and one of H, M, S, m, u, n")
+    return int(digits) * unit
+
+
+def is_grpc(content_type: bytes) -> bool:
+    return content_type == CONTENT_TYPE or content_type.startswith((CONTENT_TYPE + b"+proto", CONTENT_TYPE + b";"))

@@ -1,0 +1,69 @@
+"""Which header fields a request may have (RFC 9113, 8.2 and 8.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from .hpack import Field
+
+Fields = Mapping[bytes, bytes]
+"""A request's, by name; values of a name that is there more than once are joined by `, `."""
+
+_PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
+_OF_CONNECTIONS: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b":status")
+)
+_MAX_DIGITS: Final = 15
+
+
+class MalformedRequest(ValueError):
+    """The request is refused; the connection goes on."""
+
+
+def request_fields(fields: list[Field]) -> Fields:
+    """Raises MalformedRequest."""
+    found: dict[bytes, bytes] = {}
+    is_behind_pseudo = False
+    for name, value in fields:
+        if name[:1] == b":":
+            if is_behind_pseudo or name not in _PSEUDO or name in found:
+                raise MalformedRequest(f"the pseudo-header field {_shown(name)} may not be there, or twice")
+        else:
+            is_behind_pseudo = True
+            _check(name, value)
+            if name in found:
+                value = found[name] + b", " + value
+        found[name] = value
+    if not (found.get(b":method") and found.get(b":scheme") and found.get(b":path")):
+        raise MalformedRequest("a request needs :method, :scheme and :path")
+    return found
+
+
+def check_trailers(fields: list[Field]) -> None:
+    """Raises MalformedRequest."""
+    for name, value in fields:
+        if name[:1] == b":":
+            raise MalformedRequest("trailers have no pseudo-header fields")
+        _check(name, value)
+
+
+def _check(name: bytes, value: bytes) -> None:
+    if not name.islower() and (not name or name != name.lower()):
+        raise MalformedRequest(f"the header field {_shown(name)} is not in lower case")
+    if name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
+        raise MalformedRequest(f"the header field {_shown(name)} has no place in HTTP/2")
+
+
+def content_length(fields: Fields) -> int:
+    """-1 without one. Raises MalformedRequest."""
+    text = fields.get(b"content-length")
+    if text is None:
+        return -1
+    if not text.isdigit() or len(text) > _MAX_DIGITS:
+        raise MalformedRequest("content-length is not a number")
+    return int(text)
+
+
+def _shown(name: bytes) -> str:
+    return repr(name[:40])[1:]

@@ -1,0 +1,317 @@
+"""HTTP/2 without sockets: against the `h2` library, against itself in pieces, and at its limits."""
+
+from __future__ import annotations
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocketlet.protocol import config as limits
+from rocketlet.protocol.http2 import flow, frames
+from rocketlet.protocol.http2.connection import Aborted, Event, Http2, Opened, Received
+from rocketlet.protocol.http2.flow import Stream
+from rocketlet.protocol.http2.frames import ErrorCode, Kind, encode
+from rocketlet.protocol.http2.hpack import encode as block_of
+
+FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/s/m"), (":authority", "a:1"), ("te", "trailers")]
+BLOCK = block_of(*((name.encode(), value.encode()) for name, value in FIELDS))
+HEAD = block_of((b":status", b"200"), (b"content-type", b"application/grpc"))
+TRAILERS = block_of((b"grpc-status", b"0"))
+HELLO = frames.PREFACE + frames.encode_settings({})
+
+
+def call(stream_id: int, *, end: bool = False, block: bytes = BLOCK) -> bytes:
+    return frames.headers_frames(stream_id, block, end, limits.MAX_HTTP2_FRAME_BYTES)
+
+
+def begun(data: bytes = b"") -> tuple[Http2, list[Event]]:
+    server = Http2()
+    server.receive(HELLO, 0.0)
+    server.take()
+    return server, server.receive(data, 0.0)
+
+
+def sent(server: Http2) -> list[tuple[int, int, int, bytes]]:
+    """Kind, flags, stream and payload of all frames that are to be written."""
+    data, found = server.take(), []
+    while data:
+        size = int.from_bytes(data[:3], "big")
+        found.append((data[3], data[4], int.from_bytes(data[5:9], "big"), data[9 : 9 + size]))
+        data = data[9 + size :]
+    return found
+
+
+def goaway(server: Http2) -> int:
+    """The code with which the connection was ended."""
+    assert server.is_over
+    (found,) = [payload for kind, _, _, payload in sent(server) if kind == Kind.GOAWAY]
+    return int.from_bytes(found[4:8], "big")
+
+
+class Peer:
+    """A client made of the h2 library."""
+
+    def __init__(self) -> None:
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.h2.initiate_connection()
+        self.server = Http2()
+        self.bodies: dict[int, bytes] = {}
+        self.answers: dict[int, bytes] = {}
+        self.trailers: dict[int, object] = {}
+        self.streams: dict[int, Stream] = {}
+
+    def ask(self, body: bytes) -> int:
+        """Begins a call and sends what its windows allow; the rest by `go_on`."""
+        stream_id: int = self.h2.get_next_available_stream_id()
+        self.h2.send_headers(stream_id, FIELDS)
+        self.bodies[stream_id] = body
+        return stream_id
+
+    def go_on(self, now_s: float = 0.0) -> None:
+        """Exchanges bytes until nobody has any left; the server answers a request with itself."""
+        left = dict(self.bodies)
+        self.bodies.clear()
+        received: dict[int, bytes] = {}
+        while True:
+            for stream_id, body in list(left.items()):
+                size = min(len(body), self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size)
+                if size or not body:
+                    self.h2.send_data(stream_id, body[:size], end_stream=size == len(body))
+                    left[stream_id] = body[size:]
+                    if size == len(body):
+                        del left[stream_id]
+            data = self.h2.data_to_send()
+            if not data:
+                break
+            for event in self.server.receive(data, now_s):
+                if isinstance(event, Received):
+                    received[event.stream.id] = received.get(event.stream.id, b"") + event.data
+                    if event.is_end:
+                        self.server.answers.send_headers(event.stream, HEAD)
+                        self.server.answers.send_data(event.stream, received[event.stream.id])
+                        self.server.answers.send_end(event.stream, TRAILERS)
+            self.hear()
+
+    def hear(self) -> None:
+        for event in self.h2.receive_data(self.server.take()):
+            if isinstance(event, h2.events.DataReceived):
+                self.answers[event.stream_id] = self.answers.get(event.stream_id, b"") + event.data
+                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, h2.events.TrailersReceived):
+                self.trailers[event.stream_id] = event.headers
+
+
+@given(st.lists(st.integers(0, 300_000), min_size=1, max_size=6))
+def test_a_client_of_the_h2_library_gets_back_what_it_sends(sizes: list[int]) -> None:
+    peer = Peer()
+    asked = {peer.ask(bytes([size % 251]) * size): size for size in sizes}
+    peer.go_on()
+    assert {stream_id: len(peer.answers.get(stream_id, b"")) for stream_id in asked} == asked
+    assert set(peer.trailers) == set(asked)
+    assert not peer.server.streams
+    assert peer.server.answers.pending_bytes == 0
+
+
+def test_more_than_all_windows_goes_both_ways() -> None:
+    peer = Peer()
+    stream_id = peer.ask(b"x" * (limits.CONNECTION_WINDOW_BYTES + 1))
+    peer.go_on()
+    assert len(peer.answers[stream_id]) == limits.CONNECTION_WINDOW_BYTES + 1
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
+def test_reads_of_any_size_have_the_same_events(sizes: list[int]) -> None:
+    data = (
+        HELLO + call(1) + encode(frames.DATA, 1, 1, b"abc") + call(3, end=True) + encode(Kind.PING, 0, 0, b"8 bytes!")
+    )
+    whole = Http2()
+    expected = [_shown(event) for event in whole.receive(data, 0.0)]
+    pieces, found = Http2(), []
+    while data:
+        size = sizes.pop(0) if sizes else len(data)
+        found += [_shown(event) for event in pieces.receive(data[:size], 0.0)]
+        data = data[size:]
+    assert found == expected
+    assert len(found) == 4
+    assert pieces.take() == whole.take()
+
+
+def _shown(event: Event) -> tuple[object, ...]:
+    return (type(event).__name__, event.stream.id, *event[1:])
+
+
+@given(st.binary(max_size=400), st.booleans())
+def test_no_bytes_raise(data: bytes, with_hello: bool) -> None:
+    server = Http2()
+    server.receive((HELLO if with_hello else b"") + data, 0.0)
+    server.take()
+
+
+FRAME = st.builds(
+    encode,
+    st.integers(0, 10),
+    st.integers(0, 255),
+    st.integers(0, 9),
+    st.binary(max_size=40) | st.just(BLOCK) | st.binary(min_size=4, max_size=4) | st.binary(min_size=6, max_size=8),
+)
+
+
+@given(st.lists(FRAME | st.integers(0, 4).map(lambda number: call(2 * number + 1)), max_size=30))
+def test_no_frames_raise_and_nothing_that_was_opened_is_forgotten(some: list[bytes]) -> None:
+    """A call is open, or its end was told: by the end of its data and its answer, or by `Aborted`."""
+    server = Http2()
+    opened: set[int] = set()
+    aborted: set[int] = set()
+    for data in (HELLO, *some):
+        for event in server.receive(data, 0.0):
+            if isinstance(event, Opened):
+                assert event.stream.id not in opened
+                opened.add(event.stream.id)
+            elif isinstance(event, Aborted):
+                aborted.add(event.stream.id)
+            else:
+                assert event.stream.id in opened
+                assert event.stream.id not in aborted
+    assert opened == aborted | {stream.id for stream in server.lost()}
+
+
+# Windows
+
+
+def test_an_answer_waits_for_the_windows_and_counts_meanwhile() -> None:
+    server, events = begun(call(1, end=True))
+    stream = events[0].stream
+    server.answers.send_headers(stream, HEAD)
+    server.answers.send_data(stream, b"x" * (frames.DEFAULT_WINDOW_BYTES + 10))
+    server.answers.send_end(stream, TRAILERS)
+    assert sum(len(payload) for kind, *_, payload in sent(server) if kind == Kind.DATA) == frames.DEFAULT_WINDOW_BYTES
+    assert server.answers.pending_bytes == 10
+    server.receive(frames.encode_window_update(0, 100), 0.0)
+    assert sent(server) == []
+    server.receive(frames.encode_window_update(1, 4), 0.0)
+    assert [payload for *_, payload in sent(server)] == [b"x" * 4]
+    server.receive(frames.encode_window_update(1, 6), 0.0)
+    assert [(kind, flags) for kind, flags, *_ in sent(server)] == [(Kind.DATA, 0), (Kind.HEADERS, 5)]
+    assert server.answers.pending_bytes == 0
+
+
+def test_an_answer_that_nobody_takes_is_given_up_with_its_call() -> None:
+    server, events = begun(frames.encode_settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}) + call(1, end=True))
+    server.answers.send_data(events[0].stream, b"x" * 1000)
+    assert server.answers.pending_bytes == 1000
+    assert server.receive(frames.encode_reset(1, ErrorCode.CANCEL), 0.0) == [Aborted(events[0].stream, 8)]
+    assert server.answers.pending_bytes == 0
+    server.answers.send_data(events[0].stream, b"more")
+    server.answers.send_end(events[0].stream, TRAILERS)
+    assert [kind for kind, *_ in sent(server)] == [Kind.SETTINGS]
+
+
+def test_a_client_that_sends_more_than_a_stream_allows_loses_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window is never smaller than the broker reads: made smaller than one frame here."""
+    monkeypatch.setattr(flow, "STREAM_WINDOW_BYTES", 100)
+    server, _ = begun(call(1) + encode(frames.DATA, 0, 1, b"x" * 101))
+    assert [payload for kind, *_, payload in sent(server) if kind == Kind.RST_STREAM] == [b"\0\0\0\x03"]
+    assert not server.is_over
+
+
+def test_an_answer_before_the_request_has_ended_ends_the_request() -> None:
+    server, events = begun(call(1))
+    server.answers.send_end(events[0].stream, TRAILERS)
+    assert [(kind, payload) for kind, *_, payload in sent(server)][1] == (Kind.RST_STREAM, b"\0\0\0\0")
+    assert server.receive(encode(frames.DATA, 1, 1, b"late") + call(3), 0.0) == [Opened(server.streams[3])]
+
+
+def test_a_table_that_the_client_makes_smaller_is_confirmed_once() -> None:
+    server, _ = begun(frames.encode_settings({frames.Setting.HEADER_TABLE_SIZE: 0}) + call(1) + call(3))
+    for stream in list(server.streams.values()):
+        server.answers.send_headers(stream, HEAD)
+    assert [payload for kind, *_, payload in sent(server) if kind == Kind.HEADERS] == [b"\x20" + HEAD, HEAD]
+
+
+# Limits
+
+
+def test_as_many_calls_as_allowed_are_open_and_one_more_is_refused() -> None:
+    server, events = begun(b"".join(call(2 * number + 1) for number in range(limits.MAX_STREAMS)))
+    assert len(events) == limits.MAX_STREAMS
+    assert server.receive(call(2 * limits.MAX_STREAMS + 1), 0.0) == []
+    assert sent(server) == [(Kind.RST_STREAM, 0, 2 * limits.MAX_STREAMS + 1, b"\0\0\0\x07")]
+    assert not server.is_over
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        encode(Kind.PING, 0, 0, b"8 bytes!"),
+        frames.encode_settings({}),
+        encode(Kind.PRIORITY, 0, 1, b"\0\0\0\0\0"),
+        encode(frames.DATA, 0, 1),
+        encode(0x77, 0, 0),
+        frames.encode_window_update(0, 1),
+    ],
+    ids=["ping", "settings", "priority", "empty-data", "unknown", "window-update"],
+)
+def test_frames_that_carry_nothing_are_counted(flood: bytes) -> None:
+    server, _ = begun(call(1))
+    left = limits.MAX_CONTROL_FRAMES - (0 if flood[3] == Kind.WINDOW_UPDATE else 1)  # HELLO has SETTINGS
+    server.receive(flood * left, 0.0)
+    assert not server.is_over
+    server.receive(flood * limits.MAX_CONTROL_FRAMES, limits.CONTROL_SPAN_S + 1)
+    assert not server.is_over, "as many again, when the span is over"
+    server.take()
+    server.receive(flood, limits.CONTROL_SPAN_S + 2)
+    assert goaway(server) == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_calls_that_are_given_up_at_once_are_counted() -> None:
+    """CVE-2023-44487."""
+    server, _ = begun()
+    pairs = [call(2 * number + 1) + frames.encode_reset(2 * number + 1, 8) for number in range(limits.MAX_RESETS + 1)]
+    server.receive(b"".join(pairs[:-1]), 0.0)
+    assert not server.is_over
+    server.take()
+    server.receive(pairs[-1], 0.0)
+    assert goaway(server) == ErrorCode.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("count", [limits.MAX_HEADER_FRAMES, limits.MAX_HEADER_FRAMES + 1])
+def test_a_header_block_has_so_many_frames(count: int) -> None:
+    """CVE-2024-27316."""
+    parts = [encode(frames.HEADERS, 0, 1, BLOCK), *[encode(frames.CONTINUATION, 0, 1)] * (count - 2)]
+    server, events = begun(b"".join(parts) + encode(frames.CONTINUATION, frames.END_HEADERS, 1))
+    assert server.is_over is (count > limits.MAX_HEADER_FRAMES)
+    assert len(events) == (count <= limits.MAX_HEADER_FRAMES)
+
+
+def test_header_fields_that_are_too_long_end_the_connection() -> None:
+    server, _ = begun(call(1, block=BLOCK + block_of((b"x", b"y" * limits.MAX_HEADER_LIST_BYTES))))
+    assert goaway(server) == ErrorCode.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("size", [limits.MAX_HTTP2_FRAME_BYTES, limits.MAX_HTTP2_FRAME_BYTES + 1])
+def test_the_largest_frame(size: int) -> None:
+    server, _ = begun(call(1) + encode(frames.DATA, 0, 1, b"x" * size))
+    assert server.is_over is (size > limits.MAX_HTTP2_FRAME_BYTES)
+
+
+def test_what_is_no_http2_is_told_so() -> None:
+    server = Http2()
+    server.receive(b"PRI * HTTP/2.1\r\n\r\n", 0.0)
+    assert goaway(server) == ErrorCode.PROTOCOL_ERROR
+    assert "preface" in str(server.fault)
+
+
+def test_late_frames_of_calls_that_are_over_are_known_for_a_while() -> None:
+    server, _ = begun()
+    for number in range(limits.KEPT_STREAM_IDS + 5):
+        server.receive(call(2 * number + 1, end=True), 0.0)
+        server.answers.send_end(server.streams[2 * number + 1], TRAILERS)
+    assert len(server.answers.gone) == limits.KEPT_STREAM_IDS
+
+
+def test_after_goaway_nothing_is_read() -> None:
+    server, _ = begun()
+    server.end()
+    assert server.receive(call(1), 0.0) == []
