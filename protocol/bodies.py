@@ -7,8 +7,8 @@ as leniently as fastjson reads. `decode_*` raise BodyError with the body's name 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
 from msgspec import Meta
@@ -17,6 +17,7 @@ from msgspec import field as wire
 from .codes import PERM_READ_WRITE
 from .config import MAX_GROUPS, MAX_ROUTE_QUEUES, MAX_SEEN_BROKERS, MAX_SUBSCRIPTIONS
 from .schema import (
+    BodyError,
     Enum,
     Expression,
     Int,
@@ -222,9 +223,14 @@ def queue_of(data: QueueShape) -> Queue:
 
 # Topics and routes
 
+MESSAGE_TYPE: Final = "message.type"
+MESSAGE_TYPES: Final = frozenset(("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "UNSPECIFIED"))
+
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
+    """`message_type`: 5.x's attribute `message.type`, which says what messages the topic is for; empty if nobody said."""
+
     name: str
     read_queues: int = 8
     write_queues: int = 8
@@ -232,6 +238,7 @@ class TopicConfig:
     filter_type: str = "SINGLE_TAG"
     sys_flag: int = 0
     order: bool = False
+    message_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +248,9 @@ class DataVersion:
 
 
 def topic_json(topic: TopicConfig) -> dict[str, Any]:
+    attributes = {"attributes": {MESSAGE_TYPE: topic.message_type}} if topic.message_type else {}
     return {
+        **attributes,
         "order": topic.order,
         "perm": topic.perm,
         "readQueueNums": topic.read_queues,
@@ -260,6 +269,7 @@ class TopicShape(Shape):
     topic_filter_type: Enum | None = None
     topic_sys_flag: Int = 0
     order: bool | None = None
+    attributes: Any = None  # also of other brokers, which may have more of them
 
 
 def read_topic(data: Any) -> TopicConfig:
@@ -276,7 +286,26 @@ def topic_of(data: TopicShape) -> TopicConfig:
         read_enum(data.topic_filter_type, ("SINGLE_TAG", "MULTI_TAG"), "SINGLE_TAG"),
         data.topic_sys_flag,
         bool(data.order),
+        _message_type(data.attributes),
     )
+
+
+def _message_type(attributes: Any) -> str:
+    found = attributes.get(MESSAGE_TYPE) if isinstance(attributes, dict) else None
+    return found if isinstance(found, str) and found in MESSAGE_TYPES else ""
+
+
+def altered_attributes(topic: TopicConfig, changes: str) -> TopicConfig:
+    """The topic with the attributes that UPDATE_AND_CREATE_TOPIC changes: `+name=value` and `-name`, divided by commas.
+    Raises BodyError, for there is one attribute, `message.type`."""
+    for change in filter(None, changes.split(",")):
+        name, _, value = change[1:].partition("=")
+        if change[0] not in "+-" or name != MESSAGE_TYPE:
+            raise BodyError(f"the topic attribute {change[:100]!r} is not kept here; +{MESSAGE_TYPE}=NORMAL is")
+        if change[0] == "+" and value not in MESSAGE_TYPES:
+            raise BodyError(f"the message type {value[:100]!r} is unknown; use {', '.join(sorted(MESSAGE_TYPES))}")
+        topic = replace(topic, message_type=value if change[0] == "+" else "")
+    return topic
 
 
 def version_json(version: DataVersion) -> dict[str, int]:

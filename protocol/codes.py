@@ -87,6 +87,8 @@ class RequestCode(IntEnum):
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
+    GET_TOPIC_CONFIG = 351
+    GET_SUBSCRIPTIONGROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361  # 5.x's lite pull consumers say PULL_MESSAGE so
     QUERY_ASSIGNMENT = 400  # 5.0's: a member asks the broker for its share
     # Rocketlet's own, far from Apache's, which have 4 digits at most. An Apache broker answers it with 3.

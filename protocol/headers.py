@@ -170,10 +170,11 @@ class CreateTopic(NamedTuple):
     topic_sys_flag: int = 0
     order: bool = False
     default_topic: str = "TBW102"
+    attributes: str = ""  # 5.x's: `+name=value` and `-name`, divided by commas
 
 
 class TopicName(NamedTuple):
-    """GET_ROUTEINFO_BY_TOPIC, DELETE_TOPIC_IN_BROKER and DELETE_TOPIC_IN_NAMESRV."""
+    """GET_ROUTEINFO_BY_TOPIC, DELETE_TOPIC_IN_BROKER, DELETE_TOPIC_IN_NAMESRV and GET_TOPIC_CONFIG."""
 
     topic: str
 
@@ -287,6 +288,12 @@ class GroupName(NamedTuple):
 
     group_name: str
     remove_offset: bool = False
+
+
+class GroupOnly(NamedTuple):
+    """GET_SUBSCRIPTIONGROUP_CONFIG."""
+
+    group: str
 
 
 class AskMember(NamedTuple):

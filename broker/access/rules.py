@@ -156,5 +156,6 @@ CORRECTION = needing(_corrected)
 READS_TOPIC = fields(topics=("topic",))
 MAY_KNOW_TOPIC = fields(topics=("topic",), permission=ANY)  # producers ask for offsets, too
 OF_GROUP = fields(groups=("consumerGroup",))
+GROUP = fields(groups=("group",))
 OF_GROUP_AND_TOPIC = fields(topics=("topic",), groups=("group",))
 CLONE = fields(topics=("topic",), groups=("srcGroup", "destGroup"))

@@ -64,6 +64,42 @@ async def test_topics_groups_offsets_and_delays_are_listed(wire: Wire) -> None:
     assert [(item["clientId"], item["remoteIP"][0]) for item in producers] == [("c1", "/")]
 
 
+async def test_one_topic_and_one_group_are_shown(wire: Wire) -> None:
+    ext = {"topic": "t", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
+    await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "attributes": "+message.type=FIFO"})
+    await member(wire)
+
+    async def shown() -> Any:
+        return value(await wire.call(RequestCode.GET_TOPIC_CONFIG, {"topic": "t", "lo": "true"}))
+
+    assert ((await shown())["readQueueNums"], (await shown())["attributes"]) == (3, {"message.type": "FIFO"})
+    listed = value(await wire.call(RequestCode.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
+    assert listed["t"]["attributes"] == {"message.type": "FIFO"}
+    await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)  # says nothing of them
+    assert (await shown())["attributes"] == {"message.type": "FIFO"}
+    for changes, hint in {"+message.type=ODD": "NORMAL", "+queue.type=BatchCQ": "message.type", "x": "kept"}.items():
+        answer = await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "attributes": changes})
+        assert (answer.code, hint in (answer.remark or "")) == (1, True), changes
+    await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "attributes": "-message.type"})
+    assert (await shown())["attributes"] == {}
+    group = value(await wire.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "g"}))
+    assert (group["groupName"], group["retryMaxTimes"]) == ("g", 16)
+    assert (await wire.call(RequestCode.GET_TOPIC_CONFIG, {"topic": "x"})).code == ResponseCode.TOPIC_NOT_EXIST
+    answer = await wire.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "x"})
+    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+async def test_a_topics_message_type_is_kept_over_a_restart(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    ext = {"topic": "t", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "attributes": "+message.type=DELAY"}
+    await (await connect(node.address)).call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+    await node.stop()
+    node = await nodes.start(data_dir=node.broker.config.data_dir)
+    topic = node.broker.topics.get("t")
+    assert topic is not None
+    assert topic.message_type == "DELAY"
+
+
 async def test_progress_spans_and_corrections(wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     for _ in range(4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from rocketlet.client import Consumer, Producer, SendResult
@@ -29,6 +30,12 @@ def feature(text: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 async def admin(cluster: Cluster, java: Run) -> AsyncIterator[Admin]:
+    async with admin_of(cluster, java) as run:
+        yield run
+
+
+@asynccontextmanager
+async def admin_of(cluster: Cluster, java: Run) -> AsyncIterator[Admin]:
     """`await admin("clusterList")` gives what the command prints. The tool waits 3 s for an answer, whatever it is told. On a
     busy machine its own start may take them; then the command is given again."""
     async with java("mqadmin") as peer:

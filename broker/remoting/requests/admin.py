@@ -99,6 +99,7 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[B
         "bootTimestamp": stats.boot_ms,
         "putTps": stats.rates(PUT, totals),
         "getTransferedTps": got_rates,
+        "getTransferredTps": got_rates,  # as 5.x spells it
         "getTotalTps": got_rates,
         "getFoundTps": got_rates,
         "getMissTps": "0.0 0.0 0.0",

@@ -16,7 +16,7 @@ from ....protocol.bodies import Queue
 from ....protocol.codes import Language, RequestCode, ResponseCode
 from ....protocol.config import MAX_TABLE_BYTES
 from ....protocol.frame import Ext, Frame
-from ....protocol.group_config import group_json
+from ....protocol.group_config import encode_group, group_json
 from ....protocol.headers import (
     AskMember,
     CloneOffset,
@@ -25,6 +25,7 @@ from ....protocol.headers import (
     CorrectionOffset,
     GroupHistory,
     GroupName,
+    GroupOnly,
     IsOrder,
     ResetOffset,
     TopicGroup,
@@ -68,6 +69,16 @@ def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -
         infos, data.consume_type, data.message_model, data.consume_from, table
     )
     return answer(frame, body=body)
+
+
+def one_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_SUBSCRIPTIONGROUP_CONFIG, which 5.x's tools ask for one group."""
+    name = read(GroupOnly, frame.ext).group
+    settings = next((group for group in broker.group_configs if group.name == name), None)
+    if settings is None:
+        remark = f"No group in this broker. group: {name}"
+        return answer(frame, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark=remark)
+    return answer(frame, body=encode_group(settings))
 
 
 def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

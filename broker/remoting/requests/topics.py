@@ -33,17 +33,17 @@ def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         fault = f"the topic filter type {header.topic_filter_type} is unknown; use SINGLE_TAG or MULTI_TAG"
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    broker.topics.put(
-        TopicConfig(
-            header.topic,
-            header.read_queue_nums,
-            header.write_queue_nums,
-            header.perm,
-            header.topic_filter_type,
-            header.topic_sys_flag,
-        ),
-        broker.store.end,
+    former = broker.topics.get(header.topic)
+    wanted = TopicConfig(
+        header.topic,
+        header.read_queue_nums,
+        header.write_queue_nums,
+        header.perm,
+        header.topic_filter_type,
+        header.topic_sys_flag,
+        message_type=former.message_type if former is not None else "",
     )
+    broker.topics.put(bodies.altered_attributes(wanted, header.attributes), broker.store.end)
     log.info("topic_created", topic=header.topic, queues=header.write_queue_nums)
     return answer(frame)
 
@@ -83,6 +83,15 @@ def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buf
     table = ((topic.name, topic_json(topic)) for topic in broker.topics)
     body = yield from admin_bodies.encode_versioned(broker.topics.version, "topicConfigTable", table)
     return answer(frame, ext={}, body=body)
+
+
+def one_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_TOPIC_CONFIG, which 5.x's tools ask for one topic."""
+    name = read(TopicName, frame.ext).topic
+    topic = broker.topics.get(name)
+    if topic is None:
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic in this broker. topic: {name}")
+    return answer(frame, body=orjson.dumps({"attributes": {}, **topic_json(topic)}))
 
 
 def system_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
