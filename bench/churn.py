@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import uvloop
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.client.cluster import Cluster
-from rocketlet.command.numbers import whole
+from rocketlet.client.wire.cluster import Cluster
+from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.bodies import decode_cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write

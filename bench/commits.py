@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import uvloop
 from rocketlet.client import Consumer, Message
 from rocketlet.client.config import PullLimits
-from rocketlet.client.pulling import Puller
+from rocketlet.client.consuming.pulling import Puller
 
 from . import common
 from .drain import fill

@@ -19,8 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rocketlet.client import Message
-from rocketlet.command import logs
-from rocketlet.command.numbers import whole
+from rocketlet.command.plumbing import logs
+from rocketlet.command.plumbing.numbers import whole
 
 from .kafka_broker import kafka, kafka_fault
 from .peers import (

@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketlet.command import logs
+from rocketlet.command.plumbing import logs
 
-from tests.simulation.loop import SimLoop, virtual_time
+from simulation.loop import SimLoop, virtual_time
 
 from . import common
 from .cpu_paths import CodePath, paths

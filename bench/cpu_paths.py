@@ -18,13 +18,14 @@ from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.batch import encode_batch
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue, TopicConfig, encode_heartbeat
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig, encode_heartbeat
 from rocketlet.protocol.codes import VERSION, Language, RequestCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Ext, ExtValue, Frame, FrameReader, encode
 from rocketlet.protocol.headers import UpdateOffset, write
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.subscription import parse_subscription
 
-from tests.simulation.loop import Process
+from simulation.loop import Process
 
 from . import foreign
 from .common import BODY

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import uvloop
 from rocketlet.client import AdminClient, Consumer, Producer
-from rocketlet.client.cluster import Cluster
-from rocketlet.client.connection import Connection
+from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import UpdateOffset, write

@@ -13,9 +13,9 @@ import nats
 import uvloop
 from nats.js.api import ConsumerConfig
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.client.cluster import Cluster
 from rocketlet.client.config import PullLimits
-from rocketlet.command.numbers import whole
+from rocketlet.client.wire.cluster import Cluster
+from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.allocation import subscribe_queues
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rocketlet.protocol.headers import PullMessage, PullMessageResult, read, write

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 import uvloop
 from rocketlet.client import Producer
-from rocketlet.client.cluster import Cluster
+from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, VERSION, Language, RequestCode
 from rocketlet.protocol.frame import JSON, ROCKETMQ, ExtValue, Frame, encode
 from rocketlet.protocol.headers import PullMessage, write

@@ -19,8 +19,8 @@ from typing import Final
 
 import uvloop
 from rocketlet.client import AdminClient, Consumer, Message, Producer
-from rocketlet.client.cluster import Cluster
-from rocketlet.command.numbers import whole
+from rocketlet.client.wire.cluster import Cluster
+from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rocketlet.protocol.headers import PullMessage, PullMessageResult, read, write
 
@@ -192,7 +192,7 @@ async def groups(size: int, options: Namespace) -> Figures:
 async def members(size: int, options: Namespace) -> Figures:
     """One more joins a group with as many queues as members; counted in simulation (`bench.members` has times)."""
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    arguments = ("-m", "tests.simulation.scaling", str(size))
+    arguments = ("-m", "simulation.scaling", str(size))
     child = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=pipe, stderr=nothing)
     out, _ = await child.communicate()
     cost = json.loads(out.splitlines()[0])  # of the default strategy

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 import uvloop
-from rocketlet.command.numbers import whole
+from rocketlet.command.plumbing.numbers import whole
 
 from . import common
 from .common import console

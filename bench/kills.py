@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.command.numbers import whole
+from rocketlet.command.plumbing.numbers import whole
 
 from . import common
 from .churn import TOPIC, Handled, Run, make_topic, send_forever

@@ -26,7 +26,7 @@ import nats
 import uvloop
 from nats.js.api import StreamConfig
 from rocketlet.client import Producer
-from rocketlet.command.numbers import whole
+from rocketlet.command.plumbing.numbers import whole
 
 from . import common
 from .churn import make_topic

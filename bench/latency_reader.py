@@ -24,7 +24,7 @@ import uvloop
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 from rocketlet.client import Consumer, Message
-from rocketlet.command import logs
+from rocketlet.command.plumbing import logs
 
 from . import drain
 from .common import BODY_BYTES

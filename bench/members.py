@@ -1,7 +1,7 @@
 """How long a join takes in groups of 10, 100, 300 and 1,000 real members, all in one process, with as many queues as members,
 and what it costs: requests to the broker, and bytes both ways.
 
-Without a clock of its own on the way, the same is counted in simulation: `python -m tests.simulation.scaling`."""
+Without a clock of its own on the way, the same is counted in simulation: `python -m simulation.scaling`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unittest import mock
 
 import uvloop
 from rocketlet.client import AVG, STICKY, Consumer
-from rocketlet.client.connection import Connection
+from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.allocation import Strategy
 
 from . import common

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvloop
 from rocketlet.client import Producer
-from rocketlet.command.numbers import whole
+from rocketlet.command.plumbing.numbers import whole
 
 from . import common
 from .churn import Run, make_topic, members_of

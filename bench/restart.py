@@ -20,8 +20,8 @@ from rocketlet.broker.clock import MACHINE
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.store.store import Store
-from rocketlet.command import logs
-from rocketlet.command.numbers import whole
+from rocketlet.command.plumbing import logs
+from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.message import encode_host
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pyspark
 import uvloop
-from rocketlet.client.cluster import Cluster
-from rocketlet.command.numbers import whole
+from rocketlet.client.wire.cluster import Cluster
+from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 

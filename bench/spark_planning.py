@@ -11,12 +11,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rocketlet.client.cluster import Cluster
 from rocketlet.client.producer import Producer
-from rocketlet.command.numbers import whole
-from rocketlet.protocol.bodies import Queue
+from rocketlet.client.wire.cluster import Cluster
+from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.protocol.queue import Queue
 from rocketlet.spark.checkpoint import EMPTY
 from rocketlet.spark.options import stream_options
 from rocketlet.spark.standalone import Standalone

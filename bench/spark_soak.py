@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark
 import uvloop
-from rocketlet.command.numbers import whole
+from rocketlet.command.plumbing.numbers import whole
 from rocketlet.spark.options import write_options
 from rocketlet.spark.sink import send_all
 from rocketlet.testing.ports import free_port

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvloop
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import PullLimits
-from rocketlet.command.numbers import whole
+from rocketlet.command.plumbing.numbers import whole
 
 from . import common
 from .common import BODY

@@ -27,7 +27,7 @@ import redis.asyncio
 import uvloop
 from fakeredis import TcpFakeServer
 from rocketlet.client import AdminClient, Consumer, Message, Producer
-from rocketlet.command.numbers import whole
+from rocketlet.command.plumbing.numbers import whole
 from rocketlet.testing import Broker, RemoteBroker
 from rocketlet.testing.ports import free_port
 

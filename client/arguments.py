@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..protocol import names
-from ..protocol.bodies import Queue
+from ..protocol.queue import Queue
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
 from .config import MAX_INT, MAX_LONG, MAX_NAME_SERVERS, PullLimits
 from .errors import ConfigError

@@ -11,11 +11,10 @@ from typing import Self, Unpack, overload
 
 from ..protocol import names
 from ..protocol.allocation import AVG, Strategy
-from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.headers import SendBack, write
+from ..protocol.queue import Queue
 from ..protocol.subscription import Subscription
-from .access import Access
 from .arguments import (
     check_callable,
     check_count,
@@ -29,10 +28,6 @@ from .arguments import (
     check_strategy,
     parse_subscriptions,
 )
-from .assignment import Assignment
-from .broadcast import Broadcast, offsets_path
-from .cluster import Cluster
-from .commits import Commits
 from .config import (
     COMMIT_INTERVAL_S,
     MAX_HANDLER_CONCURRENCY,
@@ -44,27 +39,23 @@ from .config import (
     PullLimits,
     Start,
 )
-from .deliveries import Deliveries, Receiver
+from .consuming.assignment import Assignment
+from .consuming.commits import Commits
+from .consuming.deliveries import Deliveries, Receiver
+from .consuming.handling import BatchHandler, Handler, MessageHandler, Middleware, Outcome, Reject, RetryLater, Workers
+from .consuming.listeners import Assigned, Listener
+from .consuming.process_queue import ProcessQueue
+from .consuming.pulling import Puller, check_filters
+from .consuming.questions import Questions
 from .errors import ConfigError
-from .handling import (
-    BatchHandler,
-    Handler,
-    MessageHandler,
-    Middleware,
-    Outcome,
-    Reject,
-    RetryLater,
-    Workers,
-)
-from .listeners import Assigned, Listener
 from .log import get_logger
-from .membership import Membership
+from .member.broadcast import Broadcast, offsets_path
+from .member.membership import Membership
+from .member.offsets import GroupOffsets, Position, begin_offset
 from .message import Message
-from .offsets import GroupOffsets, Position, begin_offset
 from .options import Options, Place
-from .process_queue import ProcessQueue
-from .pulling import Puller, check_filters
-from .questions import Questions
+from .wire.access import Access
+from .wire.cluster import Cluster
 
 log = get_logger("rocketlet.consumer")
 

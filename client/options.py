@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from ..protocol.allocation import Strategy
-from ..protocol.bodies import Queue
-from .access import Access
+from ..protocol.queue import Queue
 from .config import PullLimits, Start
-from .handling import Middleware
-from .listeners import Assigned, Listener
-from .transactions import Check
+from .consuming.handling import Middleware
+from .consuming.listeners import Assigned, Listener
+from .sending.transactions import Check
+from .wire.access import Access
 
 Place = Literal["first", "last"] | int | Mapping[Queue, int]
 """Where to go on: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""

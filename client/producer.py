@@ -11,12 +11,12 @@ from typing import Literal, Self
 
 from ..protocol import bodies, names
 from ..protocol.batch import encode_batch
-from ..protocol.bodies import Heartbeat, Queue
+from ..protocol.bodies import Heartbeat
 from ..protocol.codes import SYS_TRANSACTION_PREPARED, RequestCode
 from ..protocol.config import MAX_BODY_BYTES
 from ..protocol.frame import Frame
 from ..protocol.headers import UnregisterClient, write
-from .access import Access
+from ..protocol.queue import Queue
 from .arguments import (
     check_callable,
     check_count,
@@ -35,13 +35,14 @@ from .errors import (
 )
 from .log import get_logger
 from .message import Message, Outgoing, SendResult
-from .outgoing import check_flag, check_queue, check_topic, checked_body, checked_id, outgoing, properties_text
-from .requests import Requests, reply_properties, request_properties
-from .running_time import running_timeout
-from .sender import Sender
-from .sent import sent_result
+from .sending.outgoing import check_flag, check_queue, check_topic, checked_body, checked_id, outgoing, properties_text
+from .sending.requests import Requests, reply_properties, request_properties
+from .sending.sender import Sender
+from .sending.sent import sent_result
+from .sending.transactions import Check, Transactions, half_properties
 from .tasks import cancelled
-from .transactions import Check, Transactions, half_properties
+from .wire.access import Access
+from .wire.running_time import running_timeout
 
 log = get_logger("rocketlet.producer")
 

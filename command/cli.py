@@ -11,26 +11,26 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from .settings import SettingsParser
+from .serving.settings import SettingsParser
 
 _MODULES = {
-    "start": "serve",
-    "broker": "serve",
-    "nameserver": "serve",
-    "topics": "topics",
-    "groups": "groups",
-    "offsets": "offsets",
-    "messages": "messages",
-    "brokers": "brokers",
-    "acl": "acl",
-    "bench": "bench",
-    "doctor": "doctor",
-    "dump": "dump",
-    "console": "console",
-    "mirror": "mirror",
-    "fsck": "fsck",
+    "start": "serving.serve",
+    "broker": "serving.serve",
+    "nameserver": "serving.serve",
+    "topics": "nouns.topics",
+    "groups": "nouns.groups",
+    "offsets": "nouns.offsets",
+    "messages": "nouns.messages",
+    "brokers": "nouns.brokers",
+    "acl": "nouns.acl",
+    "bench": "tools.bench",
+    "doctor": "tools.doctor",
+    "dump": "tools.dump",
+    "console": "serving.console",
+    "mirror": "tools.mirror",
+    "fsck": "tools.fsck",
     "completion": "completion",
-    "version": "version",
+    "version": "nouns.version",
 }
 """Each command's module, which has `add_to(commands)`."""
 
@@ -52,7 +52,7 @@ def configure_logs(level: str) -> None:
     """At once for what has loggers of structlog, such as a broker. The others seldom log, and structlog takes as long to
     import as all the rest of them."""
     if "structlog" in sys.modules:
-        from . import logs
+        from .plumbing import logs
 
         logs.configure(level)
     else:
@@ -67,7 +67,7 @@ class _FirstRecord(logging.Handler):
         self._log_level = log_level
 
     def emit(self, record: logging.LogRecord) -> None:
-        from . import logs
+        from .plumbing import logs
 
         logs.configure(self._log_level)
         logging.getLogger().handle(record)
@@ -90,7 +90,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"rocketlet {__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND", parser_class=SettingsParser)
     modules = [_MODULES[command]] if command in _MODULES else dict.fromkeys(_MODULES.values())
-    if "serve" in modules:
+    if _MODULES["start"] in modules:
         _import_structlog()
     for name in modules:
         importlib.import_module(f".{name}", __package__).add_to(commands)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from functools import partial
 from typing import Final, Self
 
-from ..client.admin import AdminClient
+from ..client.admin.admin_client import AdminClient
 from .config import MAX_NOTICES, MAX_WATCHES
 from .group_watch import GroupWatch
 from .oldest import Oldest

@@ -15,16 +15,17 @@ from typing import Any
 
 import orjson
 
-from ..client.admin import AdminClient, Group, Masters, Topic
-from ..client.diagnosis import Finding, Observed, findings_of_group
+from ..client.admin.admin_client import AdminClient, Masters
+from ..client.admin.described import Group, Topic
+from ..client.admin.diagnosis import Finding, Observed, findings_of_group
+from ..client.admin.ownership import Event, changes, locked
 from ..client.errors import BrokerRefused, ConfigError, RocketletError
-from ..client.ownership import Event, changes, locked
-from ..client.side_by_side import side_by_side
+from ..client.wire.side_by_side import side_by_side
 from ..protocol.admin_answers import GroupConnections, Running
 from ..protocol.admin_bodies import Progress
-from ..protocol.bodies import Queue
 from ..protocol.codes import ResponseCode
 from ..protocol.group_config import GroupConfig
+from ..protocol.queue import Queue
 from .config import EVENT_HISTORY_S, FINDINGS_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
 from .samples import now_ms
 

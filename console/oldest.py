@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from ..client.admin import AdminClient
-from ..protocol.bodies import Queue
+from ..client.admin.admin_client import AdminClient
+from ..protocol.queue import Queue
 from .config import MAX_OLDEST
 
 

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..client.admin import AdminClient
+from ..client.admin.admin_client import AdminClient
 from ..client.errors import TopicNotFound
 from ..protocol import names
 from ..protocol.admin_answers import GroupConnections
 from ..protocol.admin_bodies import Progress
-from ..protocol.bodies import Queue
+from ..protocol.queue import Queue
 from .config import LAG_POINTS
 
 

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Sequence
 from typing import Self
 
-from ..client.access import Access
-from ..client.admin import AdminClient
+from ..client.admin.admin_client import AdminClient
+from ..client.wire.access import Access
 from ..web.server import WebServer
 from .application import application
 from .config import STOP_S

@@ -25,11 +25,12 @@ try:
 except ModuleNotFoundError as missing:
     raise ImportError("the demo needs its extra: pip install 'rocketlet[demo]'") from missing
 
-from ..client.admin import AdminClient
+from ..client.admin.admin_client import AdminClient
+from ..client.admin.ownership import changes, ownerships
 from ..client.errors import RocketletError
-from ..client.ownership import changes, ownerships
-from ..command import logs
-from ..protocol.bodies import Queue, queue_json
+from ..command.plumbing import logs
+from ..protocol.bodies import queue_json
+from ..protocol.queue import Queue
 from .accounting import (
     DIFFERENCES_SHOWN,
     Account,

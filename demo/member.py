@@ -16,7 +16,7 @@ import orjson
 import uvloop
 
 from ..client import Consumer, Message
-from ..command import logs
+from ..command.plumbing import logs
 from .replay import TOPIC
 
 BATCH_SIZE = 64

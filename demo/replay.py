@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from ..client import Producer, RocketletError
-from ..client.cluster import Cluster
+from ..client.wire.cluster import Cluster
 from ..protocol.bodies import BrokerData, decode_cluster
 from ..protocol.codes import RequestCode
 from ..protocol.headers import CreateTopic, write

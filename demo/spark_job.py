@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from .. import spark as rocketlet_spark
-from ..command import logs
+from ..command.plumbing import logs
 from .replay import TOPIC
 
 FLIGHT = "id INT, carrier STRING, month INT, dep_delay INT"

@@ -19,7 +19,7 @@ import signal
 import sys
 
 from rocketlet import Consumer, Message
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.queue import Queue
 from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, create_engine, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 

@@ -5,7 +5,20 @@ headers     the extension fields of a header, for each request code
 header_code functions that read and write one kind of header
 sent        the answer to a send
 extents     where queues begin and end: a request of our own
-bodies      JSON bodies; fastjson_text reads what fastjson writes although JSON forbids it
+queue       one queue of a topic
+signature   proves who sent a request, as Apache's ACL does
+schema      checks JSON bodies once, at the border
+bodies      JSON bodies of clients
+fastjson_text  the JSON that only fastjson writes
+group_bodies  bodies of membership: locks, member lists, assignments, filters
+admin_bodies  questions of administration
+admin_answers  their answers
+registration_body  what a broker registers at name servers
+agreement   brokers of one group tell each other who is a member
+allocation  how members share queues
+trace       records of Apache's message trace
+checksum    CRC-32 of a message
+work        long work in slices
 message     the message record, the same on disk and on the wire; ids
 batch       the body of a batch, and the records that it becomes
 properties  the text that holds keys, tags and user properties

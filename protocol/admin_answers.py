@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from .bodies import Queue, read_queue
+from .bodies import read_queue
 from .group_config import GroupConfig, read_group
+from .queue import Queue
 from .schema import answers
 
 

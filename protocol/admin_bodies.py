@@ -15,9 +15,10 @@ import msgspec
 import orjson
 
 from . import fastjson_text
-from .bodies import DataVersion, Queue, queue_json, queue_of, version_json
+from .bodies import DataVersion, queue_json, queue_of, version_json
 from .codes import Language
 from .config import MAX_STATUS_BYTES
+from .queue import Queue
 from .schema import BodyError, Long, QueueShape, Shape, Text, answers, reads
 from .work import Work, listed, refuse_beyond
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol, TypeVar, overload, runtime_checkable
 
-from .bodies import Queue, Route
+from .bodies import Route
 from .codes import PERM_READ
+from .queue import Queue
 
 T = TypeVar("T")
 

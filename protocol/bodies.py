@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import orjson
 from msgspec import Meta
@@ -16,6 +16,7 @@ from msgspec import field as wire
 
 from .codes import PERM_READ_WRITE
 from .config import MAX_GROUPS, MAX_ROUTE_QUEUES, MAX_SEEN_BROKERS, MAX_SUBSCRIPTIONS
+from .queue import Queue
 from .schema import (
     BodyError,
     Enum,
@@ -33,18 +34,6 @@ from .schema import (
 )
 from .subscription import Subscription, parse_subscription
 from .work import Work, listed
-
-
-class Queue(NamedTuple):
-    """A message queue. Sorts as RocketMQ sorts: by topic, broker name, queue id."""
-
-    topic: str
-    broker_name: str
-    queue_id: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}@{self.broker_name}:{self.queue_id}"
-
 
 # Heartbeats
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import orjson
 from msgspec import field as wire
 
-from .bodies import MESSAGE_MODELS, Queue, encode_subscription, queue_json, queue_of, read_enum
+from .bodies import MESSAGE_MODELS, encode_subscription, queue_json, queue_of, read_enum
+from .queue import Queue
 from .schema import Enum, Expression, Int, Long, QueueCount, QueueList, QueueShape, Shape, Text, answers, reads
 from .subscription import Subscription
 

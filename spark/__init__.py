@@ -25,7 +25,10 @@ lag         how far a query is behind, per queue
 failures    errors that begin with our sentence
 ledger      which batches Spark has finished, told by the driver's listener
 driver_process  the planner's process
-sink        rows as messages; stream_sink: those of a stream
+sink        rows as messages
+stream_sink  rows of a stream as messages
+entries     rows as the entries of batches
+listener    tells the ledger which batches are finished
 worker_start  how Spark's Python processes for the format start
 autoload    by which Spark finds the format by itself
 """

@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from ..client.errors import ConfigError
-from ..protocol.bodies import Queue
+from ..protocol.queue import Queue
 from .options import StreamOptions
 from .ranges import Range, Ranges
 

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from ..protocol import names
 from ..protocol import properties as props
-from ..protocol.bodies import Queue
 from ..protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
 from ..protocol.compression import decompressed
 from ..protocol.message import FIXED_BYTES, MAGIC, MessageError, decode_record
+from ..protocol.queue import Queue
 from .config import PLAIN_BYTES
 
 _TIME: Final = pa.timestamp("us", tz="UTC")

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..client.message import UniqueKeys
-from ..client.outgoing import PROPERTY_BYTES
+from ..client.sending.outgoing import PROPERTY_BYTES
+from ..client.sending.unique_keys import UniqueKeys
 from ..protocol import properties as props
 from ..protocol.config import MAX_BODY_BYTES
 

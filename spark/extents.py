@@ -11,21 +11,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..client.answers import body_of, header_of
-from ..client.cluster import Cluster, by_broker
 from ..client.config import OFFSET_TIMEOUT_S
-from ..client.connection import Connection
 from ..client.errors import BrokerRefused, ConnectionFailed, RequestTimeout
 from ..client.log import get_logger
-from ..client.pulling import pull_header
+from ..client.wire.answers import body_of, header_of
+from ..client.wire.cluster import Cluster, by_broker
+from ..client.wire.connection import Connection
+from ..client.wire.pull_header import pull_header
 from ..protocol.admin_bodies import decode_topic_stats
-from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.config import MAX_TOPICS_ASKED
 from ..protocol.extents import TopicExtent, decode_extents, encode_topics
 from ..protocol.headers import Offset, OptionalGroup, TopicName, TopicQueue, write
 from ..protocol.message import decode_records
 from ..protocol.names import TOOLS_GROUP
+from ..protocol.queue import Queue
 from ..protocol.subscription import Subscription
 from .checkpoint import UNMARKED, Mark, Part, part_of
 

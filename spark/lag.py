@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ..protocol.bodies import Queue
+from ..protocol.queue import Queue
 from .checkpoint import from_offset
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..client.log import get_logger
-from ..protocol.bodies import Queue
+from ..protocol.queue import Queue
 from .extents import Extent
 from .failures import DataLossError
 

@@ -7,15 +7,15 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..client.connection import Connection
 from ..client.errors import RocketletError
 from ..client.lease import Lease
-from ..client.membership import Membership
+from ..client.member.membership import Membership
+from ..client.wire.connection import Connection
 from ..protocol import names
 from ..protocol.admin_bodies import decode_offsets
-from ..protocol.bodies import Queue
 from ..protocol.codes import RequestCode
 from ..protocol.frame import Frame
+from ..protocol.queue import Queue
 from ..protocol.schema import BodyError
 from ..protocol.subscription import Subscription
 from .checkpoint import EMPTY, Batch, Mark, Part, part_of

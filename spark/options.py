@@ -10,11 +10,11 @@ from typing import Any, Final, Literal, cast
 
 import orjson
 
-from ..client.access import ENCODINGS, Access, Encoding
 from ..client.config import At, Start
 from ..client.errors import ConfigError
+from ..client.wire.access import ENCODINGS, Access, Encoding
 from ..protocol import names
-from ..protocol.bodies import Queue
+from ..protocol.queue import Queue
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
 from .config import (
     ARROW_BATCH_ROWS,

@@ -17,17 +17,19 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from ..client.answers import body_of, header_of
-from ..client.cluster import Cluster
+from ..client.consuming.pulling import check_filters
 from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
 from ..client.log import get_logger
-from ..client.message import new_client_id
-from ..client.pulling import check_filters, pull_header
+from ..client.wire.answers import body_of, header_of
+from ..client.wire.cluster import Cluster
+from ..client.wire.identity import new_client_id
+from ..client.wire.pull_header import pull_header
 from ..protocol import names
 from ..protocol.allocation import subscribe_queues
-from ..protocol.bodies import Queue, decode_topic_list
+from ..protocol.bodies import decode_topic_list
 from ..protocol.codes import RequestCode
 from ..protocol.headers import PullMessageResult
+from ..protocol.queue import Queue
 from .checkpoint import EMPTY, Batch, Mark, Part, part_of
 from .config import (
     CALL_TIMEOUT_S,

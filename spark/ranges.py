@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
-from ..protocol.bodies import Queue
+from ..protocol.queue import Queue
 
 Range = tuple[int, int]
 Ranges = Mapping[Queue, Range]

@@ -11,17 +11,17 @@ import pyarrow as pa
 import uvloop
 from pyspark.sql.datasource import InputPartition
 
-from ..client.access import Access
-from ..client.answers import header_of
-from ..client.connection import Connection, Connections
 from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError
-from ..client.pulling import pull_header
-from ..protocol.bodies import Queue
+from ..client.wire.access import Access
+from ..client.wire.answers import header_of
+from ..client.wire.connection import Connection, Connections
+from ..client.wire.pull_header import pull_header
 from ..protocol.codes import RequestCode, ResponseCode, code_name
 from ..protocol.extents import MADE_ANEW
 from ..protocol.frame import Frame
 from ..protocol.headers import PullMessageResult
 from ..protocol.message import MessageError
+from ..protocol.queue import Queue
 from ..protocol.subscription import Subscription
 from .checkpoint import UNMARKED, Mark
 from .config import FIRST_RETRY_S, LAST_RETRY_S, PULL_BYTES, PULL_MESSAGES, READ_BATCH_BYTES

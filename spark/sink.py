@@ -40,11 +40,11 @@ from ..client.errors import (
 )
 from ..client.log import get_logger
 from ..client.message import Outgoing, SendResult
-from ..client.outgoing import check_topic, checked_body, checked_id, properties_text
 from ..client.producer import Producer
+from ..client.sending.outgoing import check_topic, checked_body, checked_id, properties_text
 from ..protocol import properties as props
-from ..protocol.bodies import Queue
 from ..protocol.codes import ResponseCode
+from ..protocol.queue import Queue
 from .config import FIRST_RETRY_S, LANES, LAST_RETRY_S, MAX_DELAY_LEVEL, PIECE_BYTES, SHOWN_CHARS
 from .entries import Array, Entries, MessageIds, to_entries
 from .failures import plainly

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from ..client.config import At
 from ..client.errors import ConfigError
-from ..client.offsets import GroupOffsets, begin_offset
-from ..protocol.bodies import Queue
+from ..client.member.offsets import GroupOffsets, begin_offset
+from ..protocol.queue import Queue
 from .checkpoint import EMPTY, Batch
 from .extents import Seen
 from .loss import outside

@@ -25,14 +25,14 @@ from functools import partial, wraps
 from typing import Any, Self, Unpack
 
 from ..client import consumer as asynchronous
-from ..client.access import Access
 from ..client.config import REQUEST_TIMEOUT_S
-from ..client.handling import Outcome, caught
+from ..client.consuming.handling import Outcome, caught
+from ..client.member.offsets import Position
 from ..client.message import Message, Outgoing, SendResult
-from ..client.offsets import Position
 from ..client.options import MessageOptions, Options, Place, ProducerOptions, SendOptions
 from ..client.producer import Producer as AsyncProducer
-from ..protocol.bodies import Queue
+from ..client.wire.access import Access
+from ..protocol.queue import Queue
 from .loop import Loop
 
 _loop = Loop()

@@ -11,6 +11,7 @@ report      what one needs to see when a test failed
 clock       the broker's time, which `advance` moves
 faults      what may go wrong, in one line each
 tap         sees each request and each answer, and lets faults act
+loop        names what a test left open
 ports       free ports, also beside other processes that look for some
 config      every limit
 control     the rig behind HTTP, for `rocketlet start --control-port`

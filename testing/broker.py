@@ -15,7 +15,7 @@ from ..broker.config import BrokerConfig
 from ..client.arguments import parse_addresses
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
-from ..protocol.bodies import Queue
+from ..protocol.queue import Queue
 from . import state
 from .clock import BrokerClock
 from .faults import Faults

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from ..client.admin import AdminClient
+from ..client.admin.admin_client import AdminClient
+from ..client.admin.settling import settled
 from ..client.config import TOPIC_QUEUES
-from ..client.settling import settled
 from .broker import Broker
 from .config import WAIT_S
 

@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
+from ..client.admin.settling import settled_by
 from ..client.message import Message
-from ..client.settling import settled_by
 from ..protocol import names
-from ..protocol.bodies import Queue
+from ..protocol.queue import Queue
 from . import shapes, state
 from .config import LOOK_S
 from .fault_orders import fault_of, order_of

@@ -12,8 +12,8 @@ import msgspec
 
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
-from ..protocol.bodies import Queue
 from ..protocol.message import decode_records
+from ..protocol.queue import Queue
 from . import shapes
 from .config import ANSWER_S, WAIT_S
 from .fault_orders import fault_of, order_of

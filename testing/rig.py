@@ -21,8 +21,8 @@ from ..broker.nameserver.routes import Routes
 from ..broker.remoting.connection import Connection
 from ..broker.remoting.requests.group_admin import history_of
 from ..broker.server import Server
-from ..client.access import Access
-from ..client.admin import AdminClient
+from ..client.admin.admin_client import AdminClient
+from ..client.wire.access import Access
 from ..protocol.work import finish
 from .clock import BrokerClock
 from .faults import Faults

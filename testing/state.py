@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from ..broker.broker import Broker
 from ..client.message import Message
 from ..protocol import names
-from ..protocol.bodies import Queue, TopicConfig
+from ..protocol.bodies import TopicConfig
 from ..protocol.group_config import GroupConfig
 from ..protocol.message import decode_records
+from ..protocol.queue import Queue
 
 
 class Stored(NamedTuple):

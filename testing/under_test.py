@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ..client.admin.settling import settled
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
-from ..client.settling import settled
 from ..protocol import names
-from ..protocol.bodies import Queue
+from ..protocol.queue import Queue
 from .config import LOOK_S, WAIT_S
 from .faults import Fault, Injected
 from .tap import Request

@@ -85,8 +85,8 @@ echo "and it has $now"
 compose stop producer
 held() { "$python" - <<'PY'
 import asyncio
-from rocketlet.client.cluster import Cluster
-from rocketlet.client.offsets import begin_offset
+from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.member.offsets import begin_offset
 from rocketlet.demo.replay import TOPIC
 from rocketlet.protocol.allocation import subscribe_queues
 

@@ -26,7 +26,8 @@ from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.testing.loop import Loop
 from rocketlet.testing.ports import free_port
 
-from . import side_by_side, spark_home
+from . import side_by_side
+from .support import spark_home
 
 PATIENCE_S = 60.0
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""

@@ -21,7 +21,7 @@ except ModuleNotFoundError as missing:
     raise ImportError("rocketlet.otel needs OpenTelemetry: pip install 'rocketlet[otel]'") from missing
 
 from rocketlet.client import Message, Reject, RetryLater, Sending, SendResult
-from rocketlet.client.handling import Outcome
+from rocketlet.client.consuming.handling import Outcome
 
 SCOPE = "rocketlet"
 

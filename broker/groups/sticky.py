@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...protocol.allocation import STICKY
-from ...protocol.bodies import Queue
 from ...protocol.group_bodies import BrokerShare
+from ...protocol.queue import Queue
 from ..config import MAX_SHARED_QUEUES
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from ...client.diagnosis import Finding, diagnose
+from ...client.admin.diagnosis import Finding, diagnose
 from ...client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ...protocol.bodies import BrokerData
 from ..console import Console

@@ -6,7 +6,7 @@ from collections import Counter
 
 from starlette.requests import Request
 
-from ...client.admin import Topic
+from ...client.admin.described import Topic
 from ...client.arguments import parse_place
 from ...client.errors import ConfigError, TopicNotFound
 from ...client.message import Message

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from starlette.requests import Request
 
+from ...client.admin.offset_change import OffsetChange, To
 from ...client.errors import ConfigError
-from ...client.offset_change import OffsetChange, To
 from ...protocol import names
-from ...protocol.bodies import Queue
 from ...protocol.group_config import GroupConfig
+from ...protocol.queue import Queue
 from ..change import Change
 from ..config import MAX_RETRIES, MAX_RETRY_QUEUES, PAGE_ROWS
 from ..form import Form, query_of

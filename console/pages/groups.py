@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from ...client.ownership import CAUSES, Event, HandOver, hand_overs, ownerships
+from ...client.admin.ownership import CAUSES, Event, HandOver, hand_overs, ownerships
 from ...protocol import names
-from ...protocol.bodies import Queue
+from ...protocol.queue import Queue
 from .. import charts
 from ..config import SHOWN_EVENTS, SHOWN_HAND_OVERS, SHOWN_INTERVAL_S, TIMELINE_LEAST_MS, TIMELINE_S
 from ..console import Console

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from ...client.admin import Topic
+from ...client.admin.described import Topic
+from ...client.admin.track import tracks
 from ...client.errors import ConfigError, TopicNotFound
 from ...client.message import Message
-from ...client.track import tracks
 from ...protocol import names
-from ...protocol.bodies import Queue
+from ...protocol.queue import Queue
 from ..config import LISTED_TOPICS, MAX_FOUND, TAIL_BATCH, TAIL_MESSAGES
 from ..console import Console
 from ..form import Form, query_of

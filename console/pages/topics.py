@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from ...client.admin import Topic
+from ...client.admin.described import Topic
 from ...client.errors import RocketletError
 from ...protocol import names
 from ...protocol.admin_bodies import Range
-from ...protocol.bodies import Queue
 from ...protocol.config import MAX_TOPIC_QUEUES
+from ...protocol.queue import Queue
 from .. import charts
 from ..change import Change
 from ..config import PAGE_ROWS

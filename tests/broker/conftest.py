@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..conftest import Node, Nodes
-from .accounts import AccountsFile, SignedWire, Wired, signed_wire
+from ..support.accounts import AccountsFile, SignedWire, Wired, signed_wire
 
 
 @pytest.fixture

@@ -18,12 +18,13 @@ from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUEST
 from rocketlet.broker.server import Server
 from rocketlet.client import BrokerRefused, Consumer, Producer, RocketletError
 from rocketlet.protocol import bodies, group_bodies
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.extents import encode_topics
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import TRACE_TOPIC, retry_topic
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.signature import Signer
 from rocketlet.protocol.subscription import parse_subscription
 from rocketlet.protocol.work import finish
@@ -31,8 +32,8 @@ from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
 from ..conftest import PATIENCE_S, Node, Nodes, eventually
-from ..handlers import Inbox
-from .accounts import ACCOUNTS, ADMIN, KEYS, SECRETS, SEND, AccountsFile, Wired, access, account, signed_wire
+from ..support.accounts import ACCOUNTS, ADMIN, KEYS, SECRETS, SEND, AccountsFile, Wired, access, account, signed_wire
+from ..support.handlers import Inbox
 
 # Every request code
 

@@ -18,7 +18,7 @@ from rocketlet.broker.access.file import AclFile
 from rocketlet.broker.config import MAX_ACL_FILE_BYTES
 from structlog.testing import capture_logs
 
-from .accounts import reload
+from ..support.accounts import reload
 
 SECRET = "its-secret"
 

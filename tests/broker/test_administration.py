@@ -13,15 +13,16 @@ from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.store.consume_queue import ConsumeQueue
 from rocketlet.protocol import admin_bodies, bodies, fastjson_text, names
 from rocketlet.protocol.admin_bodies import Progress
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue, TopicConfig
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import decode_record
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
-from ..requests import pull, send
+from ..support.requests import pull, send
 
 
 def value(answer: Frame) -> Any:

@@ -16,18 +16,9 @@ from rocketlet.protocol.headers import AgreeOnMembers, read, write
 from rocketlet.protocol.schema import BodyError
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import join, members, routes_known_later
-from .accounts import ADMIN, AccountsFile, signed_wire
-from .two_brokers import (
-    TOLD,
-    Two,
-    at_work,
-    both_are_known,
-    handles,
-    reading,
-    told,
-    two_brokers,
-)
+from ..support.accounts import ADMIN, AccountsFile, signed_wire
+from ..support.requests import join, members, routes_known_later
+from ..support.two_brokers import TOLD, Two, at_work, both_are_known, handles, reading, told, two_brokers
 
 FOR_LONG_S = 3600.0
 

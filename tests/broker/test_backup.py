@@ -9,7 +9,7 @@ from rocketlet.broker.store.inspection import inspect
 from rocketlet.client import Consumer, Producer
 
 from ..conftest import Nodes, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 
 
 async def test_a_copy_of_a_running_broker_has_all_that_was_acknowledged_before(nodes: Nodes, tmp_path: Path) -> None:

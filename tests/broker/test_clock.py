@@ -13,7 +13,7 @@ from rocketlet.protocol.message import decode_records
 from structlog.testing import capture_logs
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import bodies_of, half, pull, send, send_v2
+from ..support.requests import bodies_of, half, pull, send, send_v2
 
 
 async def advance(node: Node, wire: Wire, seconds: float) -> None:

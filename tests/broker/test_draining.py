@@ -9,14 +9,14 @@ import pytest
 from rocketlet.broker.config import DRAIN_MAX_S, DRAIN_ROUNDS
 from rocketlet.client import settled
 from rocketlet.protocol import group_bodies
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.queue import Queue
 
 from ..conftest import PATIENCE_S, Connect, Node, Wire, create_topic, eventually
-from ..requests import SUBSCRIBED, SUSPEND, join, members, pull, routes_known_later, send
+from ..support.requests import SUBSCRIBED, SUSPEND, join, members, pull, routes_known_later, send
 
 FLAGS = SUBSCRIBED | SUSPEND
 

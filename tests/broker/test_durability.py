@@ -16,7 +16,7 @@ from rocketlet.protocol.headers import SendBack, UpdateOffset, write
 from rocketlet.protocol.message import Record, decode_records
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import COMMIT, end, half, heartbeat, pull, reply, send
+from ..support.requests import COMMIT, end, half, heartbeat, pull, reply, send
 
 
 class Device:

@@ -16,9 +16,10 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.work import finish
 
-from ..campaigns.frames import Peer
+from campaigns.frames import Peer
+
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import pull, send
+from ..support.requests import pull, send
 
 MIB = 1 << 20
 

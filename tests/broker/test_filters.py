@@ -16,7 +16,7 @@ from rocketlet.protocol.group_bodies import encode_client_check
 from rocketlet.protocol.subscription import SQL92, Subscription
 
 from ..conftest import Connect, Node, Wire, create_topic, eventually
-from ..requests import SUBSCRIBED, SUSPEND, pull, send
+from ..support.requests import SUBSCRIBED, SUSPEND, pull, send
 
 
 class Slow:

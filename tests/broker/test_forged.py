@@ -7,8 +7,8 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_record
 
 from ..conftest import Node, Wire, create_topic
-from ..requests import send
 from ..store import forged
+from ..support.requests import send
 
 
 async def test_a_record_in_a_body_has_no_id(node: Node, wire: Wire) -> None:

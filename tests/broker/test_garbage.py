@@ -20,8 +20,8 @@ from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
 
 from ..conftest import Node, Nodes, eventually
-from ..requests import pull
-from .certificates import Certificates
+from ..support.certificates import Certificates
+from ..support.requests import pull
 from .test_turns import heartbeat_of
 
 SOME_MB = 100 * 1024 * 1024

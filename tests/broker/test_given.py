@@ -8,12 +8,13 @@ import pytest
 from rocketlet.broker.groups.foreign.given import Given, MemberList
 from rocketlet.protocol import names
 from rocketlet.protocol.allocation import Averagely
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.work import SLICE
 
-from ..campaigns.frames import Peer
+from campaigns.frames import Peer
+
 from ..conftest import Node, peer
 from .test_turns import create_topic_of, heartbeat_of, pieces
 

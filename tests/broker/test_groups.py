@@ -20,7 +20,7 @@ from rocketlet.protocol.subscription import parse_subscription
 from rocketlet.testing.ports import free_port
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import SUBSCRIBED, SUSPEND, beat, lock, members, pull, send
+from ..support.requests import SUBSCRIBED, SUSPEND, beat, lock, members, pull, send
 
 
 async def test_members_come_and_go_and_each_change_is_told(node: Node, connect: Connect) -> None:

@@ -17,9 +17,10 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, Frame, encode
 from rocketlet.protocol.message import decode_records, encode_record
 
-from ..campaigns.frames import Peer
+from campaigns.frames import Peer
+
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import bodies_of, pull, raw_frame, send_v2
+from ..support.requests import bodies_of, pull, raw_frame, send_v2
 
 
 def huge_opaque(serialize_type: int) -> bytes:

@@ -16,8 +16,8 @@ from rocketlet.protocol.frame import MSGPACK
 from rocketlet.protocol.signature import Signer
 
 from ..conftest import Node, Nodes, eventually
-from .accounts import ACCOUNTS, SECRETS, SEND, AccountsFile, SignedWire, access, account, signed_wire
-from .certificates import Certificates
+from ..support.accounts import ACCOUNTS, SECRETS, SEND, AccountsFile, SignedWire, access, account, signed_wire
+from ..support.certificates import Certificates
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from rocketlet.broker.groups.owning.locks import Locks
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.running.jobs import run
 from rocketlet.broker.store import disk, ledger
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.work import finish
 
 from ..conftest import peer
-from ..requests import QUEUE
+from ..support.requests import QUEUE
 from .test_locks import make_locks
 
 ONE, TWO = LockRequest("c1", "g", (QUEUE,), True), LockRequest("c2", "g", (QUEUE,), True)

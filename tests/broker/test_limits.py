@@ -20,17 +20,19 @@ from rocketlet.broker.config import (
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.protocol import bodies, frame
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue, TopicConfig
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.config import MAX_REQUEST_HEADER_BYTES
 from rocketlet.protocol.frame import ROCKETMQ, Frame, encode
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.subscription import parse_subscription, tag_code
 from rocketlet.protocol.work import finish
 from structlog.testing import capture_logs
 
-from ..campaigns.frames import Peer
+from campaigns.frames import Peer
+
 from ..conftest import Connect, Node, Wire, create_topic, eventually
-from ..requests import HALF_PROPERTIES, bodies_of, half, pull, send
+from ..support.requests import HALF_PROPERTIES, bodies_of, half, pull, send
 
 
 def beat(client_id: str, *consumers: ConsumerData, producers: tuple[str, ...] = ()) -> bytes:

@@ -12,13 +12,13 @@ from rocketlet.broker.config import PLACE_BYTES
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.sessions.reports import Reports
 from rocketlet.protocol import group_bodies
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.work import finish
 
 from ..conftest import Node, Wire, create_topic, peer
-from ..requests import beat
+from ..support.requests import beat
 from .test_locks import make_locks
 
 LOCKS = "rocketlet.broker.groups.owning.locks"

@@ -11,14 +11,14 @@ from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.owning.locks import Locks
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.protocol import group_bodies
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.work import finish
 
 from ..conftest import Connect, Node, Wire, create_topic, eventually, peer
-from ..requests import QUEUE, SUBSCRIBED, SUSPEND, beat, join, lock, pull, send
+from ..support.requests import QUEUE, SUBSCRIBED, SUSPEND, beat, join, lock, pull, send
 
 
 async def free(node: Node) -> None:

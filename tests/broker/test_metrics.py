@@ -18,7 +18,7 @@ from rocketlet.broker.running.histogram import Histogram
 from rocketlet.client import Consumer, Producer
 
 from ..conftest import PATIENCE_S, Node, Nodes, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 
 PLACE = {"cluster": "DefaultCluster", "broker": "broker-a"}
 

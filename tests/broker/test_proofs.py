@@ -10,8 +10,8 @@ from rocketlet.protocol.headers import AgreeOnMembers, write
 from structlog.testing import capture_logs
 
 from ..conftest import Connect, Node, Nodes, Wire, eventually
-from ..requests import join, members
-from .two_brokers import Two, at_work, handles, reading, told, two_brokers
+from ..support.requests import join, members
+from ..support.two_brokers import Two, at_work, handles, reading, told, two_brokers
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import decode_records
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import SUBSCRIBED, SUSPEND, bodies_of, heartbeat, pull, send
+from ..support.requests import SUBSCRIBED, SUSPEND, bodies_of, heartbeat, pull, send
 
 
 async def test_a_broker_that_may_not_be_read_refuses_first(nodes: Nodes, connect: Connect) -> None:

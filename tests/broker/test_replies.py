@@ -10,7 +10,7 @@ from rocketlet.protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
 from rocketlet.protocol.frame import Frame
 
 from ..conftest import Connect, Node, Wire
-from ..requests import reply
+from ..support.requests import reply
 
 
 async def test_a_reply_is_pushed_to_who_waits_and_kept(node: Node, wire: Wire, connect: Connect) -> None:

@@ -16,7 +16,7 @@ from rocketlet.protocol.work import Work
 from bench.steps import Meter
 
 from ..conftest import Connect, Node, Wire, create_topic, eventually
-from ..requests import pull, send
+from ..support.requests import pull, send
 
 FOREVER = 2**62
 

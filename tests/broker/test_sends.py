@@ -16,7 +16,7 @@ from rocketlet.protocol.message import Record, decode_records
 from rocketlet.protocol.properties import decode
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import heartbeat, pull, send
+from ..support.requests import heartbeat, pull, send
 
 
 async def records(wire: Wire, topic: str = "t", queue: int = 0) -> list[Record]:

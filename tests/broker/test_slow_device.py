@@ -12,7 +12,7 @@ from rocketlet.broker.store.store import Store
 from rocketlet.protocol.codes import RequestCode as Code
 
 from ..conftest import Connect, Nodes, create_topic, eventually
-from ..store.stores import HOST
+from ..support.stores import HOST
 
 
 class Slow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketlet.broker.groups.sticky import StickyShares
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.queue import Queue
 
 SEEN = {"broker-a": 8, "broker-b": 8}
 MEMBERS = ["c1", "c2", "c3"]

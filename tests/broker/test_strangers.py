@@ -17,7 +17,8 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.work import finish
 
-from ..campaigns.frames import Peer
+from campaigns.frames import Peer
+
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
 
 

@@ -29,9 +29,9 @@ from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, eventually
-from ..handlers import Inbox
-from .accounts import reload
-from .certificates import Certificates, serial
+from ..support.accounts import reload
+from ..support.certificates import Certificates, serial
+from ..support.handlers import Inbox
 
 ASK = RequestCode.GET_BROKER_CLUSTER_INFO
 

@@ -30,7 +30,7 @@ from rocketlet.protocol.frame import Frame, FrameReader, encode
 from structlog.testing import capture_logs
 
 from ..conftest import PATIENCE_S, Node, Nodes, eventually, peer
-from .certificates import Certificates
+from ..support.certificates import Certificates
 
 ASK = RequestCode.GET_BROKER_CLUSTER_INFO
 

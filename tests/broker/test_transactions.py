@@ -15,7 +15,7 @@ from rocketlet.protocol.work import finish
 from structlog.testing import capture_logs
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import COMMIT, ROLLBACK, UNKNOWN, end, half, pull
+from ..support.requests import COMMIT, ROLLBACK, UNKNOWN, end, half, pull
 
 
 async def found(wire: Wire, topic: str = "t", queue: int = 1) -> list[Record]:

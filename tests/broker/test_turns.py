@@ -15,17 +15,19 @@ from rocketlet.broker.groups.owning.watch import Watch
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.table import BROKER_REQUESTS
 from rocketlet.broker.running.turns import Turns
-from rocketlet.protocol.bodies import DataVersion, Queue, TopicConfig, decode_topic_list, encode_topic_list
+from rocketlet.protocol.bodies import DataVersion, TopicConfig, decode_topic_list, encode_topic_list
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.registration_body import decode_registration, encode_registration
 from rocketlet.protocol.work import LOOKS, SLICE, Work, finish, joined
 
-from ..campaigns.frames import Peer
+from campaigns.frames import Peer
+
 from ..conftest import Node, Wire, create_topic, eventually
-from ..requests import half, pull
+from ..support.requests import half, pull
 
 PIECE = 4 * SLICE  # an honest client waits for that much at most
 

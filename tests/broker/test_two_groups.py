@@ -9,7 +9,7 @@ from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Wire, eventually
-from ..requests import join, members, pull, send
+from ..support.requests import join, members, pull, send
 from .test_draining import FLAGS, reading
 
 

@@ -1,1 +1,0 @@
-"""Campaigns: attacks that run short in CI and for hours by hand. `python -m tests.campaigns --help`."""

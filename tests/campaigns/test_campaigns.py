@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
-from .__main__ import last_line
-from ._removals import REMOVALS, planted
-from .common import Outcome
+from campaigns.__main__ import last_line
+from campaigns._removals import REMOVALS, planted
+from campaigns.common import Outcome
 
 SHORT = {
     "frames": 3000,
@@ -32,7 +32,7 @@ PLANTED = ("roll-back", "journal-synced", "index-sums", "names")
 
 
 def campaign(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.campaigns", *arguments, "--json"]
+    command = [sys.executable, "-m", "campaigns", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = orjson.loads(done.stdout.splitlines()[-1])

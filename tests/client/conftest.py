@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rocketlet.client import AdminClient, Message, Producer
-from rocketlet.client.connection import Connection
+from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import Node

@@ -17,19 +17,19 @@ from rocketlet.client import (
     Producer,
     Reject,
     TopicNotFound,
-    replay,
     settled,
 )
-from rocketlet.client.admin import AdminClient
-from rocketlet.client.connection import Connection
+from rocketlet.client.admin import replay
+from rocketlet.client.admin.admin_client import AdminClient
+from rocketlet.client.admin.offset_change import OffsetChange
 from rocketlet.client.message import Message
-from rocketlet.client.offset_change import OffsetChange
+from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.admin_answers import GroupConnections, MemberConnection
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import encode_host
+from rocketlet.protocol.queue import Queue
 from rocketlet.testing.ports import free_port
 
 from ..conftest import Node, Nodes, eventually

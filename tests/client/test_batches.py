@@ -18,10 +18,10 @@ from rocketlet.client import (
     RequestTimeout,
     SendResult,
 )
-from rocketlet.client.accumulator import Batch
 from rocketlet.client.config import BATCH_BYTES, BATCH_MESSAGES
-from rocketlet.client.connection import Connection
-from rocketlet.client.message import UniqueKeys
+from rocketlet.client.sending.accumulator import Batch
+from rocketlet.client.sending.unique_keys import UniqueKeys
+from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing import Broker, Fault
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
-from rocketlet.client.access import Access
-from rocketlet.client.connection import Connection, Connections
 from rocketlet.client.errors import ConnectionFailed
+from rocketlet.client.wire.access import Access
+from rocketlet.client.wire.connection import Connection, Connections
 from rocketlet.protocol.codes import RESPONSE_FLAG, RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 
@@ -93,7 +93,7 @@ async def test_a_peer_that_still_writes_reads_all_that_was_said(peer: Peer, unre
 
 
 async def test_a_peer_that_never_hangs_up_holds_up_no_close(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.connection.CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.wire.connection.CLOSE_TIMEOUT_S", 0.01)
     connections, connection = await connected(peer, [])
     peer.hangs_up = False
     peer.transport.resume_reading()

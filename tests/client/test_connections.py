@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 from rocketlet.client import ConnectionFailed, RequestTimeout
-from rocketlet.client.access import Access
 from rocketlet.client.config import SILENT_S
-from rocketlet.client.connection import Connection, Connections
+from rocketlet.client.wire.access import Access
+from rocketlet.client.wire.connection import Connection, Connections
 from rocketlet.protocol.codes import RESPONSE_FLAG, RequestCode
 from rocketlet.protocol.frame import Frame, encode
 
-from ..broker.certificates import Certificates
 from ..conftest import PATIENCE_S, eventually
+from ..support.certificates import Certificates
 
 
 class HangsUp:
@@ -44,7 +44,7 @@ async def test_a_peer_that_hangs_up_is_not_called_again_at_once(
     hangs_up: tuple[HangsUp, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer, address = hangs_up
-    monkeypatch.setattr("rocketlet.client.connection.RECONNECT_S", 3600.0)
+    monkeypatch.setattr("rocketlet.client.wire.connection.RECONNECT_S", 3600.0)
     lost: list[str] = []
     connections = Connections(Access(), lambda *_: None, lambda connection: lost.append(connection.address))
     with pytest.raises(ConnectionFailed, match="closed the connection"):
@@ -65,7 +65,7 @@ async def test_a_peer_that_hangs_up_is_not_called_again_at_once(
 
 async def test_it_is_called_again_after_a_while(hangs_up: tuple[HangsUp, str], monkeypatch: pytest.MonkeyPatch) -> None:
     peer, address = hangs_up
-    monkeypatch.setattr("rocketlet.client.connection.RECONNECT_S", 0.001)
+    monkeypatch.setattr("rocketlet.client.wire.connection.RECONNECT_S", 0.001)
     connections = Connections(Access(), lambda *_: None, lambda _: None)
     for _ in range(3):
         with pytest.raises(ConnectionFailed):
@@ -79,7 +79,7 @@ async def test_a_peer_that_reads_nothing_more_holds_up_no_close(
     encrypted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was written to it never leaves, and over TLS it says no goodbye."""
-    monkeypatch.setattr("rocketlet.client.connection.CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.wire.connection.CLOSE_TIMEOUT_S", 0.01)
     certificates = Certificates.make(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.files.certificate, certificates.files.key)

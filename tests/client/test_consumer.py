@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Outgoing, Producer, Reject, RetryLater
 from rocketlet.client.config import PullLimits
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_config import GroupConfig, encode_group
+from rocketlet.protocol.queue import Queue
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..handlers import Inbox, fill
+from ..support.handlers import Inbox, fill
 
 
 @pytest.fixture

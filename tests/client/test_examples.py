@@ -13,7 +13,7 @@ import pytest
 from rocketlet.client import Consumer, Message, Producer
 
 from ..conftest import PATIENCE_S, Node, Wire, create_topic, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

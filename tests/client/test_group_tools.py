@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LEASE_SWEEP_S, ORPHAN_S
 from rocketlet.client import AdminClient, BrokerRefused, ConfigError, Consumer, Producer, settled
-from rocketlet.client.settling import settled_by
-from rocketlet.command import logs
+from rocketlet.client.admin.settling import settled_by
 from rocketlet.command.cli import main
-from rocketlet.command.group_report import report as report_of
-from rocketlet.command.output import Output
+from rocketlet.command.nouns.group_report import report as report_of
+from rocketlet.command.plumbing import logs
+from rocketlet.command.plumbing.output import Output
 from rocketlet.protocol.allocation import AVG, CONSISTENT_HASH, STICKY
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.protocol.queue import Queue
 from rocketlet.testing import Broker, Fault
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
-from ..handlers import Inbox
-from ..requests import join, lock, pull, send
+from ..support.handlers import Inbox
+from ..support.requests import join, lock, pull, send
 
 PLACE = 'broker="broker-a",cluster="DefaultCluster"'
 
@@ -102,7 +102,9 @@ def test_sticky_shares_are_equal_whole_and_move_the_fewest_queues(
 async def test_a_sticky_member_that_joins_takes_only_its_share(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.rebalance.REBALANCE_INTERVAL_S", 10 * PATIENCE_S)  # told, not by the clock
+    monkeypatch.setattr(
+        "rocketlet.client.member.rebalance.REBALANCE_INTERVAL_S", 10 * PATIENCE_S
+    )  # told, not by the clock
     await create_topic(wire, "t", 12)
     moves: list[Queue] = []
     options: dict[str, Any] = {"strategy": STICKY, "on_revoked": lambda queues: moves.extend(queues)}
@@ -164,7 +166,7 @@ async def test_members_learn_at_once_that_a_topic_has_grown(node: Node, wire: Wi
 async def test_a_topic_that_grew_while_no_name_server_answered_is_looked_up_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.cluster.ROUTE_INTERVAL_S", 10 * PATIENCE_S)  # no other look comes first
+    monkeypatch.setattr("rocketlet.client.wire.cluster.ROUTE_INTERVAL_S", 10 * PATIENCE_S)  # no other look comes first
     async with Broker() as broker:
         broker.create_topic("t", 2)
         async with Consumer(broker.address, "g", "t", Inbox()) as consumer:
@@ -192,7 +194,9 @@ async def test_a_member_that_is_told_its_place_asks_when_the_others_see_more_que
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its route lacks a broker that the new member knows: a place among the members divides the queues that all know."""
-    monkeypatch.setattr("rocketlet.client.rebalance.REBALANCE_INTERVAL_S", 10 * PATIENCE_S)  # by what it is told alone
+    monkeypatch.setattr(
+        "rocketlet.client.member.rebalance.REBALANCE_INTERVAL_S", 10 * PATIENCE_S
+    )  # by what it is told alone
     await create_topic(wire, "t", 2)
     await create_topic(wire, "%RETRY%g", 1)
     async with Consumer(node.address, "g", "t", Inbox()) as consumer:

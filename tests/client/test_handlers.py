@@ -25,7 +25,7 @@ from rocketlet.client.tasks import finished
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
-from ..handlers import fill
+from ..support.handlers import fill
 
 
 async def raise_cancelled(message: Message) -> None:
@@ -105,7 +105,7 @@ async def test_whatever_a_handler_does_is_a_failure_that_is_retried_and_dead_at_
     nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, fails: Callable[[Message], Any], orderly: bool
 ) -> None:
     """Ten messages that fail are more than the workers that could die of them."""
-    monkeypatch.setattr("rocketlet.client.handling.RESTART_S", 0.001)
+    monkeypatch.setattr("rocketlet.client.consuming.handling.RESTART_S", 0.001)
     node = await nodes.start(delay_levels_ms=(5,) * 18)
     await create_topic(await connect(node.address), "t", 1)
     tries: Counter[bytes] = Counter()
@@ -154,7 +154,7 @@ async def test_a_failure_is_logged_with_its_traceback_and_what_was_returned(
 async def test_a_queue_that_stands_is_named(
     nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.standing.STANDING_S", 0.05)
+    monkeypatch.setattr("rocketlet.client.consuming.standing.STANDING_S", 0.05)
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
     await fill(node, 1)
@@ -178,7 +178,7 @@ async def test_a_handler_that_blocks_the_loop_is_named_and_its_queue_goes_on(
     nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A block while a commit is on its way is not noticed, so messages come until one was."""
-    monkeypatch.setattr("rocketlet.client.standing.BLOCKED_S", 0.1)
+    monkeypatch.setattr("rocketlet.client.consuming.standing.BLOCKED_S", 0.1)
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
     handled: list[bytes] = []

@@ -13,24 +13,25 @@ import pytest
 from rocketlet.broker.cluster.link import Link
 from rocketlet.broker.listening.tls import Tls
 from rocketlet.client import Access, ConfigError, ConnectionFailed
-from rocketlet.client.broadcast import Broadcast, _load
-from rocketlet.client.cluster import Cluster
 from rocketlet.client.config import MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES, MAX_TRIED_AT_ONCE, PullLimits
-from rocketlet.client.connection import Connection, Connections
+from rocketlet.client.consuming.process_queue import ProcessQueue
+from rocketlet.client.consuming.pulling import Puller
+from rocketlet.client.consuming.questions import Questions
 from rocketlet.client.lease import Lease
-from rocketlet.client.process_queue import ProcessQueue
-from rocketlet.client.pulling import Puller
-from rocketlet.client.questions import Questions
-from rocketlet.client.transactions import Transactions
-from rocketlet.protocol.bodies import Queue, QueueData, Route, decode_route, encode_route
+from rocketlet.client.member.broadcast import Broadcast, _load
+from rocketlet.client.sending.transactions import Transactions
+from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.connection import Connection, Connections
+from rocketlet.protocol.bodies import QueueData, Route, decode_route, encode_route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_ROUTE_QUEUES, MAX_TOPIC_QUEUES
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.message import encode_host, encode_record
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.schema import BodyError
 from rocketlet.protocol.subscription import parse_subscription
 
-from ..broker.certificates import Certificates
+from ..support.certificates import Certificates
 
 QUEUE = Queue("t", "b", 0)
 HOST = encode_host("127.0.0.1", 1)
@@ -106,7 +107,7 @@ class Pulls:
 async def test_a_broker_that_never_holds_a_pull_is_not_asked_without_an_end(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.pulling.PULL_BUSY_DELAY_S", 3600.0)
+    monkeypatch.setattr("rocketlet.client.consuming.pulling.PULL_BUSY_DELAY_S", 3600.0)
     pulls = Pulls()
     assert pulls.answer(code, 0) == 2  # a pull may be let go at once
     assert pulls.answer(code, 5) == 3  # or lead on, behind what a filter does not take
@@ -132,7 +133,7 @@ async def test_a_broker_that_asks_and_does_not_read_is_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     size = len(encode(Frame(0, 1, {}, bytes(1000), 1)))
-    monkeypatch.setattr("rocketlet.client.connection.MAX_UNREAD_BYTES", 1000 + 10 * size)
+    monkeypatch.setattr("rocketlet.client.wire.connection.MAX_UNREAD_BYTES", 1000 + 10 * size)
     asked: list[Frame] = []
 
     def answer(connection: Connection, frame: Frame) -> None:
@@ -169,7 +170,7 @@ async def test_only_so_many_messages_are_tried_at_once() -> None:
 
 
 async def test_only_so_much_is_checked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.transactions.MAX_CHECKED_BYTES", 2 * len(RECORD))
+    monkeypatch.setattr("rocketlet.client.sending.transactions.MAX_CHECKED_BYTES", 2 * len(RECORD))
     may_end, checked = asyncio.Event(), list[str]()
 
     async def check(message: Any) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import pytest
-from rocketlet.client.commits import Commits
+from rocketlet.client.consuming.commits import Commits
+from rocketlet.client.consuming.process_queue import ProcessQueue
 from rocketlet.client.lease import Lease
-from rocketlet.client.process_queue import ProcessQueue
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.queue import Queue
 
 QUEUES = [Queue("t", "broker-a", number) for number in range(2)]
 
@@ -47,7 +47,7 @@ class Looks:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    monkeypatch.setattr("rocketlet.client.commits.IDLE_COMMIT_S", 3600.0)
+    monkeypatch.setattr("rocketlet.client.consuming.commits.IDLE_COMMIT_S", 3600.0)
     return Looks()
 
 

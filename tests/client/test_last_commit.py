@@ -12,9 +12,9 @@ from rocketlet.client import Consumer
 from rocketlet.client.config import LAST_COMMIT_LOOKS
 from rocketlet.protocol.codes import RequestCode
 
-from ..apache_locks import AS_APACHES, ApacheLocks, at_once
 from ..conftest import Connect, Node, Nodes, create_topic, eventually
-from ..handlers import Inbox, fill
+from ..support.apache_locks import AS_APACHES, ApacheLocks, at_once
+from ..support.handlers import Inbox, fill
 
 PULL, COMMIT, QUERY = RequestCode.PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.QUERY_CONSUMER_OFFSET
 
@@ -28,7 +28,7 @@ def threads() -> Iterator[ApacheLocks]:
 
 @pytest.fixture
 async def apache(threads: ApacheLocks, nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setattr("rocketlet.client.commits.IDLE_COMMIT_S", 3600.0)
+    monkeypatch.setattr("rocketlet.client.consuming.commits.IDLE_COMMIT_S", 3600.0)
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
     return node

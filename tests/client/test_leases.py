@@ -12,12 +12,12 @@ import pytest
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client import lease as lease_module
 from rocketlet.client.config import PullLimits
-from rocketlet.client.hand_overs import HandOvers
 from rocketlet.client.lease import Lease
-from rocketlet.client.shares import Share, Shares
-from rocketlet.protocol.bodies import Queue
+from rocketlet.client.member.hand_overs import HandOvers
+from rocketlet.client.member.shares import Share, Shares
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.queue import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually, peer
 
@@ -52,8 +52,8 @@ class Gate:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are renewed all the time."""
-    monkeypatch.setattr("rocketlet.client.leases.LEASE_TICK_S", 0.01)
-    monkeypatch.setattr("rocketlet.client.leases.LOCK_INTERVAL_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.member.leases.LEASE_TICK_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.member.leases.LOCK_INTERVAL_S", 0.01)
 
 
 async def send(node: Node, count: int) -> None:
@@ -97,8 +97,8 @@ async def test_what_stays_is_renewed_while_another_queue_is_handed_over_and_aske
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each pass of the rebalance renews what is handed over. That is no renewal of what stays."""
-    monkeypatch.setattr("rocketlet.client.leases.LEASE_TICK_S", 0.01)
-    monkeypatch.setattr("rocketlet.client.leases.LOCK_INTERVAL_S", 0.5)
+    monkeypatch.setattr("rocketlet.client.member.leases.LEASE_TICK_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.member.leases.LOCK_INTERVAL_S", 0.5)
     await create_topic(wire, "t", 2)
     async with Producer(node.address) as producer:
         for queue_id in range(2):
@@ -314,7 +314,7 @@ async def test_several_queues_are_committed_in_one_request(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them is another's by now: it is lost, and the others are committed all the same."""
-    monkeypatch.setattr("rocketlet.client.commits.IDLE_COMMIT_S", NEVER_S)
+    monkeypatch.setattr("rocketlet.client.consuming.commits.IDLE_COMMIT_S", NEVER_S)
     await create_topic(wire, "t", 4)
     queues = [Queue("t", "broker-a", number) for number in range(4)]
     async with Producer(node.address) as producer:

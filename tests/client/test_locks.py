@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from rocketlet.client import Consumer, Message
-from rocketlet.client.access import Access
-from rocketlet.client.handling import MessageHandler
-from rocketlet.client.offsets import GroupOffsets
-from rocketlet.client.shares import Share, Shares
-from rocketlet.protocol.bodies import Queue
+from rocketlet.client.consuming.handling import MessageHandler
+from rocketlet.client.member.offsets import GroupOffsets
+from rocketlet.client.member.shares import Share, Shares
+from rocketlet.client.wire.access import Access
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.queue import Queue
 
-from ..apache_locks import AS_APACHES, ApacheLocks, at_once
 from ..conftest import Connect, Node, Nodes, create_topic, eventually
-from ..handlers import Inbox, fill
+from ..support.apache_locks import AS_APACHES, ApacheLocks, at_once
+from ..support.handlers import Inbox, fill
 from .test_rebalance import restart
 
 LOCK, UNLOCK, QUERY = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.QUERY_CONSUMER_OFFSET
@@ -38,15 +38,15 @@ async def apache(locks: ApacheLocks, nodes: Nodes) -> Node:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock request is given up at once."""
-    monkeypatch.setattr("rocketlet.client.locks.LOCK_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("rocketlet.client.connection.DEADLINE_SWEEP_S", 0.01)
-    monkeypatch.setattr("rocketlet.client.rebalance.LOCK_RETRY_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.member.locks.LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rocketlet.client.wire.connection.DEADLINE_SWEEP_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.member.rebalance.LOCK_RETRY_S", 0.01)
 
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that is late does not count any more."""
-    monkeypatch.setattr("rocketlet.client.locks.HAND_OVER_PATIENCE_S", 0.2)
+    monkeypatch.setattr("rocketlet.client.member.locks.HAND_OVER_PATIENCE_S", 0.2)
 
 
 class Held:

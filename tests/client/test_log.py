@@ -67,7 +67,7 @@ print("structlog" in sys.modules)
 def test_the_brokers_process_writes_what_libraries_log_as_its_own_lines() -> None:
     program = """
 import logging
-from rocketlet.command import logs
+from rocketlet.command.plumbing import logs
 from rocketlet.client.log import get_logger
 logs.configure("info")
 get_logger("rocketlet.some").warning("lost", message="4711")

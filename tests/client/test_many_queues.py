@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.client import Consumer, Message, Producer, membership
+from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client import config as client_config
-from rocketlet.client.membership import told_queues
+from rocketlet.client.member import membership
+from rocketlet.client.member.membership import told_queues
 from rocketlet.protocol import config, group_bodies
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Queue, decode_heartbeat, encode_heartbeat
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, decode_heartbeat, encode_heartbeat
 from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.queue import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rocketlet import AdminClient, Consumer, Message, MessageTrace, Outgoing, Producer, Reject
-from rocketlet.client import message_trace
+from rocketlet.client.admin import message_trace
 from rocketlet.protocol import trace
 from rocketlet.protocol.trace import TOPIC, Kind
 

@@ -20,14 +20,14 @@ from rocketlet.client import (
     Topic,
     TopicNotFound,
 )
-from rocketlet.client import mirror as mirror_module
-from rocketlet.client.mirror import ORIGIN, Begin, Mirror, Waiting
+from rocketlet.client.admin import mirror as mirror_module
+from rocketlet.client.admin.mirror import ORIGIN, Begin, Mirror, Waiting
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.names import retry_topic
 from rocketlet.testing import Broker, Cluster, Fault
 
 from ..conftest import PATIENCE_S, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 
 
 @pytest.fixture

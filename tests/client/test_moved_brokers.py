@@ -7,12 +7,13 @@ from collections import Counter
 
 import pytest
 from rocketlet.client import Consumer, Producer, RocketletError
-from rocketlet.client.cluster import Cluster
-from rocketlet.protocol.bodies import Queue, Route
+from rocketlet.client.wire.cluster import Cluster
+from rocketlet.protocol.bodies import Route
+from rocketlet.protocol.queue import Queue
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 
 QUEUE = Queue("t", "broker-b", 0)
 
@@ -20,7 +21,7 @@ QUEUE = Queue("t", "broker-b", 0)
 @pytest.fixture
 async def brokers(nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Node]:
     """A name server, and a broker beside it that has the topic t."""
-    monkeypatch.setattr("rocketlet.client.cluster.ROUTE_INTERVAL_S", 10 * PATIENCE_S)  # no other look comes first
+    monkeypatch.setattr("rocketlet.client.wire.cluster.ROUTE_INTERVAL_S", 10 * PATIENCE_S)  # no other look comes first
     first = await nodes.start()
     second = await nodes.start(name="broker-b", name_servers=(first.address,))
     await create_topic(await connect(second.address), "t", 1)
@@ -92,7 +93,7 @@ async def test_producers_find_the_other_address(nodes: Nodes, brokers: tuple[Nod
 async def test_a_broadcasting_member_goes_on_when_its_broker_has_restarted(
     brokers: tuple[Node, Node], nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.broadcast.HEARTBEAT_INTERVAL_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("rocketlet.client.member.broadcast.HEARTBEAT_INTERVAL_S", 10 * PATIENCE_S)
     looked: Counter[str] = Counter()
     find_route = Cluster.find_route
 

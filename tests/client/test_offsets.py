@@ -6,10 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from rocketlet.client.cluster import Cluster
-from rocketlet.client.offsets import GroupOffsets
-from rocketlet.protocol.bodies import Queue
+from rocketlet.client.member.offsets import GroupOffsets
+from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
+from rocketlet.protocol.queue import Queue
 
 QUEUES = [Queue("t", "broker-a", number) for number in range(3)]
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 from rocketlet.client import Access, Producer, SendResult
-from rocketlet.client.access import Encoding
-from rocketlet.client.accumulator import Overlap
 from rocketlet.client.config import BATCH_MESSAGES, MAX_OVERLAP_PAUSE, OVERLAP_BATCHES, OVERLAP_MESSAGES
+from rocketlet.client.sending.accumulator import Overlap
+from rocketlet.client.wire.access import Encoding
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import Node, Wire, create_topic

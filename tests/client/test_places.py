@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Producer
-from rocketlet.client.offsets import Position
-from rocketlet.protocol.bodies import Queue
+from rocketlet.client.member.offsets import Position
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.protocol.queue import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually
-from ..handlers import Inbox, fill
+from ..support.handlers import Inbox, fill
 
 
 @pytest.mark.parametrize("place", ["earliest", None, True, -1, 1.5e12, 2**63, {Queue("t", "broker-a", 0): "5"}])

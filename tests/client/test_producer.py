@@ -19,16 +19,16 @@ from rocketlet.client import (
     TopicNotFound,
 )
 from rocketlet.client.config import ONEWAY_AT_ONCE
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.frame import MSGPACK, Frame
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.properties import decode
+from rocketlet.protocol.queue import Queue
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
-from ..requests import pull
+from ..support.requests import pull
 
 
 async def stored(wire: Wire, topic: str = "t", queues: int = 4) -> list[Any]:
@@ -234,7 +234,7 @@ async def test_a_process_that_stood_still_reads_what_came_before_it_gives_up(
     """Timers run before sockets are read: a deadline that passed meanwhile says nothing about who was asked."""
     async with Producer(node.address) as producer:
         connection = await producer._cluster.connection(node.address)
-        monkeypatch.setattr("rocketlet.client.connection.DEADLINE_SWEEP_S", 3600.0)
+        monkeypatch.setattr("rocketlet.client.wire.connection.DEADLINE_SWEEP_S", 3600.0)
         answer = connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.0)
         connection._sweep_due_s -= 3 * 3600.0
         connection._sweep_deadlines()
@@ -380,7 +380,7 @@ async def test_a_producer_that_does_not_run_says_so_at_once(node: Node) -> None:
 
 
 async def test_a_connection_has_only_so_many_requests_in_flight(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.connection.MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr("rocketlet.client.wire.connection.MAX_IN_FLIGHT", 2)
     async with Producer(node.address) as producer:
         connection = await producer._cluster.connection(node.address)
         asked = [connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}) for _ in range(3)]

@@ -16,10 +16,11 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import HANDOVER_LEASE_S, LEASE_SWEEP_S
 from rocketlet.broker.server import Server
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.protocol.bodies import Queue, TopicConfig
+from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import RETRY_PREFIX
+from rocketlet.protocol.queue import Queue
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, peer
 
@@ -180,7 +181,7 @@ async def settled_pair(second: Consumer) -> None:
 async def test_a_killed_members_queues_move_at_once_and_only_uncommitted_messages_come_again(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.commits.IDLE_COMMIT_S", 3600.0)  # it dies before that
+    monkeypatch.setattr("rocketlet.client.consuming.commits.IDLE_COMMIT_S", 3600.0)  # it dies before that
     await create_topic(wire, "t", QUEUES)
     watch = Watch(0)
     options: dict[str, Any] = {"start": "first", "drain_s": 0.01}

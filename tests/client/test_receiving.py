@@ -14,7 +14,7 @@ from rocketlet.client import ConfigError, Consumer, Message, Producer
 from rocketlet.client.signals import stop_signal
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
-from ..handlers import Inbox, fill
+from ..support.handlers import Inbox, fill
 
 
 async def test_a_wait_that_times_out_does_not_end_the_iteration(node: Node, wire: Wire) -> None:

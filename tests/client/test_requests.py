@@ -22,14 +22,14 @@ from rocketlet.client import (
     Reject,
     RequestTimeout,
 )
-from rocketlet.client.connection import Connection
 from rocketlet.client.producer import Sending
+from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.testing import Broker as KitBroker
 from rocketlet.testing import Fault
 
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 
 
 async def restarted(nodes: Nodes, node: Node) -> None:

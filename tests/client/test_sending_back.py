@@ -9,7 +9,7 @@ import pytest
 from rocketlet.client import ConnectionFailed, Consumer, Message, Reject, RequestTimeout, RetryLater, RocketletError
 
 from ..conftest import Node, Wire, create_topic, eventually
-from ..handlers import fill
+from ..support.handlers import fill
 
 
 def refuse_first(monkeypatch: pytest.MonkeyPatch, away: list[RocketletError]) -> None:
@@ -29,7 +29,7 @@ async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
 ) -> None:
     """The offset says how far everything is handled: what was handled behind it would come again."""
-    monkeypatch.setattr("rocketlet.client.handling.RECONNECT_S", 0.001)
+    monkeypatch.setattr("rocketlet.client.consuming.handling.RECONNECT_S", 0.001)
     await create_topic(wire, "t", 1)
     await fill(node, 3)
     seen: list[bytes] = []
@@ -61,8 +61,8 @@ async def test_a_hand_over_sends_back_what_its_broker_had_not_taken(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
 ) -> None:
     """The handler would be called again after a pause, in which the queue is given up."""
-    monkeypatch.setattr("rocketlet.client.handling.RECONNECT_S", 0.001)
-    monkeypatch.setattr("rocketlet.client.handling.SEND_BACK_RETRY_S", 3600)
+    monkeypatch.setattr("rocketlet.client.consuming.handling.RECONNECT_S", 0.001)
+    monkeypatch.setattr("rocketlet.client.consuming.handling.SEND_BACK_RETRY_S", 3600)
     await create_topic(wire, "t", 1)
     await fill(node, 3)
     seen: list[bytes] = []

@@ -6,7 +6,7 @@ import pytest
 from rocketlet.client import Access, Consumer, Producer
 
 from ..conftest import Node, Wire, create_topic, eventually
-from ..handlers import Inbox, fill
+from ..support.handlers import Inbox, fill
 
 
 @pytest.mark.parametrize("broadcasting", [False, True])

@@ -83,7 +83,7 @@ async def test_a_queue_that_is_gone_is_given_up_at_once(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, *, again: bool
 ) -> None:
     """Its commit is refused, and would be refused for ever."""
-    monkeypatch.setattr("rocketlet.client.leases.HAND_OVER_PATIENCE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("rocketlet.client.member.leases.HAND_OVER_PATIENCE_S", 10 * PATIENCE_S)
     async with paused_behind_three(broker) as (consumer, _):
         if again:
             await made_anew(broker, messages=[])

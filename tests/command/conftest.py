@@ -9,8 +9,8 @@ from typing import NamedTuple
 import orjson
 import pytest
 import structlog
-from rocketlet.command import logs
 from rocketlet.command.cli import main
+from rocketlet.command.plumbing import logs
 
 from ..conftest import Node
 

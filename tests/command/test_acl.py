@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ..broker.accounts import ACCOUNTS, ADMIN, SECRETS, AccountsFile
 from ..conftest import Node, Nodes
+from ..support.accounts import ACCOUNTS, ADMIN, SECRETS, AccountsFile
 from .conftest import Ran, Run
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from rocketlet.client import AdminClient
-from rocketlet.client.access import Access
-from rocketlet.command import config, load
-from rocketlet.command.load import Half, Load
+from rocketlet.client.wire.access import Access
+from rocketlet.command import config
+from rocketlet.command.tools import load
+from rocketlet.command.tools.load import Half, Load
 from rocketlet.testing import Broker, Fault
 
 from ..conftest import Node

@@ -7,13 +7,13 @@ from io import StringIO
 
 import pytest
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject
-from rocketlet.command import logs
 from rocketlet.command.cli import main
+from rocketlet.command.plumbing import logs
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing import Broker
 
 from ..conftest import Node, Wire, create_topic, eventually
-from ..requests import send
+from ..support.requests import send
 from .conftest import Run
 
 
@@ -157,7 +157,7 @@ async def test_a_replay_holds_few_of_many_dead_letters_at_a_time(
         await send_again(admin, message, group=group)
 
     monkeypatch.setattr(AdminClient, "send_again", noted)
-    monkeypatch.setattr("rocketlet.command.messages.SHOWN_ROWS", 8)
+    monkeypatch.setattr("rocketlet.command.nouns.messages.SHOWN_ROWS", 8)
     before = alive()  # of other tests
     replayed = await run("messages", "replay", "g", "--to", "topic", "--yes")
     assert "20 messages were sent again" in replayed.out

@@ -10,23 +10,25 @@ from typing import Any
 import pytest
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
-from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, diagnosis, settled
-from rocketlet.client.admin import Group, Topic
-from rocketlet.client.connection import Connection
-from rocketlet.client.diagnosis import Finding, Observed, diagnose, findings_of_group
+from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, settled
+from rocketlet.client.admin import diagnosis
+from rocketlet.client.admin.described import Group, Topic
+from rocketlet.client.admin.diagnosis import Finding, Observed, diagnose, findings_of_group
+from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.admin_answers import GroupConnections, MemberConnection
 from rocketlet.protocol.admin_bodies import Progress, Range
-from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, Queue, encode_heartbeat
+from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.names import dlq_topic
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.registration_body import encode_registration
 from rocketlet.protocol.subscription import parse_subscription
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
-from ..sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
+from ..support.sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
 from .conftest import Run
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer
 from rocketlet.command.cli import main
-from rocketlet.command.dump import Dump
-from rocketlet.command.output import Output
+from rocketlet.command.plumbing.output import Output
+from rocketlet.command.tools.dump import Dump
 from rocketlet.testing import Broker, Cluster
 
 Start = Callable[..., Awaitable[str]]
@@ -179,7 +179,7 @@ def test_an_unknown_request_is_told(run_quietly: Any, capsys: pytest.CaptureFixt
 @pytest.fixture
 def run_quietly(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], int]:
     """Leaves the logs as they are for other tests."""
-    from rocketlet.command import logs
+    from rocketlet.command.plumbing import logs
 
     monkeypatch.setattr(logs, "configure", lambda level: None)
     return main

@@ -11,12 +11,12 @@ import pytest
 from rocketlet.broker.running.machine import default_budget
 from rocketlet.client.arguments import parse_addresses
 from rocketlet.client.errors import ConfigError
-from rocketlet.command import layout
 from rocketlet.command.cli import parser
 from rocketlet.command.config import MAX_LOCAL_BROKERS, MAX_RESTART_DELAY_S, PORT_STEP, RESTART_DELAY_S
-from rocketlet.command.serve import _bind
-from rocketlet.command.server_options import _advertised
-from rocketlet.command.supervisor import restart_delay_s
+from rocketlet.command.serving import layout
+from rocketlet.command.serving.serve import _bind
+from rocketlet.command.serving.server_options import _advertised
+from rocketlet.command.serving.supervisor import restart_delay_s
 
 OWN = {"name", "port", "data", "metrics_port", "advertise", "advertise_external", "nameserver", "stop_with_stdin"}
 """Options of which each broker gets its own."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from rocketlet.client import AdminClient, AnswerUnreadable
-from rocketlet.command import logs
 from rocketlet.command.cli import main
-from rocketlet.command.listening import listening_fault
+from rocketlet.command.plumbing import logs
+from rocketlet.command.serving.listening import listening_fault
 
 from ..conftest import Node
 from .conftest import Run

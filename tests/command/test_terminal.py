@@ -19,7 +19,7 @@ CODE = 1  # SYSTEM_ERROR
 
 LOGGING = """
 import io, logging, sys
-from rocketlet.command import logs
+from rocketlet.command.plumbing import logs
 
 class Terminal(io.StringIO):
     def isatty(self):

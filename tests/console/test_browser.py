@@ -16,7 +16,7 @@ from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, s
 from rocketlet.protocol.group_config import GroupConfig
 
 from ..conftest import PATIENCE_S, Node, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .conftest import Site
 
 playwright = pytest.importorskip("playwright.async_api", reason="needs Playwright: pip install playwright")

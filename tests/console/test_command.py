@@ -58,10 +58,10 @@ async def test_a_broker_starts_with_its_console(tmp_path: Path) -> None:
 async def test_what_keeps_a_console_from_starting_is_one_line(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.command.logs.configure", lambda level: None)
+    monkeypatch.setattr("rocketlet.command.plumbing.logs.configure", lambda level: None)
     port = node.address.rpartition(":")[2]
     assert await asyncio.to_thread(main, ("console", "--nameserver", node.address, "--port", port)) == 1
     assert f"rocketlet: cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
-    monkeypatch.setattr("rocketlet.command.console._NEEDED", ("no_such_package",))
+    monkeypatch.setattr("rocketlet.command.serving.console._NEEDED", ("no_such_package",))
     assert await asyncio.to_thread(main, ("console", "--nameserver", node.address, "--port", "0")) == 1
     assert "pip install 'rocketlet[console]'" in capsys.readouterr().err

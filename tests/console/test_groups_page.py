@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 from rocketlet.client import AdminClient, Consumer, Producer, settled
-from rocketlet.client.connection import Connection
+from rocketlet.client.wire.connection import Connection
 from rocketlet.console.group_watch import GroupWatch
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.testing import Cluster
 
 from ..conftest import Node, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .conftest import Site
 
 

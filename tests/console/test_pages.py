@@ -8,12 +8,12 @@ import msgpack
 import pytest
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject, RetryLater, SendResult
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_TOPIC_QUEUES
+from rocketlet.protocol.queue import Queue
 
 from ..conftest import Node, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .conftest import Site, plain, token_of
 
 HOSTILE = b'<script>alert(1)</script><img src=x onerror="alert(2)">'

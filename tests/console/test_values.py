@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rocketlet.client.admin.ownership import hand_overs, ownerships
 from rocketlet.client.errors import RequestTimeout
-from rocketlet.client.ownership import hand_overs, ownerships
 from rocketlet.console import charts, text
 from rocketlet.console.config import PAGE_ROWS
 from rocketlet.console.pages.paging import part_of

@@ -23,9 +23,9 @@ from rocketlet.testing.ports import free_port
 from bench.peers import Apache, process
 
 from ..conftest import eventually
-from ..handlers import Inbox
 from ..interop.conftest import fetch_apache
 from ..interop.systems import HEAP
+from ..support.handlers import Inbox
 
 __all__ = ["fetch_apache"]
 DOCS = Path(__file__).parents[2] / "docs"

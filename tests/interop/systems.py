@@ -16,7 +16,7 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
-from rocketlet.client.cluster import Cluster
+from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_config import GroupConfig, encode_group
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write

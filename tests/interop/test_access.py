@@ -15,7 +15,7 @@ from rocketlet.client import Access, BrokerRefused, ConfigError, ConnectionFaile
 from bench.peers import Apache
 
 from ..conftest import eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .systems import HEAP, System
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]

@@ -12,7 +12,7 @@ from rocketlet.console.server import ConsoleServer
 
 from ..conftest import PATIENCE_S, eventually
 from ..console.conftest import Site
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .systems import System
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]

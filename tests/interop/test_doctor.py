@@ -12,7 +12,7 @@ import pytest
 from bench.peers import Apache
 
 from ..conftest import Connect
-from ..sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
+from ..support.sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
 from .systems import HEAP
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]

@@ -13,7 +13,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import retry_topic
 
 from ..conftest import eventually, made_once
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .conftest import HERE, Cluster, Program, Run, StartCluster, fetched, missing, own, program, tagged_messages_arrive
 
 pytestmark = [

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from rocketlet.broker.remoting.requests import pulls
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.names import dlq_topic, retry_topic
+from rocketlet.protocol.queue import Queue
 
 from ..conftest import Connect, Nodes, create_topic, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .conftest import START_S, Cluster, Run, StartCluster, missing, own, tagged_messages_arrive, waiting
 
 pytestmark = [

@@ -16,7 +16,7 @@ from rocketlet.protocol.properties import decode
 from bench.peers import APACHE_VERSION, Apache
 
 from ..conftest import eventually, made_once
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .conftest import START_S, Cluster, Run, StartCluster, missing
 from .systems import HEAP
 

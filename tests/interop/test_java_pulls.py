@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocketlet.broker.messages.sql_filter import FilterError, parse_filter
 from rocketlet.client import Producer
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.properties import encode
+from rocketlet.protocol.queue import Queue
 
 from .conftest import Cluster, Run, missing
 

@@ -8,7 +8,7 @@ import pytest
 from rocketlet.client import Consumer, MessageTrace, Producer
 
 from ..conftest import eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .conftest import START_S, Program, Run, missing
 from .systems import System
 

@@ -11,7 +11,7 @@ from rocketlet.client import Consumer, Producer, SendResult
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import Connect, Wire, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .conftest import Cluster, Run, missing, own, waiting
 
 pytestmark = [

@@ -24,15 +24,15 @@ from rocketlet.client import (
     RetryLater,
     Sql,
 )
-from rocketlet.client.cluster import Cluster
-from rocketlet.client.mirror import Mirror
-from rocketlet.client.offsets import GroupOffsets
-from rocketlet.protocol.bodies import Queue
+from rocketlet.client.admin.mirror import Mirror
+from rocketlet.client.member.offsets import GroupOffsets
+from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.names import dlq_topic
+from rocketlet.protocol.queue import Queue
 from rocketlet.testing import Broker as KitBroker
 
 from ..conftest import PATIENCE_S, eventually
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .conftest import Run, own
 from .systems import System, feature, numbers
 

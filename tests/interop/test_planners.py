@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from rocketlet.client import Outgoing, Producer
-from rocketlet.client.cluster import Cluster
-from rocketlet.protocol.bodies import Queue
+from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, ResetOffset, TopicName, write
+from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
 import pyarrow as pa

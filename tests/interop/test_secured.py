@@ -17,10 +17,10 @@ from rocketlet.client import Consumer, Producer
 
 from bench.peers import CACHE
 
-from ..broker.accounts import ADMIN, SECRETS, AccountsFile, access, account, signed_wire
-from ..broker.certificates import Certificates
 from ..conftest import Node, Nodes, eventually
-from ..handlers import Inbox
+from ..support.accounts import ADMIN, SECRETS, AccountsFile, access, account, signed_wire
+from ..support.certificates import Certificates
+from ..support.handlers import Inbox
 from .conftest import HERE, SMALL_JVM, Program, Run, missing, program
 from .test_go import binary, go
 

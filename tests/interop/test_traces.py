@@ -15,7 +15,7 @@ from rocketlet.client import Consumer, Producer
 from rocketlet.otel import TracedHandlers, TracedSends
 
 from ..conftest import made_once
-from ..handlers import Inbox
+from ..support.handlers import Inbox
 from .conftest import HERE, Cluster, Run, fetched, missing
 
 pytestmark = [

@@ -13,7 +13,7 @@ import rocketlet
 from ..conftest import Node
 from .conftest import ROOT, Distributions, Environment
 
-OURS_ALONE = ("tests", "bench", "examples", "docs", "docker")
+OURS_ALONE = ("tests", "bench", "campaigns", "simulation", "examples", "docs", "docker")
 BESIDE_THE_PACKAGES = {"LICENSE", "README.md", "CHANGELOG.md", "MANIFEST.in", "pyproject.toml", "PKG-INFO", "setup.cfg"}
 
 CLIENT = """

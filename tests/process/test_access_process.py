@@ -12,8 +12,8 @@ import pytest
 from rocketlet.client import Access, Producer
 from rocketlet.testing.ports import free_port
 
-from ..broker.certificates import Certificates
 from ..conftest import PATIENCE_S
+from ..support.certificates import Certificates
 from .test_broker_process import Start, start
 
 __all__ = ["start"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rocketlet.command import logs
+from rocketlet.command.plumbing import logs
 
 from bench import common, restart
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from rocketlet.client import Access, AdminClient, BrokerRefused, Consumer, Message, Producer
 
-from ..broker.certificates import Certificates
 from ..conftest import PATIENCE_S
+from ..support.certificates import Certificates
 
 
 class Supervisor:

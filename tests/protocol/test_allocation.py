@@ -12,8 +12,8 @@ from rocketlet.protocol.allocation import (
     MachineRoomNearby,
     Strategy,
 )
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.names import sorted_ids
+from rocketlet.protocol.queue import Queue
 
 EIGHT = [Queue("T", "b-a", number) for number in range(8)]
 THREE = ["10.0.0.1@1", "10.0.0.1@2", "10.0.0.1@3"]

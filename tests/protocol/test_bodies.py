@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import bodies, fastjson_text, group_bodies, group_config, headers, names
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.config import MAX_DEPTH, MAX_GROUP_CHARS, MAX_TOPIC_CHARS
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.schema import BodyError
 from rocketlet.protocol.subscription import parse_subscription
 

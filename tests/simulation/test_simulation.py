@@ -1,4 +1,4 @@
-"""A few hundred seeds, the planted faults, and the replay; `python -m tests.simulation 0 10000` runs more."""
+"""A few hundred seeds, the planted faults, and the replay; `python -m simulation 0 10000` runs more."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from .planted import FAULTS, FOUND_AT, SCENARIO_OF
-from .weeks import grown
+from simulation.planted import FAULTS, FOUND_AT, SCENARIO_OF
+from simulation.weeks import grown
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
@@ -21,7 +21,7 @@ MOST_SEEDS = 1000  # by then a planted fault is found; most are within the first
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, whose hashes do not vary."""
     return subprocess.run(
-        [sys.executable, "-m", "tests.simulation", *arguments],
+        [sys.executable, "-m", "simulation", *arguments],
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,
@@ -77,7 +77,7 @@ def test_a_seed_replays_exactly() -> None:
 @pytest.mark.parametrize("weather", [(), ("--stormy",)], ids=["calm", "stormy"])
 def test_nothing_grows_in_an_hour(weather: tuple[str, ...]) -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "tests.simulation.weeks", "--hours", "0.7", "--samples", "4", *weather],
+        [sys.executable, "-m", "simulation.weeks", "--hours", "0.7", "--samples", "4", *weather],
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,
@@ -93,7 +93,7 @@ def test_what_grows_is_named() -> None:
 
 def test_a_join_costs_in_proportion_to_the_members() -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "tests.simulation.scaling", "10", "100"],
+        [sys.executable, "-m", "simulation.scaling", "10", "100"],
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,

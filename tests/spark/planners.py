@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import uvloop
-from rocketlet.client.cluster import Cluster
+from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import TopicName, write
 

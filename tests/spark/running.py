@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 from rocketlet.client import AdminClient, Outgoing, Producer
-from rocketlet.client.cluster import Cluster
+from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 

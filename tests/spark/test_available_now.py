@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 from rocketlet.client import ConnectionFailed, RocketletError
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import Batch

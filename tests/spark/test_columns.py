@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.protocol import properties as props
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
 from rocketlet.protocol.message import (
     MAGIC,
@@ -21,6 +20,7 @@ from rocketlet.protocol.message import (
     encode_record,
     host_flags,
 )
+from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.columns import ARROW_SCHEMA, to_batch

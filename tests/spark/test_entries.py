@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.client import MessageIllegal
-from rocketlet.client.outgoing import PROPERTY_BYTES, checked_body, checked_id, properties_text
+from rocketlet.client.sending.outgoing import PROPERTY_BYTES, checked_body, checked_id, properties_text
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.batch import BatchEntry, decode_batch, encode_batch
 

@@ -17,9 +17,9 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.client import Access, Producer, RocketletError
-from rocketlet.client.cluster import Cluster
-from rocketlet.protocol.bodies import Queue
+from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import PATIENCE_S

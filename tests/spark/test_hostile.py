@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from rocketlet.client import AnswerUnreadable
-from rocketlet.client.cluster import Cluster
-from rocketlet.protocol.bodies import Queue
+from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
 from rocketlet.protocol.extents import TopicExtent, encode_extents
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.protocol.message import MessageError, encode_host, encode_record
+from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark import columns

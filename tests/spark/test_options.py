@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
 from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, StructField, StructType

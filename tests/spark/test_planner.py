@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from rocketlet.client import BrokerRefused, ConfigError
 from rocketlet.protocol import admin_bodies
-from rocketlet.protocol.bodies import Queue
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import ResetOffset, UpdateOffset, write
+from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, Batch

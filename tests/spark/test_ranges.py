@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.ranges import Range, shared_out, split

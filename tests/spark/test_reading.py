@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from rocketlet.client import Access, AdminClient, Outgoing, Producer
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.subscription import parse_subscription
 from rocketlet.testing import Broker, Fault
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 from rocketlet.client import Consumer, Message, Producer, RetryLater
-from rocketlet.protocol.bodies import Queue
+from rocketlet.protocol.queue import Queue
 
 from ..conftest import PATIENCE_S
 from .running import MARKS, QUEUES, Sink, committed, fill, report, rows_of, run_once, stream, wait_for

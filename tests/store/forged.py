@@ -5,7 +5,7 @@ from __future__ import annotations
 from rocketlet.broker.store.store import Store
 from rocketlet.protocol.message import encode_record
 
-from .stores import HOST
+from ..support.stores import HOST
 
 HEAD_BYTES = 88  # of a record between two IPv4 hosts, before its body
 

@@ -12,7 +12,7 @@ from rocketlet.protocol.batch import encode_batch
 from rocketlet.protocol.message import MessageError
 from rocketlet.protocol.subscription import tag_code
 
-from .stores import HOST, TOPICS, bodies, open_store
+from ..support.stores import HOST, TOPICS, bodies, open_store
 
 Entries = list[tuple[int, bytes, str]]
 ENTRIES = st.lists(

@@ -11,9 +11,9 @@ import orjson
 import pytest
 from rocketlet.broker.store.files import StoreError
 from rocketlet.broker.store.inspection import inspect
-from rocketlet.command.fsck import fsck
+from rocketlet.command.tools.fsck import fsck
 
-from .stores import bodies, kill, open_store, put
+from ..support.stores import bodies, kill, open_store, put
 from .test_recovery import filled, reopened
 
 

@@ -15,7 +15,7 @@ from rocketlet.broker.store.files import read_state, write_state
 from rocketlet.broker.store.recovery import Lost, Recovered
 from rocketlet.broker.store.store import Store
 
-from .stores import TOPICS, bodies, kill, open_store, put
+from ..support.stores import TOPICS, bodies, kill, open_store, put
 
 Change = Callable[[bytearray, random.Random], object]
 CHANGES: dict[str, Change] = {

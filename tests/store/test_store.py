@@ -28,7 +28,7 @@ from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
 from rocketlet.protocol.batch import encode_batch
 
-from .stores import HOST, TOPICS, bodies, kill, open_store, put
+from ..support.stores import HOST, TOPICS, bodies, kill, open_store, put
 
 
 @pytest.fixture

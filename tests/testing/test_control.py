@@ -21,7 +21,7 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.listening.tls import Tls
 from rocketlet.broker.nameserver.networks import Networks, parse_networks
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.client.admin import AdminClient
+from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.command.cli import main
 from rocketlet.testing import RemoteBroker
 from rocketlet.testing.config import MAX_BODY_BYTES
@@ -29,8 +29,8 @@ from rocketlet.testing.control import Control, application
 from rocketlet.testing.operations import OPERATIONS
 from rocketlet.testing.rig import Listening, Rig
 
-from ..broker.accounts import ADMIN, AccountsFile, access
-from ..broker.certificates import Certificates
+from ..support.accounts import ADMIN, AccountsFile, access
+from ..support.certificates import Certificates
 
 COMMAND = [sys.executable, "-m", "rocketlet.command.cli", "start", "--port", "0", "--log-level", "error", "--no-vip"]
 

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
 
 from ....protocol.allocation import AVG
-from ....protocol.bodies import Queue
 from ....protocol.names import sorted_ids
+from ....protocol.queue import Queue
 from ...config import MAX_GIVEN_IDS
 from ...remoting.connection import Connection
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import structlog
 
-from ....protocol.bodies import Queue
 from ....protocol.group_bodies import LockRequest
+from ....protocol.queue import Queue
 from ....protocol.work import LOOKS, Work
 from ...clock import Clock
 from ...config import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....protocol.admin_bodies import Progress, ProgressColumns
-from ....protocol.bodies import Queue
+from ....protocol.queue import Queue
 from ....protocol.work import LOOKS, SLICE, Work
 from ...messages.topics import Topics
 from ...store.consume_queue import ConsumeQueue

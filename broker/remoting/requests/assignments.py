@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ....protocol import allocation, group_bodies
-from ....protocol.bodies import Queue, Route
+from ....protocol.bodies import Route
 from ....protocol.codes import ResponseCode
 from ....protocol.config import MAX_REQUEST_QUEUES
 from ....protocol.frame import Frame
+from ....protocol.queue import Queue
 from ...broker import Broker
 from ...config import MAX_HASHED, LimitExceeded
 from ..answers import Buffers, answer, small

@@ -12,7 +12,6 @@ import structlog
 
 from ....protocol import admin_bodies, bodies, group_config, names
 from ....protocol.admin_bodies import ConnectedClient, Progress, ProgressColumns
-from ....protocol.bodies import Queue
 from ....protocol.codes import Language, RequestCode, ResponseCode
 from ....protocol.config import MAX_TABLE_BYTES
 from ....protocol.frame import Ext, Frame
@@ -33,6 +32,7 @@ from ....protocol.headers import (
     read,
 )
 from ....protocol.message import decode_host
+from ....protocol.queue import Queue
 from ....protocol.schema import BodyError
 from ....protocol.signature import CREDENTIALS
 from ....protocol.work import LOOKS, SLICE, Work, listed

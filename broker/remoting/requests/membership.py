@@ -8,12 +8,13 @@ from dataclasses import replace
 import structlog
 
 from ....protocol import bodies, group_bodies, names
-from ....protocol.bodies import ConsumerData, Queue, TopicConfig
+from ....protocol.bodies import ConsumerData, TopicConfig
 from ....protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, EXT_SHARES, ResponseCode
 from ....protocol.frame import Ext, Frame
 from ....protocol.group_config import GroupConfig
 from ....protocol.headers import ConsumerGroup as ConsumerGroupHeader
 from ....protocol.headers import UnregisterClient, read
+from ....protocol.queue import Queue
 from ....protocol.subscription import SQL92, TAG
 from ...broker import Broker
 from ...groups.member import shape_of

@@ -10,7 +10,6 @@ import structlog
 from ....protocol import codes
 from ....protocol import properties as props
 from ....protocol.admin_bodies import encode_offset_moved
-from ....protocol.bodies import Queue
 from ....protocol.codes import PERM_READ, Language, ResponseCode
 from ....protocol.config import MAX_EXPRESSION_CHARS
 from ....protocol.extents import MADE_ANEW
@@ -18,6 +17,7 @@ from ....protocol.frame import Frame
 from ....protocol.headers import PullMessage, PullMessageResult, read, write
 from ....protocol.message import MessageError
 from ....protocol.names import OFFSET_MOVED_TOPIC, RETRY_PREFIX
+from ....protocol.queue import Queue
 from ....protocol.subscription import ALL, SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
 from ...broker import Broker
 from ...config import (

@@ -9,10 +9,11 @@ import structlog
 
 from ....protocol import admin_bodies, bodies, names
 from ....protocol.admin_bodies import Range
-from ....protocol.bodies import Queue, TopicConfig, topic_json
+from ....protocol.bodies import TopicConfig, topic_json
 from ....protocol.codes import ResponseCode
 from ....protocol.frame import Frame
 from ....protocol.headers import ConsumeQueueQuery, CreateTopic, TopicName, read
+from ....protocol.queue import Queue
 from ....protocol.work import SLICE, Work
 from ...broker import Broker
 from ...config import MAX_QUERY_ENTRIES

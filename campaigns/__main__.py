@@ -1,0 +1,81 @@
+"""`python -m campaigns NAME [--seconds N | --count N] [--seed S] [--first] [--json]`; exits with 1 if it found a fault.
+
+A campaign is a module here with `run(limit, seed, folder) -> Outcome` and `DEFAULT_COUNT`. With `--json` the last line is an
+object with `campaign`, `tried`, `faults` (how many) and whatever the campaign measured. `--plant` takes a fix out first.
+How far it is, and each new fault, it says on standard error. Brokers and clients in this process log nothing: thousands meet
+what they should report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+import structlog
+
+from ._removals import PLANT, REMOVALS, planted
+from .common import Limit, Outcome
+
+NAMES = sorted(
+    path.stem
+    for path in Path(__file__).parent.glob("*.py")
+    if not path.stem.startswith("_") and path.stem != "common" and not path.stem.startswith("test_")
+)
+
+
+def main() -> int:
+    options = _options()
+    campaign = import_module(f".{options.name}", __package__)
+    count = options.count if options.count or options.seconds else campaign.DEFAULT_COUNT
+    print(f"{options.name}: seed {options.seed}", flush=True)
+    logging.disable(logging.CRITICAL)
+    structlog.configure(processors=[lambda *_: ""], logger_factory=structlog.ReturnLoggerFactory())
+    if options.plant:
+        os.environ[PLANT] = options.plant
+    with tempfile.TemporaryDirectory() as folder, planted(options.plant):
+        limit = Limit(count, options.seconds, options.only, ends_at_fault=options.first)
+        outcome: Outcome = campaign.run(limit, options.seed, Path(folder))
+    for fault, times in sorted(outcome.faults.items(), key=lambda item: -item[1]):
+        print(f"{times:8d}  {fault}")
+    faults = sum(outcome.faults.values())
+    if options.json:
+        print(last_line(options.name, options.seed, outcome))
+    else:
+        print(f"{outcome.tried} tried, {faults} faults; {outcome.figures}")
+    return 1 if faults else 0
+
+
+def last_line(name: str, seed: int, outcome: Outcome) -> str:
+    """In ASCII: what a figure quotes of a frame may be a line's end to who reads it."""
+    faults = sum(outcome.faults.values())
+    found = {"campaign": name, "tried": outcome.tried, "faults": faults, "seed": seed}
+    return json.dumps(found | outcome.figures)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m campaigns")
+    parser.add_argument("name", choices=NAMES)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--seconds", type=float)
+    length.add_argument("--count", type=int)
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(1 << 32), help="what a found fault is found again by"
+    )
+    parser.add_argument("--only", help="of `planted` one removal, of `exhaustion` one attack")
+    parser.add_argument(
+        "--plant", choices=sorted(REMOVALS), metavar="REMOVAL", help="take a fix out, which should be found"
+    )
+    parser.add_argument("--first", action="store_true", help="end with the first fault")
+    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""What a broker has only so much of, taken by attackers, with an honest client beside them.
+
+The honest client sends a message every 5 ms, all through. A fault is: it is refused, or waits for more than 20 s; what it was
+told is not where its message lies; the broker ends; its memory exceeds the budget by more than a broker needs. How long the
+honest client waits (p50, p99, max) and what was left to the attacker stands in the figures; without an attack it is `calm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvloop
+from rocketlet.broker.config import MAX_BROKERS, MAX_MEMBERSHIPS
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.headers import CreateTopic, write
+
+from bench.peers import Peer, rocketlet
+from tests.conftest import Wire
+
+from ._attacks import ATTACKS, QUEUES, TOPIC, connect, send
+from ._removals import program
+from .common import Limit, Outcome
+
+DEFAULT_COUNT = len(ATTACKS)
+BUDGET_MIB = 128
+BASE_MIB = 200  # interpreter, indexes, the topics and groups that the limits allow, one answer to each connection
+TAKEN_AT_MOST = {
+    "offsets": 0,
+    "groups": MAX_MEMBERSHIPS // 100,
+    "registrations": MAX_BROKERS,
+}  # requests, of one attacker
+GROWS_AT_MOST_MIB = {"changed groups": 30}  # 500,000 queues at 8 bytes, and 250 groups
+PAUSE_S = 0.005
+CALM_S = 3.0
+
+
+class Honest:
+    """A client that sends to a topic of its own. `waits_ms` is cleared by whoever reads it."""
+
+    def __init__(self, wire: Wire, outcome: Outcome) -> None:
+        self._wire = wire
+        self._outcome = outcome
+        self.waits_ms: list[float] = []
+        self.sent = 0
+
+    async def run(self) -> None:
+        while True:
+            begin_s = time.perf_counter()
+            try:
+                frame = send("honest")
+                answer = await self._wire.call(frame.code, dict(frame.ext), b"honest")
+            except (OSError, TimeoutError) as error:
+                self._outcome.fault(f"the honest client: {error!r}")
+                return
+            self.waits_ms.append((time.perf_counter() - begin_s) * 1000)
+            if answer.code != 0:
+                self._outcome.fault(f"the honest client was refused: {answer.code} {answer.remark}")
+            elif int(str(answer.ext["queueOffset"])) != self.sent:
+                self._outcome.fault("the honest client was told another offset than its message's")
+            self.sent += answer.code == 0
+            await asyncio.sleep(PAUSE_S)
+
+    def figures(self) -> dict[str, float]:
+        waits, self.waits_ms = sorted(self.waits_ms), []
+        if not waits:
+            return {}
+        return {
+            "p50_ms": round(waits[len(waits) // 2], 1),
+            "p99_ms": round(waits[len(waits) * 99 // 100], 1),
+            "max_ms": round(waits[-1], 1),
+        }
+
+
+async def attack_all(peer: Peer, outcome: Outcome, limit: Limit, share: float, registry: str = "") -> None:
+    """Every attack in turn. share: of the size that an attack has by hand; registry: the name server, if it is apart."""
+    wires = [Wire(*await connect(peer.address)) for _ in range(2)]
+    for topic, queues in (("honest", 1), (TOPIC, QUEUES)):
+        ext = {key: str(value) for key, value in write(CreateTopic(topic, queues, queues, 6)).items()}
+        await wires[0].call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+    honest = Honest(wires[1], outcome)
+    running = asyncio.create_task(honest.run())
+    await asyncio.sleep(CALM_S * share)
+    outcome.figures["calm"] = honest.figures() | {"resident_mib": round(peer.resident_mib())}
+    names = [limit.only] if limit.only else list(ATTACKS)
+    for number in limit:
+        name = names[number % len(names)]
+        address = registry if registry and name == "registrations" else peer.address
+        before_mib = _peak_from_now(peer.pid)
+        found = await _attack(name, address, max(int(ATTACKS[name][1] * share), 2), outcome)
+        resident = {"resident_mib": round(peer.resident_mib()), "peak_mib": _peak_mib(peer.pid)}
+        grown_mib = resident["peak_mib"] - before_mib
+        if grown_mib > GROWS_AT_MOST_MIB.get(name, grown_mib):
+            outcome.fault(f"{name}: the broker has grown by {grown_mib} MiB, more than {GROWS_AT_MOST_MIB[name]}")
+        await asyncio.sleep(0.5)
+        outcome.figures[name] = honest.figures() | resident | found
+        outcome.tried += 1
+        if running.done():
+            outcome.figures[name]["honest"] = "gone"
+            break
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    for wire in wires:
+        await wire.close()
+
+
+async def _attack(name: str, address: str, size: int, outcome: Outcome) -> dict[str, Any]:
+    command = [sys.executable, "-m", "campaigns._attacks", name, address, str(size)]
+    child = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdin is not None
+    begin_s = time.perf_counter()
+    try:
+        async with asyncio.timeout(180):
+            first = await child.stdout.readline()
+        took_s = time.perf_counter() - begin_s
+        await asyncio.sleep(1)
+        child.stdin.close()
+        async with asyncio.timeout(60):
+            rest = await child.stdout.read()
+        await child.wait()
+        found = orjson.loads(rest) if first == b"ready\n" else {"attack": "failed"}
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        outcome.fault(f"the attack {name} did not end within 180 s")
+        return {}
+    return {"took_s": round(took_s, 1), **found}
+
+
+def run(limit: Limit, seed: int, folder: Path) -> Outcome:
+    outcome = Outcome()
+    uvloop.run(_run(limit, folder, outcome))
+    return outcome
+
+
+async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
+    is_short = limit.count is not None and limit.count < DEFAULT_COUNT and limit.only is None
+    options = ("--memory", f"{BUDGET_MIB}M", "--log-level", "error")
+    async with rocketlet(folder, *options, program=program()) as peer:
+        try:
+            await attack_all(peer, outcome, limit, 0.05 if is_short else 1.0)
+        except (OSError, TimeoutError) as error:
+            outcome.fault(f"the broker: {error!r}")
+    for name, taken in TAKEN_AT_MOST.items():
+        answers = outcome.figures.get(name, {}).get("answers", {})
+        if answers.get("0", 0) > taken:
+            outcome.fault(f"{name}: {answers['0']} were taken")
+    largest = max((figures.get("peak_mib", 0) for figures in outcome.figures.values()), default=0)
+    if largest > BUDGET_MIB + BASE_MIB:
+        outcome.fault(f"{largest} MiB resident with a budget of {BUDGET_MIB}")
+
+
+def _peak_from_now(pid: int) -> int:
+    """What a process has in memory, MiB; the most that it had is forgotten (proc(5), clear_refs)."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _peak_mib(pid)
+
+
+def _peak_mib(pid: int) -> int:
+    """The most that a process had in memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024

@@ -1,0 +1,48 @@
+"""A topic and a group as administration describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...protocol.admin_answers import GroupConnections, MemberConnection
+from ...protocol.admin_bodies import Progress, Range
+from ...protocol.bodies import TopicConfig
+from ...protocol.group_config import GroupConfig
+from ...protocol.queue import Queue
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """`config` by broker name; `ranges`: what each queue holds; `messages`: how many that are."""
+
+    name: str
+    config: Mapping[str, TopicConfig]
+    ranges: Mapping[Queue, Range]
+
+    @property
+    def messages(self) -> int:
+        return sum(item.end - item.begin for item in self.ranges.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`members` and `subscriptions` as its brokers know them, none if nobody is connected; `progress` by queue of every topic
+    in which the group has committed; `owners`: client id by queue."""
+
+    name: str
+    config: Mapping[str, GroupConfig]
+    connections: Mapping[str, GroupConnections]
+    progress: Mapping[Queue, Progress]
+    owners: Mapping[Queue, str]
+
+    @property
+    def members(self) -> tuple[MemberConnection, ...]:
+        """Each member once, though each broker knows it."""
+        found = {item.client_id: item for known in self.connections.values() for item in known.members}
+        return tuple(found[name] for name in sorted(found))
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not yet consumed."""
+        return sum(max(item.lag, 0) for item in self.progress.values())

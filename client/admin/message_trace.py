@@ -1,0 +1,240 @@
+"""Apache's message trace: one message after another, who sent it, and who handled it with what outcome.
+
+`mqadmin queryMsgTraceById` reads it, and so does RocketMQ's dashboard. Middleware notes what happens; the notes of a moment
+go into few messages of the trace topic. A trace that cannot be written is logged, and hurts no message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, Self
+
+from ...protocol import properties as props
+from ...protocol import trace
+from ...protocol.trace import About, Kind
+from ..arguments import check_group
+from ..config import TRACE_BYTES, TRACE_FLUSH_S, TRACE_KEYS_BYTES, TRACE_WAITING
+from ..consuming.handling import Middleware, Outcome, Settled
+from ..errors import RocketletError
+from ..log import get_logger
+from ..message import Message, Outgoing, SendResult
+from ..producer import Producer, Sending, SendMiddleware
+from ..sending.outgoing import check_topic
+from ..sending.transactions import TransactionEnd
+from ..tasks import cancelled
+from ..wire.access import Access
+from .message_search import parsed_offset_id
+
+log = get_logger("rocketlet.message_trace")
+
+GROUP = "rocketlet-trace"
+Note = Callable[[Iterable[tuple[About, str]]], None]
+
+
+class MessageTrace:
+    """Off unless you make one. Give its middleware to producers and consumers, and close it after them:
+
+        async with MessageTrace("host:port") as trace, Producer("host:port", "shop", middleware=[trace.sends("shop")]):
+            ...
+
+    It notes all sends, outcomes of transactions, and how each message is handled. `topic`: as Apache's clients, the broker's
+    RMQ_SYS_TRACE_TOPIC.
+    """
+
+    def __init__(self, name_server: str, *, topic: str = trace.TOPIC, access: Access | None = None) -> None:
+        check_topic(topic)
+        self._producer = Producer(name_server, GROUP, access=access)
+        self._topic = topic
+        self._waiting: list[tuple[About, str]] = []
+        self._dropped = 0
+        self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Raises ConnectionFailed if no name server can be reached."""
+        await self._producer.start()
+        self._task = asyncio.create_task(self._write_on(), name="message trace")
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Writes what waits."""
+        try:
+            async with self._writing:  # what is being written is not given up
+                if self._task is not None:
+                    await cancelled([self._task])
+                await self._write()
+        finally:
+            await self._producer.stop()
+
+    # What is noted
+
+    def sends(self, group: str) -> SendMiddleware:
+        """Middleware of a producer of this group. As with Apache's client, a send that fails is not noted."""
+        check_group(group)
+        return _Sends(group, self._note)
+
+    def handlers(self, group: str) -> Middleware:
+        """Middleware of a consumer of this group, with a handler or without."""
+        check_group(group)
+        return _Handlers(group, self._note)
+
+    def _note(self, records: Iterable[tuple[About, str]]) -> None:
+        for record in records:
+            if len(self._waiting) >= TRACE_WAITING:
+                self._dropped += 1
+            else:
+                self._waiting.append(record)
+        self._news.set()
+
+    # What is written
+
+    async def _write_on(self) -> None:
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(TRACE_FLUSH_S)
+            self._news.clear()
+            async with self._writing:
+                await self._write()
+
+    async def _write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            log.warning("trace_dropped", records=dropped, hint="brokers take the trace too slowly")
+        messages = list(_packed(waiting))
+        answers = await asyncio.gather(*map(self._send, messages), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, RocketletError):
+                log.warning("trace_not_written", reason=str(answer), messages=len(messages))
+                return
+            if isinstance(answer, BaseException):
+                raise answer
+
+    async def _send(self, message: Outgoing) -> None:
+        await self._producer.send(self._topic, message.body, keys=message.keys)
+
+
+class _Sends:
+    def __init__(self, group: str, note: Note) -> None:
+        self._group = group
+        self._note = note
+
+    async def __call__(self, sending: Sending, call: Callable[[Sending], Awaitable[SendResult]]) -> SendResult:
+        began_ms = _now_ms()
+        result = await call(sending)
+        self._note(_sent(sending, result, self._group, began_ms))
+        return result
+
+    def transaction_ended(self, end: TransactionEnd) -> None:
+        about = About(end.message_id, end.keys)
+        record = trace.transaction_ended(
+            about, time_ms=_now_ms(), group=self._group, topic=end.topic, tag=end.tag or "", store_host=end.broker,
+            commits=end.commits, is_check=end.is_check,
+        )  # fmt: skip
+        self._note([(about, record)])
+
+
+class _Handlers:
+    def __init__(self, group: str, note: Note) -> None:
+        self._group = group
+        self._note = note
+
+    async def __call__(self, given: Any, call: Callable[[Any], Awaitable[Outcome]]) -> Outcome:
+        noted = self._begin(given if isinstance(given, list) else (given,))
+        how = trace.Outcome.EXCEPTION
+        try:
+            outcome = await call(given)
+            how = _how(outcome)
+            return outcome
+        finally:
+            noted(how)
+
+    def begins(self, messages: Sequence[Message]) -> Settled:
+        noted = self._begin(messages)
+        return lambda outcome: noted(_how(outcome))
+
+    def _begin(self, messages: Sequence[Message]) -> Callable[[trace.Outcome], None]:
+        messages = [one for one in messages if one.properties.get(props.TRACE_ON) != "false"]  # so says the broker
+        handling_id, began_ms = os.urandom(16).hex().upper(), _now_ms()
+        self._note(_before(messages, self._group, handling_id, began_ms))
+        return lambda how: self._note(_after(messages, self._group, handling_id, began_ms, how))
+
+
+def _how(outcome: Outcome) -> trace.Outcome:
+    return trace.Outcome.SUCCESS if outcome is None else trace.Outcome.FAILED
+
+
+def _packed(records: Iterable[tuple[About, str]]) -> Iterator[Outgoing]:
+    """Messages with as many records as the limits allow; a record that is larger has one of its own."""
+    keys: dict[str, None] = {}
+    texts: list[bytes] = []
+    size = keys_size = 0
+    for about, text in records:
+        record = text.encode()
+        mine = dict.fromkeys((*about.keys.split(), about.message_id))
+        fresh = sum(len(key.encode()) + 1 for key in mine if key not in keys)
+        if texts and (size + len(record) > TRACE_BYTES or keys_size + fresh > TRACE_KEYS_BYTES):
+            yield Outgoing(b"".join(texts), keys=tuple(keys))
+            keys, texts, size, keys_size = {}, [], 0, 0
+            fresh = sum(len(key.encode()) + 1 for key in mine)
+        keys |= mine
+        texts.append(record)
+        size += len(record)
+        keys_size += fresh
+    if texts:
+        yield Outgoing(b"".join(texts), keys=tuple(keys))
+
+
+def _sent(sending: Sending, result: SendResult, group: str, began_ms: int) -> Iterator[tuple[About, str]]:
+    ids, offset_ids = result.message_id.split(","), result.offset_id.split(",")
+    if len(ids) != len(sending.messages):  # an id of its sender's has a comma
+        ids = [result.message_id] * len(sending.messages)
+    took_ms = (_now_ms() - began_ms) // len(sending.messages)
+    for number, message in enumerate(sending.messages):
+        offset_id = offset_ids[min(number, len(offset_ids) - 1)]
+        host, port = parsed_offset_id(offset_id)[:2] if offset_id else (result.queue.broker_name, 0)
+        keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
+        about = About(ids[number], keys)
+        kind = Kind.HALF if sending.kind == "half" else Kind.DELAYED if message.delay_level else Kind.NORMAL
+        yield about, trace.sent(
+            about, time_ms=began_ms, group=group, topic=sending.topic, tag=message.tag or "", store_host=f"{host}:{port}",
+            size=len(message.body), took_ms=took_ms, kind=kind, offset_id=offset_id,
+        )  # fmt: skip
+
+
+def _before(messages: Sequence[Message], group: str, handling_id: str, began_ms: int) -> Iterator[tuple[About, str]]:
+    for message in messages:
+        about = _about(message)
+        yield (
+            about,
+            trace.before_handling(
+                about, time_ms=began_ms, group=group, handling_id=handling_id, retries=message.reconsume_times
+            ),
+        )
+
+
+def _after(
+    messages: Sequence[Message], group: str, handling_id: str, began_ms: int, outcome: trace.Outcome
+) -> Iterator[tuple[About, str]]:
+    now_ms = _now_ms()
+    for message in messages:
+        about = _about(message)
+        yield about, trace.after_handling(
+            about, time_ms=now_ms, group=group, handling_id=handling_id, outcome=outcome,
+            took_ms=(now_ms - began_ms) // len(messages),
+        )  # fmt: skip
+
+
+def _about(message: Message) -> About:
+    return About(message.message_id, message.properties.get(props.KEYS, ""))
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+__all__ = ["MessageTrace"]

@@ -1,0 +1,418 @@
+"""Copies topics and the progress of groups to another cluster, queue by queue, Rocketlet's or Apache's.
+
+1. Each queue of the source has one queue over there, always the same: the n-th of the source, counted by broker and number,
+   is queue n // brokers of broker n % brokers. So order is kept.
+2. A copy has one property more, ORIGIN: where the original lies. Nothing else is stored: whoever goes on looks for the newest
+   copy in the queue over there and continues behind its original. That is how a mirror survives its own end and that of
+   either cluster, without a gap.
+3. A send without an answer may have been stored or not. The newest copy tells, unless the request is still under way: then
+   one batch is there twice, and nothing else ever is.
+4. A group's offset is the offset of the first copy whose original the group has not consumed: a binary search, because
+   originals are in order. Groups that have members over there are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from ...protocol import names
+from ...protocol.admin_bodies import Range
+from ...protocol.codes import ResponseCode
+from ...protocol.queue import Queue
+from ..arguments import check_count, check_seconds
+from ..config import (
+    MIRROR_BACKOFF_S,
+    MIRROR_BATCH_BYTES,
+    MIRROR_BATCH_MESSAGES,
+    MIRROR_INDEXED_LIMIT_S,
+    MIRROR_INDEXED_S,
+    MIRROR_LOOK_BACK,
+    MIRROR_PATIENCE_S,
+    MIRROR_POLL_S,
+    MIRROR_QUEUES_AT_ONCE,
+)
+from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
+from ..log import get_logger
+from ..message import Message, Outgoing
+from ..producer import Producer
+from ..wire.access import Access
+from .admin_client import AdminClient
+from .delayed import delayed
+from .described import Topic
+
+log = get_logger("rocketlet.mirror")
+
+ORIGIN: Final = "MIRRORED_FROM"
+"""A copy's property: `broker:queue:offset` of its original."""
+
+_ORIGIN: Final = re.compile(r"(.+):([0-9]{1,10}):([0-9]{1,19})", re.DOTALL)  # Java's int and long
+_AWAY = (ConnectionFailed, RequestTimeout, TopicNotFound, BrokerRefused)
+_BUSY = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.TOPIC_NOT_EXIST))
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Where a queue begins that has no copies yet: at the first message, at the newest `last` messages, or at the first one
+    that was stored at `since_ms` (ms since the epoch) or later."""
+
+    last: int | None = None
+    since_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.last is not None and self.since_ms is not None:
+            raise ConfigError("last and since: give one of them")
+        if self.last is not None:
+            check_count("last", self.last, 0)
+
+
+@dataclass(slots=True)
+class QueueCopy:
+    """How far a queue is copied. `next`: the offset of the next original; None until it is known. `end`: the offset over
+    there behind the last copy that was acknowledged."""
+
+    source: Queue
+    target: Queue
+    next: int | None = None
+    end: int = 0
+    copied: int = 0
+    dropped: int = 0
+    """Originals that were deleted before they were copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Messages that wait at the source. `retries`: those that a group handed back, by group: it must handle them there.
+    `delayed`: by topic; they are copied when they are due."""
+
+    retries: Mapping[str, int]
+    delayed: Mapping[str, int]
+
+
+class Mirror:
+    """`async with Mirror("a:9876", "b:9876", topics=["orders"], groups=["shop"]) as mirror: await mirror.run()`
+
+    - `topics`: default all.
+    - `groups`: whose settings and progress are copied; default all that read these topics.
+    - `begin`: where queues begin that have no copies yet.
+    - `patience_s`: how long `run` waits for a cluster that is away; with `follow` it waits for ever.
+
+    Raises RocketletError.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        *,
+        topics: Sequence[str] = (),
+        groups: Sequence[str] | None = None,
+        begin: Begin | None = None,
+        source_access: Access | None = None,
+        target_access: Access | None = None,
+        patience_s: float = MIRROR_PATIENCE_S,
+    ) -> None:
+        if source == target:
+            raise ConfigError(f"source and target are both {source}")
+        check_seconds("patience_s", patience_s)
+        self._source = AdminClient(source, access=source_access)
+        self._target = AdminClient(target, access=target_access)
+        # nothing is tried again blindly: after a send without an answer the newest copy tells what to do
+        self._producer = Producer(target, "rocketlet-mirror", retries=0, access=target_access)
+        self._names = tuple(topics)
+        self._groups = groups
+        self._begin = begin or Begin()
+        self._patience_s = patience_s
+        self._stack = AsyncExitStack()
+        self._busy = asyncio.Semaphore(MIRROR_QUEUES_AT_ONCE)
+        self._progress: dict[tuple[str, Queue], int] = {}
+        self.copies: dict[Queue, QueueCopy] = {}
+        self.offsets: dict[tuple[str, Queue], int] = {}
+        """What was set over there, by group and queue over there."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            for client in (self._source, self._target, self._producer):
+                await self._stack.enter_async_context(client)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    async def run(self, *, follow: bool = False, on_round: Callable[[], None] = lambda: None) -> None:
+        """Copies what is there, then the progress of groups; with `follow` goes on until it is cancelled. `on_round` is
+        called after each round."""
+        deadline_s, copied, told = 0.0, -1, ""
+        while True:
+            try:
+                for topic in await self._topics():
+                    await self._copy(topic)
+                for topic in await self._topics():
+                    await self._copy_progress(topic)
+            except _AWAY as error:
+                if isinstance(error, BrokerRefused) and error.code not in _BUSY:
+                    raise
+                if isinstance(error, TopicNotFound) and not follow and not self.copies:
+                    raise  # nothing is away: the name is wrong
+                if self._copied != copied:  # patience counts from the first failure since something was copied
+                    deadline_s, copied = _now_s() + self._patience_s, self._copied
+                if not follow and _now_s() > deadline_s:
+                    raise
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("mirror_waits", reason=told, hint="it goes on where the newest copies are")
+                for copy in self.copies.values():
+                    copy.next = None
+                await asyncio.sleep(MIRROR_BACKOFF_S)
+                continue
+            on_round()
+            if not follow:
+                return
+            told = ""
+            await asyncio.sleep(MIRROR_POLL_S)
+
+    @property
+    def _copied(self) -> int:
+        return sum(copy.copied for copy in self.copies.values())
+
+    async def waiting(self) -> Waiting:
+        """What is at the source now and will not be copied as it is."""
+        later = await delayed(self._source)
+        topics = [topic.name for topic in await self._topics()]
+        groups = {group for topic in topics for group in await self._groups_of(topic)}
+        retries = {group: await self._to_retry(group) + later[names.retry_topic(group)] for group in sorted(groups)}
+        return Waiting(
+            {group: count for group, count in retries.items() if count},
+            {topic: later[topic] for topic in topics if later[topic]},
+        )
+
+    async def _to_retry(self, group: str) -> int:
+        retry = names.retry_topic(group)
+        progress = await self._source.progress(group, times=False)
+        return sum(item.lag for queue, item in progress.items() if queue.topic == retry)
+
+    async def _topics(self) -> list[Topic]:
+        """Those to be copied, as they are now at the source."""
+        return [await self._source.topic(name) for name in self._names or await self._source.topics()]
+
+    # Messages
+
+    async def _copy(self, topic: Topic) -> None:
+        targets = await self._queues_over_there(topic)
+        for source, target in zip(topic.ranges, targets, strict=True):
+            self.copies.setdefault(source, QueueCopy(source, target))
+        # all of them end before anything is tried again: two copies of a queue at once would mix
+        ended = await asyncio.gather(
+            *(self._copy_queue(self.copies[source], span) for source, span in topic.ranges.items()),
+            return_exceptions=True,
+        )
+        for error in ended:
+            if error is not None:
+                raise error
+
+    async def _queues_over_there(self, topic: Topic) -> list[Queue]:
+        """A queue for each of the source's; the topic is made, or gets more queues, if it needs to."""
+        brokers = [broker.name for broker in await self._target.brokers() if 0 in broker.addresses]
+        if not brokers:
+            raise ConnectionFailed("the target's name servers know no broker")
+        count = -(-len(topic.ranges) // len(brokers))
+        try:
+            found = await self._target.topic(topic.name)
+        except TopicNotFound:
+            found = None
+        has = min((config.read_queues for config in found.config.values()), default=0) if found else 0
+        if found is None or set(found.config) != set(brokers) or has < count:
+            perm = max(config.perm for config in topic.config.values())
+            await self._target.create_topic(topic.name, queues=max(count, has), perm=perm)
+        return [
+            Queue(topic.name, brokers[number % len(brokers)], number // len(brokers))
+            for number in range(len(topic.ranges))
+        ]
+
+    async def _copy_queue(self, copy: QueueCopy, span: Range) -> None:
+        async with self._busy:
+            if copy.next is None:
+                copy.next = await self._place(copy, span)
+            if copy.next < span.begin:
+                copy.dropped += span.begin - copy.next
+                log.warning("mirror_too_late", queue=str(copy.source), first=copy.next, last=span.begin - 1)
+                copy.next = span.begin
+            async for messages in self._source.read(copy.source, copy.next, span.end):
+                for batch in _batches(copy, messages):
+                    copy.end = await self._send(copy, batch) + len(batch)
+                    copy.copied += len(batch)
+                if messages:
+                    copy.next = messages[-1].queue_offset + 1
+
+    async def _send(self, copy: QueueCopy, batch: list[Outgoing]) -> int:
+        """Returns the offset of the first one over there."""
+        if (
+            len(batch) == 1 and len(batch[0].body) > MIRROR_BATCH_BYTES
+        ):  # alone it may be compressed, as its original was
+            (one,) = batch
+            result = await self._producer.send(
+                copy.target.topic,
+                one.body,
+                tag=one.tag,
+                keys=one.keys,
+                properties=one.properties,
+                message_id=one.message_id,
+                queue=copy.target,
+            )
+        else:
+            result = await self._producer.send_batch(copy.target.topic, batch, queue=copy.target)
+        return result.queue_offset
+
+    async def _place(self, copy: QueueCopy, span: Range) -> int:
+        """The offset behind the original of the newest copy, or where a queue without copies begins."""
+        there = (await self._target_as_copied([copy]))[copy.target]
+        end = there.end
+        while end > there.begin and there.end - end < MIRROR_LOOK_BACK:
+            begin = max(end - MIRROR_BATCH_MESSAGES, there.begin)
+            newest = await self._newest_original(copy, begin, end)
+            if newest is not None:
+                return newest + 1
+            end = begin
+        if self._begin.last is not None:
+            return max(span.end - self._begin.last, span.begin)
+        if self._begin.since_ms is not None:
+            return await self._source.offset_at(copy.source, self._begin.since_ms)
+        return span.begin
+
+    async def _newest_original(self, copy: QueueCopy, begin: int, end: int) -> int | None:
+        """The largest offset of an original that has its copy in this range, which may take several answers to read."""
+        newest = None
+        async for messages in self._target.read(copy.target, begin, end):
+            for message in messages:
+                offset = _offset_of(copy, message)
+                if offset is not None:
+                    newest = max(offset, newest or 0)
+        return newest
+
+    async def _target_as_copied(self, copies: Iterable[QueueCopy]) -> Mapping[Queue, Range]:
+        """What the queues over there hold, as soon as they show each copy that was acknowledged: Apache's brokers index a
+        message a moment later (ReputMessageService). What they do not show after some seconds was lost over there, and is
+        copied again."""
+        wanted = {copy.target: copy.end for copy in copies}
+        topic = next(iter(wanted)).topic
+        deadline_s = _now_s() + MIRROR_INDEXED_LIMIT_S
+        while True:
+            there = (await self._target.topic(topic)).ranges
+            missing = [queue for queue, end in wanted.items() if queue not in there or there[queue].end < end]
+            if not missing:
+                return there
+            if _now_s() > deadline_s:
+                raise RequestTimeout(
+                    f"{missing[0]} does not show all copies that were acknowledged; were they lost over there?"
+                )
+            await asyncio.sleep(MIRROR_INDEXED_S)
+
+    # Groups
+
+    async def _copy_progress(self, topic: Topic) -> None:
+        for group in await self._groups_of(topic.name):
+            progress = await self._source.progress(group, times=False)
+            await self._set_offsets(
+                group,
+                topic.name,
+                {queue: item.consumer_offset for queue, item in progress.items() if queue.topic == topic.name},
+            )
+
+    async def _groups_of(self, topic: str) -> list[str]:
+        """Those that read a topic, and whose progress is copied."""
+        found = (group for group in await self._source.consumed_by(topic) if not names.is_made_by_brokers(group))
+        return [group for group in found if self._groups is None or group in self._groups]
+
+    async def _set_offsets(self, group: str, topic: str, committed: Mapping[Queue, int]) -> None:
+        changed = {
+            queue: offset
+            for queue, offset in committed.items()
+            if queue in self.copies and self._progress.get((group, queue)) != offset
+        }
+        if not changed:
+            return
+        there = await self._target_as_copied(self.copies[queue] for queue in changed)
+        wanted: dict[Queue, int] = {}
+        for queue, offset in changed.items():
+            copy = self.copies[queue]
+            wanted[copy.target] = await self._first_copy(copy, there[copy.target], offset)
+        await self._copy_settings(group)
+        if (await self._target.group(group)).members:
+            log.info("mirror_leaves_group", group=group, hint="it has members over there")
+        else:
+            await self._target.reset(group, topic, wanted)
+            self.offsets |= {(group, queue): offset for queue, offset in wanted.items()}
+        self._progress |= {(group, queue): offset for queue, offset in changed.items()}
+
+    async def _copy_settings(self, group: str) -> None:
+        if not await self._target.group_configs(group):
+            for config in (await self._source.group_configs(group)).values():
+                await self._target.create_group(config)
+                break
+
+    async def _first_copy(self, copy: QueueCopy, there: Range, offset: int) -> int:
+        """The offset over there of the first copy of an original at `offset` or behind it; the end if there is none."""
+        low, high = there.begin, there.end
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._next_copy(copy, middle, high)
+            if found is None:
+                high = middle
+            elif found[1] < offset:
+                low = found[0] + 1
+            else:
+                high = middle
+        found = await self._next_copy(copy, low, there.end)
+        return found[0] if found else there.end
+
+    async def _next_copy(self, copy: QueueCopy, begin: int, end: int) -> tuple[int, int] | None:
+        """The first copy from an offset on, and the offset of its original."""
+        async for messages in self._target.read(copy.target, begin, end):
+            for message in messages:
+                offset = _offset_of(copy, message)
+                if offset is not None:
+                    return message.queue_offset, offset
+        return None
+
+
+def _batches(copy: QueueCopy, messages: Iterable[Message]) -> Iterable[list[Outgoing]]:
+    """What is sent in one request each."""
+    batch: list[Outgoing] = []
+    size = 0
+    for message in messages:
+        one = message.outgoing()
+        origin = f"{copy.source.broker_name}:{copy.source.queue_id}:{message.queue_offset}"
+        one = replace(one, properties={**one.properties, ORIGIN: origin})
+        if batch and (size + len(one.body) > MIRROR_BATCH_BYTES or len(batch) >= MIRROR_BATCH_MESSAGES):
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += len(one.body)
+    if batch:
+        yield batch
+
+
+def _offset_of(copy: QueueCopy, message: Message) -> int | None:
+    """The original's offset; None of a message that somebody else sent, who may give it any properties. Raises ConfigError
+    for a copy of another queue."""
+    origin = _ORIGIN.fullmatch(message.properties.get(ORIGIN, ""))
+    if origin is None:
+        return None
+    broker_name, queue_id, offset = origin.groups()
+    if (broker_name, int(queue_id)) != (copy.source.broker_name, copy.source.queue_id):
+        raise ConfigError(
+            f"{copy.target} holds copies of queue {queue_id} of {broker_name}, and should hold those of {copy.source}: the "
+            "brokers of one side have changed since; delete the topic over there, or mirror to another cluster"
+        )
+    return int(offset)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

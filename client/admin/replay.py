@@ -1,0 +1,79 @@
+"""Sends a stored message again as it is: body, tag, keys, its sender's properties and id.
+
+`Producer.resend` is for services: it sends as any message is sent. This is for administrators: the bytes stay as they are
+stored, compressed or not, and it may send to a group's retry topic, which a producer must not.
+
+Apache's brokers of 5.x put what is sent to the retry topic of a group with locked queues among its dead letters at once
+(SendMessageProcessor.handleRetryAndDLQ): they take such a group for an orderly one, and our members always lock. There the
+message is handed back instead, as by a consumer that could not handle it. The broker counts that as a try, so what fails
+once more is a dead letter again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from ...protocol import names
+from ...protocol import properties as props
+from ...protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_MASK, RequestCode
+from ...protocol.headers import SendBack, SendMessage, TopicQueue, write
+from ..config import LOCKS_MEAN_ORDER_VERSION
+from ..message import Message
+from ..wire.cluster import Cluster
+from ..wire.connection import Connection
+
+GROUP = "rocketlet-replay"
+SOONEST_LEVEL = 1  # 1 s; with none, the broker makes a message wait longer the more often it was tried
+ANY_TRIES = 0x7FFFFFFF  # a dead letter has had all that its group allows
+_KEPT = frozenset((props.KEYS, props.TAGS, props.UNIQUE_KEY))
+
+
+async def send_again(cluster: Cluster, message: Message, group: str | None) -> None:
+    """To the topic that the message was first sent to, or with `group` only to that group. Raises RocketletError."""
+    if group is not None:
+        connection = await cluster.broker(message.queue.broker_name)
+        if await _version(connection, message) >= LOCKS_MEAN_ORDER_VERSION:
+            await _hand_back(connection, message, group)
+            return
+    await _send(cluster, message, group)
+
+
+async def _version(connection: Connection, message: Message) -> int:
+    """The broker's; each answer has it."""
+    place = TopicQueue(message.topic, message.queue_id)
+    return (await connection.request(RequestCode.GET_MAX_OFFSET, write(place))).version
+
+
+async def _hand_back(connection: Connection, message: Message, group: str) -> None:
+    header = SendBack(
+        message.record.physical_offset,
+        group,
+        SOONEST_LEVEL,
+        message.message_id,
+        message.origin,
+        False,
+        ANY_TRIES,
+    )
+    await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header))
+
+
+async def _send(cluster: Cluster, message: Message, group: str | None) -> None:
+    own = {name: value for name, value in message.properties.items() if name in _KEPT or name not in props.RESERVED}
+    if group is not None:
+        own[props.RETRY_TOPIC] = message.origin  # by which a consumer knows which topic it stands for
+    topic = names.retry_topic(group) if group is not None else message.origin
+    queue = random.choice(await cluster.route_to_publish(topic, 1))
+    header = SendMessage(
+        producer_group=GROUP,
+        topic=topic,
+        default_topic=names.DEFAULT_TOPIC,
+        default_topic_queue_nums=1,
+        queue_id=queue.queue_id,
+        sys_flag=message.record.sys_flag & (SYS_COMPRESSED | SYS_COMPRESSION_MASK),
+        born_timestamp=int(time.time() * 1000),
+        flag=message.record.flag,
+        properties=props.encode(own),
+    )
+    connection = await cluster.broker(queue.broker_name)
+    await connection.request(RequestCode.SEND_MESSAGE, write(header), message.record.body)

@@ -1,0 +1,12 @@
+"""Messages on their way to an application's handler.
+
+pulling        pull requests
+process_queue  pulled messages of one queue that are not yet acknowledged
+handling       messages to the handler, and the handler's outcome
+deliveries     messages for a consumer without a handler
+assignment     the queues that a consumer owns now
+listeners      functions that are told of queues that come and go
+commits        when a consumer commits
+standing       names queues that stand, and a blocked event loop
+questions      what brokers ask a consumer for an administrator
+"""

@@ -1,0 +1,355 @@
+"""Messages for a consumer without a handler: handed out when they are asked for, settled by who got them.
+
+A run that is in hand counts as a running handler: a hand-over of its queue waits for it. What is given back unsettled is
+handed out again, first. A wait that is cancelled loses nothing and ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Self
+
+from ..config import DEAD_LETTER_LEVEL
+from ..errors import ConfigError
+from ..message import Message
+from ..wire.home import Home
+from .handling import DeliveryWatch, Outcome, Reject, RetryLater, Settled
+from .process_queue import ProcessQueue, Run
+
+
+class Hand:
+    """Who has a run: the task that took it, and which message of it somebody works on. `is_received`: that message was asked
+    for alone, so that the run goes back when it is settled. `told`: who hears how it ends."""
+
+    __slots__ = ("is_received", "message", "run", "task", "told")
+
+    def __init__(self, run: Run) -> None:
+        self.run: Run | None = run
+        self.task = asyncio.current_task()
+        self.message: Message | None = None
+        self.is_received = False
+        self.told: list[Settled] = []
+
+    def ends(self, outcome: Outcome) -> None:
+        told, self.told = self.told, []
+        for settled in told:
+            settled(outcome)
+
+
+class Deliveries:
+    """`send_back(message, delay_level)` hands a message to the broker; `on_acknowledged(process_queue)`. `orderly`: a queue
+    has one run in hand at most, and one that is to be retried holds it. Middleware that is a DeliveryWatch
+    is told of what is handed out."""
+
+    def __init__(
+        self,
+        *,
+        orderly: bool,
+        max_tries: int,
+        suspend_queue_s: float,
+        send_back: Callable[[Message, int], Awaitable[None]],
+        on_acknowledged: Callable[[ProcessQueue], None],
+        middleware: Sequence[object] = (),
+    ) -> None:
+        self._watches = [layer for layer in middleware if isinstance(layer, DeliveryWatch)]
+        self._orderly = orderly
+        self._max_tries = max_tries
+        self._suspend_queue_s = suspend_queue_s
+        self._send_back = send_back
+        self._on_acknowledged = on_acknowledged
+        self._line: deque[ProcessQueue] = deque()
+        self._lined_up: set[ProcessQueue] = set()
+        self._resting: set[ProcessQueue] = set()  # in order: until their first run may be tried again
+        self._arrived = asyncio.Event()
+        self._hands: set[Hand] = set()
+        self._holding: dict[Message, Hand] = {}
+        self.is_closed = False
+        self.home = Home()
+        self.home.begin()
+
+    # Handing out
+
+    def put(self, runs: Sequence[Run]) -> None:
+        """The new runs of one queue."""
+        if runs:
+            process_queue = runs[0].process_queue
+            process_queue.waiting.extend(runs)
+            self.resume(process_queue)
+
+    def resume(self, process_queue: ProcessQueue) -> None:
+        """Something of this queue may be handed out again. Queues take turns."""
+        if process_queue.waiting and process_queue not in self._lined_up:
+            self._lined_up.add(process_queue)
+            self._line.append(process_queue)
+        self._arrived.set()
+
+    async def take(self) -> Hand | None:
+        """The next run, in hand from now on; None when the consumer has been stopped."""
+        self.home.check()
+        while not self.is_closed:
+            run = self._next()
+            if run is not None:
+                hand = Hand(run)
+                self._hands.add(hand)
+                return hand
+            self._arrived.clear()
+            await self._arrived.wait()
+        return None
+
+    def _next(self) -> Run | None:
+        for _ in range(len(self._line)):
+            process_queue = self._line.popleft()
+            self._lined_up.discard(process_queue)
+            while process_queue.waiting and process_queue.waiting[0].is_done:
+                process_queue.waiting.popleft()
+            is_held = process_queue in self._resting or (self._orderly and process_queue.running)
+            if not process_queue.waiting or not process_queue.may_begin or is_held:
+                continue  # it comes back into the line when that has changed
+            run = process_queue.waiting.popleft()
+            process_queue.enter()
+            self.resume(process_queue)
+            return run
+        return None
+
+    def give_back(self, hand: Hand) -> None:
+        """No longer in hand; what is not acknowledged of it is handed out again."""
+        run = self._taken_from(hand)
+        if run is not None:
+            self._put_back(run)
+
+    def _taken_from(self, hand: Hand) -> Run | None:
+        run, hand.run = hand.run, None
+        self._hands.discard(hand)
+        if hand.message is not None:
+            self._holding.pop(hand.message, None)
+        hand.ends(RetryLater())
+        return run
+
+    def _put_back(self, run: Run) -> None:
+        process_queue = run.process_queue
+        process_queue.leave()
+        if not run.is_done and not process_queue.is_stopped:
+            process_queue.waiting.appendleft(run)
+        if not self.is_closed:
+            self.resume(process_queue)
+            self._on_acknowledged(process_queue)
+
+    def forsake(self, message: Message | None) -> None:
+        """Nobody works any more on this message that is in hand, or on any."""
+        for hand in [hand for hand in self._hands if message is None or hand.message is message]:
+            self.give_back(hand)
+
+    def close(self) -> None:
+        """The consumer stops: what its own task still has is given back; for others the hand-over waits."""
+        self.is_closed = True
+        self._arrived.set()
+        for hand in [hand for hand in self._hands if hand.task is asyncio.current_task()]:
+            self.give_back(hand)
+
+    # Settling
+
+    def hold(self, hand: Hand, *, is_received: bool = False) -> Message:
+        """The next message of the run in hand, which is to be settled now."""
+        assert hand.run is not None
+        hand.message = message = hand.run.messages[hand.run.done]
+        hand.is_received = is_received
+        self._holding[message] = hand
+        self.begin(hand, [message])
+        return message
+
+    def begin(self, hand: Hand, messages: Sequence[Message]) -> None:
+        """Somebody works on them from now on."""
+        if self._watches:
+            hand.told = [watch.begins(messages) for watch in self._watches]
+
+    def is_held(self, message: Message) -> bool:
+        return message in self._holding
+
+    def acknowledge(self, message: Message) -> None:
+        """Raises ConfigError for a message that is not in hand."""
+        self._end(message, *self._held(message), None)
+
+    def _held(self, message: Message) -> tuple[Hand, Run]:
+        self.home.check()
+        hand = self._holding.get(message)
+        if hand is None or hand.run is None:
+            raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
+        return hand, hand.run
+
+    def _end(self, message: Message, hand: Hand, run: Run, outcome: Outcome) -> None:
+        if self._holding.pop(message, None) is not hand:
+            return  # settled otherwise while the broker was asked: the run is at another message by now
+        hand.message = None
+        hand.ends(outcome)
+        if not run.is_done:  # else its queue was lost meanwhile
+            run.process_queue.acknowledge(run, run.done + 1)
+        if hand.is_received:
+            self.give_back(hand)
+
+    async def retry(self, message: Message, delay_level: int) -> None:
+        """Delivered again later. Raises RocketletError if the broker does not take it; it is then still in hand."""
+        hand, run = self._held(message)
+        if not self._orderly:
+            await self._send_back(message, delay_level)
+            self._end(message, hand, run, RetryLater(delay_level))
+            return
+        run.tries += 1
+        if run.tries > self._max_tries:
+            await self.reject(message)
+            return
+        self._taken_from(hand)
+        self._resting.add(run.process_queue)  # nobody has it, and still nothing of the queue begins
+        self._put_back(run)
+        asyncio.get_running_loop().call_later(self._suspend_queue_s, self._rested, run.process_queue)
+
+    def _rested(self, process_queue: ProcessQueue) -> None:
+        self._resting.discard(process_queue)
+        self.resume(process_queue)
+
+    async def reject(self, message: Message) -> None:
+        """Kept in the group's dead-letter topic. Raises RocketletError as `retry` does."""
+        hand, run = self._held(message)
+        await self._send_back(message, DEAD_LETTER_LEVEL)
+        self._end(message, hand, run, Reject())
+
+
+def _goes_on(run: Run | None) -> bool:
+    return run is not None and not run.is_done and run.process_queue.may_begin
+
+
+class Messages:
+    """Messages one by one. One is acknowledged when the next is asked for, unless it was settled otherwise. An iteration that
+    is dropped, as by `break`, gives the last one back."""
+
+    def __init__(self, deliveries: Deliveries) -> None:
+        self._deliveries = deliveries
+        self._hand: Hand | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        self._settle()
+        if self._hand is None:
+            self._hand = await self._deliveries.take()
+            if self._hand is None:
+                raise StopAsyncIteration
+        return self._deliveries.hold(self._hand)
+
+    def _settle(self) -> None:
+        hand = self._hand
+        if hand is not None and hand.message is not None and hand.run is not None:
+            self._deliveries.acknowledge(hand.message)
+        if hand is not None and (self._deliveries.is_closed or not _goes_on(hand.run)):
+            self._hand = None
+            self._deliveries.give_back(hand)
+
+    def __del__(self) -> None:
+        if self._hand is not None:
+            self._deliveries.give_back(self._hand)
+
+
+class Batches:
+    """Messages of one queue, up to `batch_size` at once; acknowledged together when the next are asked for."""
+
+    def __init__(self, deliveries: Deliveries) -> None:
+        self._deliveries = deliveries
+        self._hand: Hand | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Message]:
+        self._deliveries.home.check()
+        hand, self._hand = self._hand, None
+        if hand is not None and hand.run is not None:
+            hand.run.process_queue.acknowledge(hand.run)
+            hand.ends(None)
+            self._deliveries.give_back(hand)
+        self._hand = await self._deliveries.take()
+        if self._hand is None or self._hand.run is None:
+            raise StopAsyncIteration
+        messages = self._hand.run.messages[self._hand.run.done :]
+        self._deliveries.begin(self._hand, messages)
+        return messages
+
+    def forsake(self) -> None:
+        """The last list is delivered again."""
+        hand, self._hand = self._hand, None
+        if hand is not None:
+            self._deliveries.give_back(hand)
+
+    def __del__(self) -> None:
+        self.forsake()
+
+
+class Receiver:
+    """What a consumer offers that has no handler: iteration, and messages one by one that are settled by hand."""
+
+    def __init__(self, *, takes_batches: bool, has_handler: bool) -> None:
+        self._takes_batches = takes_batches
+        self._has_handler = has_handler
+        self._deliveries: Deliveries | None = None  # of a consumer that was started and has no handler
+        self._messages: Messages | None = None
+
+    def __aiter__(self) -> Messages:
+        """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
+        it. If you leave the loop by `break` or an exception, the last one is delivered again."""
+        return Messages(self._handed_out())
+
+    def __anext__(self) -> Awaitable[Message]:
+        """The next message, as in an iteration that lasts as long as the consumer. A wait that is cancelled loses nothing."""
+        if self._messages is None:
+            self._messages = Messages(self._handed_out())
+        return self._messages.__anext__()
+
+    def batches(self) -> Batches:
+        """Lists of up to `batch_size` messages of one queue. A list is acknowledged when you ask for the next."""
+        return Batches(self._handed_out())
+
+    async def receive(self, *, timeout_s: float | None = None) -> Message:
+        """The next message. Settle it by `ack`, `retry` or `reject`; any number may be unsettled at a time.
+
+        Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or has been stopped.
+        """
+        deliveries = self._handed_out()
+        if self._takes_batches:
+            raise ConfigError("receive: this consumer has a batch_size; iterate over batches()")
+        async with asyncio.timeout(timeout_s):
+            hand = await deliveries.take()
+        if hand is None:
+            raise ConfigError("receive: the consumer has been stopped")
+        return deliveries.hold(hand, is_received=True)
+
+    async def ack(self, message: Message) -> None:
+        """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
+        self._handed_out().acknowledge(message)
+
+    async def retry(self, message: Message, delay_level: int = 0) -> None:
+        """Delivers a message again later, as a handler's RetryLater. Raises ConfigError, and RocketletError if the broker
+        does not take it; you can then settle it once more."""
+        await self._handed_out().retry(message, RetryLater(delay_level).delay_level)
+
+    async def reject(self, message: Message) -> None:
+        """Gives a message up, as a handler's Reject. Raises as `retry` does."""
+        await self._handed_out().reject(message)
+
+    def is_in_hand(self, message: Message) -> bool:
+        """Whether a message was received or iterated to, and is not settled yet."""
+        return self._deliveries is not None and self._deliveries.is_held(message)
+
+    def forsake(self, message: Message | None = None) -> None:
+        """Gives back this message, or all that is in hand, to be delivered again: whoever had it works on it no more."""
+        if self._deliveries is not None:
+            self._deliveries.forsake(message)
+
+    def _handed_out(self) -> Deliveries:
+        if self._deliveries is None:
+            raise ConfigError(
+                "this consumer has a handler, which gets its messages; make one without to ask for messages"
+                if self._has_handler
+                else "this consumer has not been started; use `async with`, or `await consumer.start()`"
+            )
+        return self._deliveries

@@ -1,0 +1,423 @@
+"""Messages to the user's handler: workers that take runs as they come, and what a handler's outcome means.
+
+A worker is a task that lives as long as the consumer; there is none per message. Concurrent handling takes any run;
+orderly handling takes a queue's runs one after the other, by one worker at a time. A handler that is a plain function
+runs in a thread, so that it cannot stop the heartbeats.
+
+A handler may do anything. Only the outcomes that are documented count as success; everything else is a failure, which is
+logged and retried. Only a coroutine's KeyboardInterrupt is passed on to whoever runs the loop. A worker that is cancelled
+ends, because a loop that is being closed cancels its tasks and waits for them. If the consumer has not been stopped, a new
+worker takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, cast, runtime_checkable
+
+from ..config import DEAD_LETTER_LEVEL, MAX_INT, RECONNECT_S, RESTART_S, SEND_BACK_RETRY_S
+from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
+from ..log import get_logger
+from ..message import Message
+from .process_queue import ProcessQueue, Run
+
+log = get_logger("rocketlet.handler")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """Returned by a handler: deliver the message again. `delay_level` 0 waits longer each time; 1 to 18 wait as long as the
+    broker's levels say, and a higher one as the highest. Raises ConfigError for what is not a number from 0."""
+
+    delay_level: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.delay_level) is not int or not 0 <= self.delay_level <= MAX_INT:
+            raise ConfigError(f"delay_level: {self.delay_level!r} is not a number from 0; Reject() gives a message up")
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Returned by a handler: do not deliver the message again, and store it in the group's dead-letter topic."""
+
+
+Outcome = RetryLater | Reject | None
+Handler = Callable[[Any], Awaitable[Outcome] | Outcome]
+MessageHandler = Callable[[Message], Awaitable[Outcome] | Outcome]
+BatchHandler = Callable[[list[Message]], Awaitable[Outcome] | Outcome]
+Middleware = Callable[[Any, Callable[[Any], Awaitable[Outcome]]], Awaitable[Outcome]]
+"""Around a handler: `async def layer(message, call): return await call(message)`. It gets what the handler gets, and may look
+at it, measure, wrap the call, replace the outcome, or not call at all."""
+
+Settled = Callable[[Outcome], None]
+
+
+@runtime_checkable
+class DeliveryWatch(Protocol):
+    """Middleware that a consumer without a handler tells what it hands out: `begins` returns whom it tells how that ended.
+    What is given back has the outcome RetryLater: it will be delivered again."""
+
+    def begins(self, messages: Sequence[Message]) -> Settled: ...
+
+
+SendBack = Callable[[Message, int], Awaitable[None]]
+
+_FAILED: Final = RetryLater()
+
+
+class Workers:
+    """Runs the handler over what is put in, at most `concurrency` at once.
+
+    `send_back(message, delay_level)` hands a message to the broker to be retried; `on_acknowledged(process_queue)`.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        takes_batches: bool,
+        concurrency: int,
+        orderly: bool,
+        max_tries: int,
+        suspend_queue_s: float,
+        send_back: SendBack,
+        on_acknowledged: Callable[[ProcessQueue], None],
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
+        self._takes_batches = takes_batches
+        self._concurrency = concurrency
+        self._orderly = orderly
+        self._max_tries = max_tries
+        self._suspend_queue_s = suspend_queue_s
+        self._send_back = send_back
+        self._on_acknowledged = on_acknowledged
+        self._line: deque[ProcessQueue] = deque()  # those with something to hand out take turns
+        self._lined_up: set[ProcessQueue] = set()  # in line; in order also with a worker, or waiting for another try
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+        self._loop = asyncio.get_running_loop()
+        self._executor: ThreadPoolExecutor | None = None
+        self._threads: set[int] = set()
+        self._call = self._as_coroutine(handler)
+        for layer in reversed(middleware):
+            self._call = _around(layer, self._call)
+
+    def _as_coroutine(self, handler: Handler) -> Callable[[Any], Awaitable[Outcome]]:
+        is_async = inspect.iscoroutinefunction(handler)
+        if is_async or inspect.iscoroutinefunction(type(handler).__call__):
+            return cast("Callable[[Any], Awaitable[Outcome]]", handler)
+        # As many threads as workers: a handler never waits for a thread, and the loop's own pool stays free for
+        # others.
+        self._executor = ThreadPoolExecutor(
+            self._concurrency, "rocketlet-handler", initializer=lambda: self._threads.add(threading.get_ident())
+        )
+        executor = self._executor
+
+        async def in_thread(argument: Any) -> Outcome:
+            outcome, error = await self._loop.run_in_executor(executor, caught, handler, argument)
+            if error is not None:
+                raise error
+            if inspect.isawaitable(outcome):
+                raise TypeError(f"{handler!r} returned an awaitable; make it an `async def` function")
+            return cast("Outcome", outcome)
+
+        return in_thread
+
+    def start(self) -> None:
+        for number in range(self._concurrency):
+            self._hire(number)
+
+    def _hire(self, number: int) -> None:
+        if not self._is_stopping:
+            task = asyncio.create_task(self._work(), name=f"handler {number}")
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._ended, number))
+
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._is_stopping:
+            log.warning("worker_cancelled", worker=number, hint="another one takes its place")
+            self._loop.call_later(RESTART_S, self._hire, number)
+
+    def put(self, runs: Sequence[Run]) -> None:
+        """Hands out the new runs of one queue."""
+        if not runs:
+            return
+        process_queue = runs[0].process_queue
+        if self._orderly:
+            self._offer(process_queue)
+        else:
+            process_queue.waiting.extend(runs)
+            self._line_up(process_queue)
+
+    def resume(self, process_queue: ProcessQueue) -> None:
+        """A queue is no longer suspended: its runs are handed out again."""
+        if self._orderly:
+            self._offer(process_queue)
+        else:
+            self._line_up(process_queue)
+
+    def _line_up(self, process_queue: ProcessQueue) -> None:
+        """Queues take turns, a run each: one that has just come does not wait behind the backlogs of others."""
+        if process_queue.waiting and not process_queue.is_suspended and process_queue not in self._lined_up:
+            self._lined_up.add(process_queue)
+            self._line.append(process_queue)
+        self._wake(len(process_queue.waiting))
+
+    def _next_of(self, process_queue: ProcessQueue) -> Run | None:
+        """The queue's next run, if it may be handled now; the queue goes to the end of the line."""
+        if process_queue.is_stopped:
+            process_queue.waiting.clear()
+        if not process_queue.waiting or not process_queue.may_begin:
+            self._lined_up.discard(process_queue)
+            return None
+        run = process_queue.waiting.popleft()
+        if process_queue.waiting:
+            self._line.append(process_queue)
+        else:
+            self._lined_up.discard(process_queue)
+        return run
+
+    def _offer(self, process_queue: ProcessQueue) -> None:
+        """Orderly: the queue waits for a worker, unless one has it. What arrives while its first run waits for another try
+        does not shorten that wait, as with Apache's ConsumeMessageOrderlyService."""
+        if process_queue.runs and not (
+            process_queue in self._lined_up or process_queue.is_stopped or process_queue.is_suspended
+        ):
+            self._lined_up.add(process_queue)
+            self._line.append(process_queue)
+            self._wake(1)
+
+    def _offer_again(self, process_queue: ProcessQueue) -> None:
+        self._lined_up.discard(process_queue)
+        self._offer(process_queue)
+
+    def _wake(self, count: int) -> None:
+        idle = self._idle
+        while count > 0 and idle:
+            waiter = idle.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    async def _work(self) -> None:
+        line = self._line
+        task = asyncio.current_task()
+        assert task is not None
+        while not task.cancelling():  # by a handler that has ended meanwhile: the next message is not to suffer from it
+            while not line:
+                waiter = self._loop.create_future()
+                self._idle.append(waiter)
+                await waiter
+            process_queue = line.popleft()
+            try:
+                if self._orderly:
+                    await self._one_in_order(process_queue)
+                else:
+                    run = self._next_of(process_queue)
+                    if run is not None:
+                        await self._concurrently(run)
+            except Exception:
+                log.exception("handling_failed", hint="its messages stay unacknowledged")
+
+    async def _concurrently(self, run: Run) -> None:
+        process_queue = run.process_queue
+        if run.is_done:
+            return
+        process_queue.enter()
+        outcome: Outcome = None
+        is_cancelled = is_handled = False
+        try:
+            outcome = run.outcome or await self._outcome(run)
+            is_handled = outcome is None or await self._returned(run, outcome)
+            if is_handled:
+                process_queue.acknowledge(run)
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
+        finally:
+            if is_cancelled and not self._is_stopping:
+                self._loop.call_later(0, self._again, run)
+            elif not is_handled and not self._is_stopping:
+                self._send_back_later(run, outcome)
+            process_queue.leave()
+        self._on_acknowledged(process_queue)
+
+    def _again(self, run: Run) -> None:
+        run.process_queue.waiting.append(run)
+        self._line_up(run.process_queue)
+
+    def _send_back_later(self, run: Run, outcome: Outcome) -> None:
+        """The broker has not taken a run back: the handler is called again after a pause, as by Apache's
+        ConsumeMessageConcurrentlyService. A hand-over does not wait so long, nor leave it: what was handled behind it would
+        come again."""
+        process_queue = run.process_queue
+        process_queue.enter()
+
+        def ends() -> None:
+            timer.cancel()
+            del process_queue.untaken[run]
+            process_queue.leave()
+
+        def again() -> None:
+            ends()
+            self._again(run)
+
+        def now() -> None:
+            process_queue.enter()
+            ends()
+            task = asyncio.create_task(self._send_back_now(run, outcome), name="send back")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        timer = self._loop.call_later(SEND_BACK_RETRY_S, again)
+        process_queue.untaken[run] = now
+        if process_queue.is_stopped:
+            now()
+
+    async def _send_back_now(self, run: Run, outcome: Outcome) -> None:
+        try:
+            if outcome is not None:
+                await self._returned(run, outcome)
+        finally:
+            run.process_queue.leave()
+
+    async def try_one(self, message: Message) -> Outcome:
+        """What the handler says of a message that nobody counts. Raises what the handler raises."""
+        return await self._call([message] if self._takes_batches else message)
+
+    async def _outcome(self, run: Run) -> Outcome:
+        """What the handler says of a run; whatever cannot be understood means: again, later. Raises CancelledError if the
+        worker itself is cancelled: it cannot send the messages back, so another does, by the run's outcome."""
+        argument = run.messages if self._takes_batches else run.messages[0]
+        try:
+            outcome = await self._call(argument)
+            if outcome is not None and not isinstance(outcome, RetryLater | Reject):
+                raise TypeError(
+                    f"the handler returned {outcome!r}, a {type(outcome).__name__}; "
+                    "allowed are None, RetryLater(...) and Reject()"
+                )
+        except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
+            raise
+        except BaseException as error:
+            outcome = _FAILED
+            if not self._is_stopping:
+                _log_failure(run, error)
+        # The handler has ended, and cancelled its worker on the way: what it said counts, and another worker carries
+        # it out.
+        if outcome is not None and _is_cancelled():
+            run.outcome = outcome
+            raise asyncio.CancelledError
+        return outcome
+
+    async def _returned(self, run: Run, outcome: RetryLater | Reject) -> bool:
+        """Hands the run's messages back to the broker, those done before left out; False if it did not take all."""
+        level = DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else outcome.delay_level
+        process_queue = run.process_queue
+        # One by one: if the broker takes some and then fails, only the rest is handled again.
+        while not run.is_done:  # also by a seek meanwhile
+            count = run.done + 1
+            try:
+                await self._send_back(run.messages[run.done], level)
+            except RocketletError as error:
+                if process_queue.is_stopped and isinstance(error, ConnectionFailed | RequestTimeout):
+                    # A hand-over waits for its broker, and for this: else what was handled behind it comes again.
+                    await asyncio.sleep(RECONNECT_S)
+                    continue
+                log.warning("send_back_failed", reason=str(error), hint="the handler will be called again")
+                return False
+            process_queue.acknowledge(run, count)
+        return True
+
+    async def _one_in_order(self, process_queue: ProcessQueue) -> None:
+        """Handles the first run of a queue, and offers the queue again, later if the run has to wait."""
+        if not process_queue.runs or not process_queue.may_begin:
+            self._lined_up.discard(process_queue)
+            return
+        run = process_queue.runs[0]
+        delay_s = self._suspend_queue_s
+        process_queue.enter()
+        try:
+            if await self._is_handled_in_order(run):
+                process_queue.acknowledge(run)
+                delay_s = 0.0
+        finally:
+            process_queue.leave()
+            if delay_s and not self._is_stopping:
+                self._loop.call_later(delay_s, self._offer_again, process_queue)
+        self._on_acknowledged(process_queue)
+        if not delay_s:
+            self._offer_again(process_queue)
+
+    async def _is_handled_in_order(self, run: Run) -> bool:
+        """Whether the queue may go on: the run is handled, or given up and kept as dead letters."""
+        outcome: Outcome = Reject()
+        if run.tries <= self._max_tries:
+            run.tries += 1
+            outcome = await self._outcome(run)
+        given_up = isinstance(outcome, Reject) or run.tries > self._max_tries
+        return outcome is None or (given_up and await self._returned(run, Reject()))
+
+    async def stop(self) -> None:
+        """Cancels what still runs; nothing of it is acknowledged."""
+        self._is_stopping = True
+        for task in self._tasks:
+            task.cancel()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._tasks:  # no gather, which cancels them again: who stops may be waited for by one of them
+            await asyncio.wait(self._tasks)
+
+    def is_handling_here(self) -> bool:
+        """Whether it is a handler who asks."""
+        return threading.get_ident() in self._threads or any(task is _current_task() for task in self._tasks)
+
+
+def _around(layer: Middleware, call: Callable[[Any], Awaitable[Outcome]]) -> Callable[[Any], Awaitable[Outcome]]:
+    return lambda argument: layer(argument, call)
+
+
+def _log_failure(run: Run, error: BaseException) -> None:
+    first = run.messages[0]
+    log.error(
+        "handler_failed",
+        queue=str(first.queue),
+        offset=first.queue_offset,
+        messages=len(run.messages),
+        error=repr(error),
+        exc_info=error,
+        hint="its messages will be retried",
+    )
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # in a thread without a loop
+        return None
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def caught(handler: Handler, argument: Any) -> tuple[Any, BaseException | None]:
+    """What a handler returned or raised in its thread. A future cannot hold every exception: StopIteration leaves it without
+    an end. Nobody has pressed Ctrl-C here: Python tells that the main thread alone."""
+    try:
+        return handler(argument), None
+    except (StopIteration, KeyboardInterrupt) as error:
+        failed = RuntimeError(f"the handler raised {type(error).__name__}")
+        failed.__cause__ = error
+        return None, failed
+    except BaseException as error:
+        return None, error

@@ -1,0 +1,78 @@
+"""Names queues whose oldest message is not acknowledged for long, and an event loop that stood still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...protocol.queue import Queue
+from ..config import BLOCKED_S, STANDING_S
+from ..log import get_logger
+from .process_queue import ProcessQueue
+
+log = get_logger("rocketlet.consumer")
+
+
+@dataclass(slots=True)
+class Front:
+    """The oldest message of a queue that is not acknowledged; named again when it has stood twice as long."""
+
+    offset: int
+    since_s: float
+    next_naming_s: float
+    was_named: bool = False
+
+
+class Standing:
+    """Looked at now and then, so that a message costs nothing."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._fronts: dict[Queue, Front] = {}
+
+    def look(self, process_queues: Iterable[ProcessQueue], *, late_s: float = 0.0) -> None:
+        """`late_s`: how much later this is than it was meant to be."""
+        now_s = time.monotonic()
+        if late_s > BLOCKED_S:
+            log.warning(
+                "event_loop_blocked",
+                group=self._group,
+                seconds=round(late_s, 1),
+                hint="make a handler that blocks a plain function; it then runs in a thread",
+            )
+        fronts = {
+            process_queue.queue: self._front(process_queue, now_s)
+            for process_queue in process_queues
+            if process_queue.runs and not process_queue.is_held
+        }
+        for queue in self._fronts.keys() - fronts.keys():
+            self._end(queue, now_s)
+        self._fronts = fronts
+
+    def _front(self, process_queue: ProcessQueue, now_s: float) -> Front:
+        front, offset = self._fronts.get(process_queue.queue), process_queue.commit_offset
+        if front is None or front.offset != offset:
+            self._end(process_queue.queue, now_s)
+            return Front(offset, now_s, now_s + STANDING_S)
+        if now_s >= front.next_naming_s:
+            standing_s = now_s - front.since_s
+            log.warning(
+                "queue_stuck",
+                group=self._group,
+                queue=str(process_queue.queue),
+                offset=offset,
+                message=process_queue.runs[0].messages[process_queue.runs[0].done].message_id,
+                seconds=round(standing_s, 1),
+                handlers=process_queue.running,
+                cached=process_queue.messages,
+                hint="its oldest message is not acknowledged",
+            )
+            front.was_named, front.next_naming_s = True, now_s + standing_s
+        return front
+
+    def _end(self, queue: Queue, now_s: float) -> None:
+        front = self._fronts.get(queue)
+        if front is not None and front.was_named:
+            seconds = round(now_s - front.since_s, 1)
+            log.info("queue_unstuck", group=self._group, queue=str(queue), offset=front.offset, seconds=seconds)

@@ -1,0 +1,84 @@
+"""Tells every broker of the routes that this member is here, and knows which of them have heard it.
+
+Apache's brokers forget a member after 120 s without a heartbeat; a Rocketlet broker gives no lock to a connection that has
+sent none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from ...protocol import bodies
+from ...protocol.bodies import Heartbeat
+from ...protocol.codes import RequestCode
+from ..config import HEARTBEAT_INTERVAL_S, HEARTBEAT_RETRY_S
+from ..errors import BrokerRefused, RocketletError
+from ..log import get_logger
+from ..wire.cluster import Cluster
+
+log = get_logger("rocketlet.membership")
+
+
+class Heartbeats:
+    """`describe` makes the heartbeat as it is now; `addresses` names the brokers that are to get it."""
+
+    def __init__(
+        self, cluster: Cluster, describe: Callable[[], Heartbeat], addresses: Callable[[], Iterable[str]]
+    ) -> None:
+        self._cluster = cluster
+        self._describe = describe
+        self._addresses = addresses
+        self._registered: set[str] = set()
+        self._failing: set[str] = set()
+        self.refusal: BrokerRefused | None = None
+        self._said = b""
+
+    @property
+    def are_failing(self) -> bool:
+        """Whether a broker has not answered the last heartbeat."""
+        return bool(self._failing)
+
+    def is_registered(self, address: str | None) -> bool:
+        """Whether the broker at this address has heard this member on the connection that is open."""
+        return address in self._registered
+
+    def forget(self, address: str | None = None) -> None:
+        """This broker, or all of them, must hear this member again."""
+        if address is None:
+            self._registered.clear()
+        else:
+            self._registered.discard(address)
+
+    async def beat_news(self) -> None:
+        """As `beat`, if it would say something else than the last one."""
+        if bodies.encode_heartbeat(self._describe()) != self._said:
+            await self.beat()
+
+    async def beat(self) -> None:
+        """Registers at every broker, and returns when each has answered or failed to."""
+        self._said = body = bodies.encode_heartbeat(self._describe())
+        addresses = set(self._addresses())
+        self._failing &= addresses  # a broker that moved is not awaited where it was
+        await asyncio.gather(*(self._beat_at(address, body) for address in addresses))
+
+    async def _beat_at(self, address: str, body: bytes) -> None:
+        try:
+            connection = await self._cluster.connection(address)
+            await connection.request(RequestCode.HEART_BEAT, {}, body)
+        except RocketletError as error:
+            self._registered.discard(address)
+            self.refusal = error if isinstance(error, BrokerRefused) else None
+            if address not in self._failing:
+                log.warning("heartbeat_failed", broker=address, reason=str(error))
+            self._failing.add(address)
+        else:
+            self._registered.add(address)
+            if address in self._failing:
+                self._failing.discard(address)
+                log.info("broker_back", broker=address)
+
+    async def beat_forever(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_RETRY_S if self._failing else HEARTBEAT_INTERVAL_S)
+            await self.beat()

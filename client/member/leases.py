@@ -1,0 +1,451 @@
+"""HOW a queue changes hands: a queue is handed over, not grabbed.
+
+    giver: stop pulling -> running handlers end -> commit, answered -> unlock
+    taker: lock, refused until then -> ask for the committed offset -> pull
+
+The lock is LOCK_BATCH_MQ, kept by the one broker on which the queue lies. Rocketlet's broker tells a refused member as
+soon as the queue is free (also when the owner's socket closes), checks commits against the lock's epoch and ends a
+lease that is not renewed; on Apache's broker a refused member asks again every 500 ms.
+
+A lease is true on both sides. The member counts it from the sending of the last renewal that was answered (`lease`); when
+it is over nothing of the queue begins, and the queue is suspended until its broker has answered again: the same epoch means
+that nobody had it since. A renewal names its epoch, so that it never takes a queue anew. What is given up is renewed until it
+is unlocked. A queue is taken again only when the handlers of its earlier ownership have ended.
+
+An offset is never guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Set
+from typing import Any, Protocol
+
+from ...protocol.codes import ResponseCode
+from ...protocol.headers import HeaderError
+from ...protocol.queue import Queue
+from ...protocol.schema import BodyError
+from ..config import HAND_OVER_PATIENCE_S, LAST_COMMIT_LOOKS, LEASE_TICK_S, LOCK_INTERVAL_S, RECONNECT_S
+from ..errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
+from ..lease import Lease, clock_s
+from ..log import get_logger
+from ..wire.cluster import Cluster, by_broker, parts
+from ..wire.connection import Connection
+from .hand_overs import HandOvers
+from .heartbeats import Heartbeats
+from .locks import Locks
+from .offsets import GroupOffsets
+
+log = get_logger("rocketlet.membership")
+
+_UNREACHED = (ConnectionFailed, RequestTimeout)
+
+
+class QueueUser(Protocol):
+    """What reads the queues: a consumer, or a Spark query."""
+
+    def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
+        """The queue is ours, to be read from `offset`. When the lease is over, nothing of it may begin."""
+
+    async def give_queue(self, queue: Queue) -> int | None:
+        """The queue is to be given up: returns when nothing of it runs, with the offset to commit, or None."""
+
+    def is_pull_committing(self, queue: Queue) -> bool:
+        """Whether a pull that is not answered carries an offset. Apache's broker may store it behind a later commit."""
+
+    def lose_queue(self, queue: Queue) -> None:
+        """The queue is another's already: nothing of it may be committed."""
+
+    def is_running(self, queue: Queue) -> bool:
+        """Whether something of a queue that was given up or lost still runs."""
+
+    async def ended(self, queue: Queue) -> None:
+        """Returns when nothing of it runs any more."""
+
+    def suspend_queue(self, queue: Queue) -> None:
+        """The queue's broker is away, or the lease over: nothing new of it may begin."""
+
+    def resume_queue(self, queue: Queue) -> None:
+        """The broker is back and the queue still ours: goes on where it was."""
+
+
+class Leases:
+    """The queues that one member owns, takes and gives up.
+
+    `wake` is set when there is something to share out again, `settled` cleared when a queue
+    is lost.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        client_id: str,
+        user: QueueUser,
+        offsets: GroupOffsets,
+        heartbeats: Heartbeats,
+        *,
+        wake: asyncio.Event,
+        settled: asyncio.Event,
+    ) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._client_id = client_id
+        self._user = user
+        self._offsets = offsets
+        self._heartbeats = heartbeats
+        self._wake = wake
+        self._settled = settled
+        self.owned: dict[Queue, Lease] = {}
+        self._suspended: set[Queue] = set()
+        self._locks = Locks(cluster, group, client_id)
+        self._releasing: dict[Queue, Lease] = {}
+        self._unlocking: set[Queue] = set()  # of these, whose unlock is under way
+        self._handing_over: dict[Queue, asyncio.Task[None]] = {}
+        self._together = HandOvers(cluster, group, client_id)
+        self._ending: dict[Queue, asyncio.Task[None]] = {}  # not ours, but handlers of them still run
+
+    @property
+    def releasing(self) -> Set[Queue]:
+        """Given up, but still locked: their handlers run, or their commit is on its way."""
+        return self._handing_over.keys()
+
+    @property
+    def are_doubtful(self) -> bool:
+        """Whether a broker may have locked a queue that is not owned."""
+        return bool(self._locks.doubtful)
+
+    @property
+    def are_suspended(self) -> bool:
+        """Whether an owned queue waits for its broker."""
+        return bool(self._suspended)
+
+    # Taking
+
+    async def acquire(self, wanted: Iterable[Queue]) -> None:
+        """Locks and takes what can be had of these queues."""
+        wanted = set(wanted)
+        lockable = wanted - self._locks.unlocking
+        unlockable = self._locks.doubtful - lockable - self._handing_over.keys()
+        await self._give_back(queue for queue in unlockable if not self._locks.is_asked_for(queue))
+        free = wanted - self._locks.unlocking - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
+        queues = by_broker(sorted(free))
+        await _all(self._acquire_from(name, part) for name, of_broker in queues.items() for part in parts(of_broker))
+
+    async def _acquire_from(self, broker_name: str, queues: list[Queue]) -> None:
+        try:
+            connection = await self._cluster.broker(broker_name)
+            leases, offsets = await self._locks.lock(connection, queues)
+        except (RocketletError, BodyError) as error:
+            log.info("lock_failed", broker=broker_name, reason=str(error))
+            return
+        for queue, offset in offsets.items():
+            self._take(connection, queue, leases[queue], offset)
+        await _all(self._begin(connection, queue, lease) for queue, lease in leases.items() if queue not in offsets)
+
+    async def _begin(self, connection: Connection, queue: Queue, lease: Lease) -> None:
+        """A queue was locked: finds where to read from, or unlocks it again."""
+        try:
+            offset = await self._offsets.begin(connection, queue, lease.epoch)
+        except (RocketletError, HeaderError) as error:
+            log.warning("start_offset_unknown", queue=str(queue), reason=str(error))
+            await self._locks.unlock(queue)
+            return
+        self._take(connection, queue, lease, offset)
+
+    def _take(self, connection: Connection, queue: Queue, lease: Lease, offset: int) -> None:
+        if not connection.is_open or lease.is_over:
+            return  # the lock may be gone: the next pass asks again
+        self._locks.taken([queue])
+        self.owned[queue] = lease
+        self._user.take_queue(queue, offset, lease)
+        log.info("queue_assigned", queue=str(queue), offset=offset, epoch=lease.epoch)
+
+    # Giving
+
+    def release(self, queue: Queue) -> None:
+        """Starts to hand a queue over; it is not ours for the next allocation, but stays locked until it is handed over."""
+        lease = self._releasing[queue] = self.owned.pop(queue)
+        self._suspended.discard(queue)
+        handing_over = asyncio.create_task(self._hand_over(queue, lease), name=f"hand over {queue}")
+        self._handing_over[queue] = handing_over
+
+    async def _hand_over(self, queue: Queue, lease: Lease) -> None:
+        began_s = clock_s()
+        try:
+            offset = await self._user.give_queue(queue)
+            drained_s = committed_s = clock_s()
+            is_over = offset is not None and await self._unlocked_with(queue, offset, lease)
+            if not is_over and offset is not None:
+                await self._commit_at_last(queue, offset, lease)
+                committed_s = clock_s()
+            if self._releasing.pop(queue, None) is not None:
+                if not is_over:
+                    await self._locks.unlock(queue, lease.epoch)
+                log.info(
+                    "queue_handed_over",
+                    queue=str(queue),
+                    offset=offset,
+                    drain_ms=round((drained_s - began_s) * 1000, 1),
+                    commit_ms=round((committed_s - drained_s) * 1000, 1),
+                    unlock_ms=round((clock_s() - committed_s) * 1000, 1),
+                )
+        except RocketletError as error:
+            log.warning("hand_over_failed", queue=str(queue), reason=str(error), hint="the broker will end the lease")
+        finally:
+            if self._releasing.pop(queue, None) is not None:
+                self._locks.doubt([queue])  # it has not come to the unlock
+            self._handing_over.pop(queue, None)
+            self._end(queue, lease)
+            self._wake.set()
+
+    async def _unlocked_with(self, queue: Queue, offset: int, lease: Lease) -> bool:
+        """Commits and unlocks in one request. A renewal behind it would be told that nobody has the queue."""
+        self._unlocking.add(queue)
+        try:
+            return await self._together.hand_over(queue, offset, lease)
+        finally:
+            self._unlocking.discard(queue)
+
+    async def give_all(self) -> None:
+        """Hands over every queue, and gives back what is in doubt; returns when that is done or has failed."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + HAND_OVER_PATIENCE_S
+        for queue in list(self.owned):
+            self.release(queue)
+        await asyncio.gather(*self._handing_over.values(), return_exceptions=True)
+        while doubtful := list(self._locks.doubtful):
+            if not all(map(self._is_known_at, doubtful)):
+                await self._heartbeats.beat()
+            await self._give_back(doubtful)
+            if not self._locks.doubtful or loop.time() >= end_s:
+                return
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _give_back(self, queues: Iterable[Queue]) -> None:
+        """Unlocks queues that perhaps are locked. Left alone, they would keep others out until their leases end."""
+        await asyncio.gather(*map(self._locks.unlock, filter(self._is_known_at, queues)))
+
+    def _is_known_at(self, queue: Queue) -> bool:
+        """Whether the queue's broker has heard this member on its connection: else it unlocks nothing for it."""
+        return self._heartbeats.is_registered(self._cluster.master(queue.broker_name))
+
+    def abandon(self) -> None:
+        """The end, also where there was no time to hand over: nothing is ours any more."""
+        for ending in self._ending.values():
+            ending.cancel()
+        held = self.owned | self._releasing
+        self._locks.abandon(held)
+        self.owned.clear()
+        for queue, lease in held.items():
+            lease.end()
+            self._user.lose_queue(queue)
+
+    def _end(self, queue: Queue, lease: Lease) -> None:
+        """The queue is not ours any more. It is not taken again before what runs of it has ended."""
+        lease.end()
+        self._user.lose_queue(queue)
+        if self._user.is_running(queue):
+            self._ending[queue] = ending = asyncio.create_task(self._user.ended(queue), name=f"end {queue}")
+            ending.add_done_callback(lambda _: self._ended(queue))
+
+    def _ended(self, queue: Queue) -> None:
+        del self._ending[queue]
+        self._wake.set()
+
+    async def _commit_at_last(self, queue: Queue, offset: int, lease: Lease) -> None:
+        """The commit before the unlock: without it what was acknowledged would be delivered again. A broker that has
+        restarted takes it when the lock has been reclaimed; the renewal says whether it still is ours."""
+        may_be_undone = not lease.epoch and self._user.is_pull_committing(queue)
+        if may_be_undone:
+            await self._offsets.pulls_stored(queue, offset)
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + HAND_OVER_PATIENCE_S
+        while queue in self._releasing:
+            fault = await self._commit_one(queue, offset, lease)
+            if fault is None or _is_final(fault) or loop.time() >= end_s:
+                break
+            await asyncio.sleep(RECONNECT_S)
+            await self._heartbeats.beat()
+            await self._renew(queue.broker_name, [queue])
+        if may_be_undone:
+            await self._commit_until_it_stands(queue, offset, lease)
+
+    async def _commit_until_it_stands(self, queue: Queue, offset: int, lease: Lease) -> None:
+        """An offset that a pull carried may have been stored behind the last commit."""
+        for _ in range(LAST_COMMIT_LOOKS):
+            try:
+                stored = await self._offsets.committed(queue)
+            except RocketletError as error:
+                log.info("last_commit_unknown", queue=str(queue), offset=offset, reason=str(error))
+                return
+            if stored == offset or queue not in self._releasing:
+                return
+            log.info("commit_overtaken", queue=str(queue), offset=offset, stored=stored)
+            await self._commit_one(queue, offset, lease)
+
+    def _lose(self, queue: Queue, reason: str) -> None:
+        """The broker says that a queue is not ours, or another's under a later epoch."""
+        self._suspended.discard(queue)
+        lease = self.owned.pop(queue, None)
+        if lease is not None:
+            log.warning("queue_lost", queue=str(queue), reason=reason)
+            self._settled.clear()
+            self._end(queue, lease)
+            self._wake.set()
+        elif (lease := self._releasing.pop(queue, None)) is not None:
+            log.warning("queue_lost_in_hand_over", queue=str(queue), reason=reason)
+            lease.end()
+            self._user.lose_queue(queue)
+
+    # Leases
+
+    def suspend(self, address: str) -> None:
+        """A broker's socket closed. Whether its queues are still ours is known when it has answered again."""
+        for queue, lease in self.owned.items():
+            # It may be the network or the broker. If the broker has seen the close, it has freed the queue (decision
+            # 6). Its route may name another address by now.
+            if lease.address == address:
+                self._suspend(queue)
+
+    def _suspend(self, queue: Queue) -> None:
+        if queue not in self._suspended:
+            self._suspended.add(queue)
+            self._user.suspend_queue(queue)
+
+    async def reclaim(self) -> None:
+        """Asks brokers that are back, or have another address, for the queues that were ours."""
+        moved = {queue for queue, lease in self.owned.items() if self._has_moved(queue, lease)}
+        await self._renew_all(self._suspended | self._releasing.keys() | moved)
+
+    def _has_moved(self, queue: Queue, lease: Lease) -> bool:
+        """Whether the queue's broker has another address than the lease was granted or renewed at: there it takes a commit
+        only when it has heard a renewal."""
+        return bool(lease.address) and lease.address != self._cluster.master(queue.broker_name)
+
+    async def renew_forever(self) -> None:
+        """Renews every 5 s, and more often what is overdue; suspends what is over."""
+        while True:
+            await asyncio.sleep(LEASE_TICK_S)
+            over = [queue for queue, lease in self.owned.items() if lease.is_over and queue not in self._suspended]
+            for queue in over:
+                log.warning("lease_over", queue=str(queue), hint="waiting for the broker")
+                self._suspend(queue)
+            due_s = clock_s() - LOCK_INTERVAL_S
+            leases = {queue: self._held(queue) for queue in self.owned.keys() | self._releasing.keys()}
+            # With one that is due, all of its broker are renewed, so that they go on together.
+            due = {queue.broker_name for queue, lease in leases.items() if lease is not None and lease.asked_s <= due_s}
+            await self._renew_all(queue for queue in leases if queue in self._suspended or queue.broker_name in due)
+
+    async def _renew_all(self, queues: Iterable[Queue]) -> None:
+        """At the brokers that know this member: the others hear a heartbeat first."""
+        await asyncio.gather(
+            *(
+                self._renew(broker_name, part)
+                for broker_name, of_broker in by_broker(queues).items()
+                if self._heartbeats.is_registered(self._cluster.master(broker_name))
+                for part in parts(of_broker)
+            )
+        )
+
+    async def _renew(self, broker_name: str, queues: Iterable[Queue]) -> None:
+        """Asks a broker whether these queues are still ours."""
+        try:
+            connection = await self._cluster.broker(broker_name)
+            # What was unlocked meanwhile, or is being unlocked, is not renewed: Apache's broker would lock it anew.
+            held = {queue: lease for queue in queues if (lease := self._held(queue)) is not None}
+            if not held:
+                return
+            epochs = {queue: lease.epoch for queue, lease in held.items() if lease.epoch}
+            fresh = await self._locks.renew(connection, held, epochs)
+        except (RocketletError, BodyError) as error:
+            log.warning("locks_not_renewed", broker=broker_name, reason=str(error))
+            return
+        if not connection.is_open:
+            return  # what it said is not true any more
+        for queue, lease in held.items():
+            if self._held(queue) is lease:
+                self._renewed(queue, lease, fresh.get(queue))
+
+    def _held(self, queue: Queue) -> Lease | None:
+        lease = self._releasing.get(queue) if queue not in self._unlocking else None
+        return self.owned.get(queue) or lease
+
+    def _renewed(self, queue: Queue, lease: Lease, fresh: Lease | None) -> None:
+        if fresh is None or fresh.epoch != lease.epoch:
+            self._lose(queue, "its lease ended" if fresh is None else "its broker has another epoch")
+            return
+        # Also when nobody has noticed: what was held back then goes on now. What pulls committed at another address was not
+        # stored.
+        goes_on = lease.is_over or lease.address != fresh.address or queue in self._suspended
+        lease.renew(fresh)
+        if queue in self.owned and goes_on:
+            self._suspended.discard(queue)
+            self._user.resume_queue(queue)
+            self._wake.set()
+
+    # Commits
+
+    async def commit(self, offsets: Mapping[Queue, int]) -> set[Queue]:
+        """Stores the group's offsets; returns the queues for which that was done. A fenced queue is lost; a suspended one,
+        and one whose broker has another address since the last renewal, are left for later.
+
+        Raises nothing for a broker that cannot be reached: the next commit says the same or more.
+        """
+        ready = {queue: offset for queue, offset in offsets.items() if self._may_commit(queue)}
+        stored = await asyncio.gather(
+            *(
+                self._commit_at(broker_name, {queue: ready[queue] for queue in queues})
+                for broker_name, queues in by_broker(ready).items()
+            )
+        )
+        return set[Queue]().union(*stored)
+
+    def _may_commit(self, queue: Queue) -> bool:
+        lease = self.owned.get(queue)
+        return lease is not None and queue not in self._suspended and not self._has_moved(queue, lease)
+
+    async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
+        """Stores an offset that no message led to: where the user or an administrator wants to go on. sought: the broker has
+        named it. What an Apache broker has begun to store counts before. Raises nothing, as `commit`."""
+        lease = self.owned.get(queue)
+        if lease is not None and not lease.epoch and self._user.is_pull_committing(queue):
+            await self._offsets.pulls_stored(queue, offset)
+        if lease is not None and self.owned.get(queue) is lease and self._may_commit(queue):
+            await self._commit_one(queue, offset, lease, sought=sought)
+
+    async def _commit_at(self, broker_name: str, offsets: Mapping[Queue, int]) -> set[Queue]:
+        leases = {queue: lease for queue in offsets if (lease := self.owned.get(queue)) is not None}
+        stored, alone = await self._together.commit(broker_name, {queue: offsets[queue] for queue in leases}, leases)
+        tried = [queue for queue in alone if self.owned.get(queue) is leases[queue]]
+        faults = await asyncio.gather(*(self._commit_one(queue, offsets[queue], leases[queue]) for queue in tried))
+        return stored | {queue for queue, fault in zip(tried, faults, strict=True) if fault is None}
+
+    async def _commit_one(
+        self, queue: Queue, offset: int, lease: Lease, *, sought: bool = False
+    ) -> RocketletError | None:
+        """Why it is not stored; None if it is."""
+        try:
+            await self._offsets.store(queue, offset, lease.epoch, sought=sought)
+        except BrokerRefused as error:
+            log.warning("commit_refused", queue=str(queue), offset=offset, reason=str(error))
+            if error.code == ResponseCode.NO_PERMISSION and self.owned.get(queue) is lease:
+                self._lose(queue, "another member owns it")
+            return error
+        except _UNREACHED as error:
+            log.warning("commit_failed", queue=str(queue), reason=str(error), hint="the next commit includes it")
+            return error
+        return None
+
+
+def _is_final(fault: RocketletError) -> bool:
+    """Whether a commit would be refused again: the queue is gone, or ends before it. A broker that has restarted refuses with
+    NO_PERMISSION what it takes when the lease was renewed there."""
+    return isinstance(fault, BrokerRefused) and fault.code == ResponseCode.SYSTEM_ERROR
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Returns when each has ended, and raises what the first one raised: none goes on behind the back of who waits."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if outcome is not None:
+            raise outcome

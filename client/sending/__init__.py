@@ -1,0 +1,10 @@
+"""A message on its way to a broker.
+
+sender        chooses where messages go, and what is tried again
+accumulator   collects what one turn of the event loop sends to one queue
+outgoing      what a message is on the wire, and what may not be sent
+unique_keys   the id of a message, which its sender makes
+sent          where messages were stored
+requests      request and reply
+transactions  half messages and their outcome
+"""

@@ -1,0 +1,409 @@
+"""Where a producer's messages go, and what is tried again.
+
+A send that fails is tried on another queue, if possible of another broker. A broker that cannot be reached is waited for,
+with pauses that grow, as long as the send has time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from ...protocol import bodies, names
+from ...protocol.bodies import Heartbeat
+from ...protocol.codes import RequestCode, ResponseCode
+from ...protocol.compression import compressed
+from ...protocol.config import MAX_BODY_BYTES
+from ...protocol.frame import ExtValue, Frame
+from ...protocol.queue import Queue
+from ..config import BATCH_BYTES, MAX_SEND_BACKOFF_S, ONEWAY_AT_ONCE, SEND_BACKOFF_S
+from ..errors import (
+    BrokerRefused,
+    ConfigError,
+    ConnectionFailed,
+    MessageIllegal,
+    RequestTimeout,
+    RocketletError,
+    TopicNotFound,
+)
+from ..log import get_logger
+from ..message import Outgoing, SendResult
+from ..wire.access import Access
+from ..wire.cluster import Cluster
+from ..wire.connection import Connection
+from ..wire.identity import new_client_id
+from ..wire.running_time import running_timeout
+from .accumulator import PLAIN_BYTES, Accumulator, Batch, Pending
+from .outgoing import check_topic, checked_body, checked_id, encoded, properties_text
+from .sent import STORED, sent_result
+from .unique_keys import UniqueKeys
+
+log = get_logger("rocketlet.producer")
+
+# another queue or broker may do better
+_WORTH_ANOTHER: Final = frozenset(
+    (
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    )
+)
+
+# one message may be the reason that a batch is refused
+_OF_ONE_MESSAGE: Final = frozenset((ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+
+
+class Sender:
+    """The part of a producer that knows routes, connections and batches."""
+
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        *,
+        timeout_s: float,
+        retries: int,
+        compress_over_bytes: int,
+        default_queues: int,
+        batching: bool,
+        access: Access | None,
+    ) -> None:
+        self.client_id = new_client_id()
+        self.group = group
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._compress_over_bytes = compress_over_bytes
+        self._join_below_bytes = min(compress_over_bytes, BATCH_BYTES)
+        self._default_queues = default_queues
+        self._fields: dict[str, ExtValue] = {
+            "a": group,
+            "b": "",  # topic
+            "c": names.DEFAULT_TOPIC,
+            "d": default_queues,
+            "e": 0,  # queue
+            "f": 0,  # system flag
+            "g": 0,  # when it was born
+            "h": 0,  # flag
+            "i": "",  # properties
+        }
+        self._cluster = Cluster(name_server, access)
+        self._cluster.on_change = self._forget_queues
+        self._queues: dict[str, list[Queue]] = {}
+        self._greeted: dict[str, Connection] = {}
+        self._greetings: dict[Connection, asyncio.Task[None]] = {}
+        self._turn = time.time_ns() & 0xFFFF
+        self._keys = UniqueKeys()
+        self._accumulator = Accumulator(self._header, self._keys, self._failed, timeout_s) if batching else None
+        self._resending: set[asyncio.Task[None]] = set()
+        self._idle_reason = "this producer has not been started; use `async with`, or `await producer.start()`"
+
+    def _brokers(self) -> list[Connection]:
+        found = map(self._cluster.connected, {**self._cluster.masters(), **self._greeted})
+        return [connection for connection in found if connection is not None]
+
+    def _failed(self, batch: Batch, answer: Frame | Exception) -> None:
+        """Tries again what was not stored, each message of a batch for itself."""
+        if isinstance(answer, Frame):
+            answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
+        for message, key, text in zip(batch.messages, batch.ids, batch.texts, strict=True):
+            if message[0].done():  # who gave up does not want it to be tried again
+                continue
+            task = asyncio.create_task(self._settle(batch, message, key, text, answer))
+            self._resending.add(task)
+            task.add_done_callback(partial(self._resent, message[0]))
+            message[0].add_done_callback(partial(_give_up, task))
+
+    async def _settle(self, batch: Batch, message: Pending, key: str, text: str, error: Exception) -> None:
+        """A message whose batch failed: the tries that are left, alone, or the error."""
+        topic = batch.queue.topic
+        future, _, body, _, queue_key, queue = message
+        # a fault of one message refuses all: alone, each gets its own answer
+        is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
+        tries = 1 if is_anothers else self._retries
+        timeout_s = batch.left_s()
+        try:
+            if not tries or timeout_s <= 0 or not (is_anothers or _may_help(error)):
+                raise error
+            if not is_anothers:
+                log.info("send_failed", queue=str(batch.queue), reason=str(error), hint="trying again")
+                await self._look_again(topic)
+            ext = self._header(topic, text, int(time.time() * 1000))
+            code, failed = RequestCode.SEND_MESSAGE_V2, None if is_anothers else batch.queue
+            answer, target = await self._send(topic, code, ext, body, queue_key, queue, failed, tries, timeout_s)
+            if not future.done():
+                future.set_result(sent_result(answer, key, target))
+        except Exception as failure:
+            if not future.done():
+                future.set_exception(failure)
+
+    def _resent(self, future: asyncio.Future[SendResult], task: asyncio.Task[None]) -> None:
+        self._resending.discard(task)
+        if task.cancelled() and not future.done():  # the producer stops; whoever awaits the result would wait for ever
+            future.set_exception(ConfigError(self._idle_reason or "the producer was cancelled while it sent"))
+
+    def _joined(
+        self,
+        topic: str,
+        body: bytes,
+        tag: str | None,
+        keys: str | Sequence[str],
+        properties: Mapping[str, str] | None,
+        queue_key: str | None,
+        queue: Queue | None,
+        message_id: str | None,
+    ) -> asyncio.Future[SendResult] | None:
+        """The result of a message that travels with others of this turn; None if it must go alone: a compressed one,
+        say. Raises MessageIllegal. A plain function with as few steps as can be, because it runs per message."""
+        accumulator = self._accumulator
+        if accumulator is None or type(body) is not bytes or not 0 < len(body) < self._join_below_bytes:
+            return None
+        batch = accumulator.batch_of_turn.get(topic) if queue_key is None and queue is None else None
+        if batch is None and (batch := self._batch(accumulator, topic, queue_key, queue)) is None:
+            return None
+        if message_id or tag or keys or properties:
+            key = checked_id(message_id) if message_id else self._keys.next()
+            text = properties_text(tag, keys, properties, key, 0)  # what it refuses may leave the batch empty
+            size_bytes = batch.size_bytes + len(body) + len(text)
+        else:
+            key = text = ""
+            size_bytes = batch.size_bytes + len(body) + PLAIN_BYTES
+        if batch.messages and (size_bytes > BATCH_BYTES or len(batch.messages) >= batch.limit):
+            accumulator.close(batch)
+            return self._joined(topic, body, tag, keys, properties, queue_key, queue, key or None)
+        batch.size_bytes = size_bytes
+        future: asyncio.Future[SendResult] = batch.connection.loop.create_future()
+        batch.messages.append((future, key, body, text, queue_key, queue))
+        return future
+
+    def _batch(self, accumulator: Accumulator, topic: str, queue_key: str | None, queue: Queue | None) -> Batch | None:
+        """This turn's batch to the queue of a message, or to the one of all messages that may go anywhere. None without a
+        connection to its broker, or a known route."""
+        queues = self._queues.get(topic)
+        if not queues or topic[0] == "%":  # brokers take no batch for a retry topic
+            return None
+        goes_anywhere = queue_key is None and queue is None
+        next_one = queues[(self._turn + 1) % len(queues)]
+        target = next_one if goes_anywhere else queue or self._choose(queues, queue_key, None)
+        connection = self._greeted.get(target.broker_name)
+        if connection is None or not connection.is_open:
+            return None
+        self._cluster.check_home()
+        batch = accumulator.batch(connection, target)
+        if goes_anywhere:
+            self._turn += 1  # now, because a message that finds no connection is given its queue later
+            accumulator.batch_of_turn[topic] = batch
+        return batch
+
+    def _prepared(
+        self,
+        topic: str,
+        body: bytes,
+        tag: str | None,
+        keys: str | Sequence[str],
+        properties: Mapping[str, str] | None,
+        delay_level: int,
+        message_id: str | None = None,
+    ) -> tuple[dict[str, ExtValue], bytes, str]:
+        """Header fields but the queue, the body as it travels, and the message's key."""
+        if topic not in self._queues:
+            check_topic(topic)
+        if type(body) is not bytes or not 0 < len(body) <= MAX_BODY_BYTES:
+            checked_body(body)
+        now_ms = int(time.time() * 1000)
+        self._keys.stamp(now_ms)
+        key = checked_id(message_id) if message_id else self._keys.next()
+        text = properties_text(tag, keys, properties, key, delay_level)
+        sys_flag = 0
+        if len(body) >= self._compress_over_bytes:
+            packed, packed_flag = compressed(body)
+            if len(packed) < len(body):  # what does not shrink is sent as it is: compression would make it larger
+                body, sys_flag = packed, packed_flag
+        ext = self._header(topic, text, now_ms)
+        ext["f"] = sys_flag
+        return ext, body, key
+
+    def _header(self, topic: str, text: str, now_ms: int, queue_id: int = 0) -> dict[str, ExtValue]:
+        """SEND_MESSAGE_V2's fields, of a copy: it is made for each message."""
+        ext = self._fields.copy()
+        ext["b"] = topic
+        ext["e"] = queue_id
+        ext["g"] = now_ms
+        ext["i"] = text
+        return ext
+
+    async def _send(
+        self,
+        topic: str,
+        code: int,
+        ext: dict[str, ExtValue],
+        body: bytes,
+        queue_key: str | None,
+        queue: Queue | None,
+        failed: Queue | None = None,
+        tries: int = 0,
+        timeout_s: float = 0.0,
+        first: Queue | None = None,
+    ) -> tuple[Frame, Queue]:
+        """The answer, and the queue. `failed`, `tries`, `timeout_s`: what a first try has left. `first`: the queue whose turn
+        it is, if one was chosen already."""
+        self._check_running()
+        tries, timeout_s = tries or self._retries + 1, timeout_s or self._timeout_s
+        end_s, pause_s, has_failed = time.monotonic() + timeout_s, SEND_BACKOFF_S, failed is not None
+        while True:
+            target = queue or failed
+            try:
+                target = queue or first or self._choose(await self._queues_now(topic, has_failed), queue_key, failed)
+                return await self._try(target, code, ext, body, end_s - time.monotonic()), target
+            except (ConnectionFailed, RequestTimeout, BrokerRefused) as error:
+                is_away = isinstance(error, ConnectionFailed) and self._retries > 0
+                tries -= not is_away
+                if tries <= 0 or time.monotonic() >= end_s or not _may_help(error):
+                    raise
+                log.info("send_failed", topic=topic, queue=str(target), reason=str(error), hint="trying again")
+                if failed is not None or self._has_one_broker(topic):
+                    await asyncio.sleep(min(pause_s, max(end_s - time.monotonic(), 0.0)))
+                    pause_s = min(pause_s * 2, MAX_SEND_BACKOFF_S)
+                    if time.monotonic() >= end_s:
+                        raise
+                failed, first, has_failed = target, None, True
+                await self._look_again(topic)
+
+    async def _try(self, target: Queue, code: int, ext: dict[str, ExtValue], body: bytes, timeout_s: float) -> Frame:
+        ext["e"] = target.queue_id
+        connection = self._greeted.get(target.broker_name)
+        if connection is None or not connection.is_open:
+            connection = await self._connect(target)
+        if not connection.is_writable:
+            await _writable(connection, timeout_s)
+        if self._accumulator is not None:  # what was sent before goes first
+            self._accumulator.flush()
+        answer = await connection.ask(code, ext, body, timeout_s)
+        if answer.code and answer.code not in STORED:
+            raise BrokerRefused(code, answer.code, answer.remark, connection.address)
+        return answer
+
+    async def _send_away(self, topic: str, one: Outgoing, queue_key: str | None) -> tuple[str, Queue]:
+        """One way: the message's key, and the queue. Waits for a broker that reads slower than its senders send."""
+        ext, wire_body, key = self._prepared(topic, one.body, one.tag, one.keys, one.properties, 0, one.message_id)
+        target = self._choose(await self._find_queues(topic), queue_key, None)
+        connection = await self._connect(target)
+        if not connection.is_writable:
+            await _writable(connection, self._timeout_s)
+        connection.oneway(RequestCode.SEND_MESSAGE_V2, {**ext, "e": target.queue_id}, wire_body)
+        if connection.unwritten >= ONEWAY_AT_ONCE:
+            connection.write_now()
+            await asyncio.sleep(0)
+        return key, target
+
+    def _has_one_broker(self, topic: str) -> bool:
+        return len({queue.broker_name for queue in self._queues.get(topic, ())}) <= 1
+
+    def _check_running(self) -> None:
+        """Raises ConfigError. A producer that nobody started would send, and leave its connections open for ever."""
+        if self._idle_reason:
+            raise ConfigError(self._idle_reason)
+        self._cluster.check_home()
+
+    async def _find_queues(self, topic: str) -> list[Queue]:
+        self._check_running()
+        queues = self._queues.get(topic)
+        if queues is None:
+            queues = await self._cluster.route_to_publish(topic, self._default_queues)
+            if self._cluster.route(topic) is not None:  # until the topic exists, ask again
+                self._queues[topic] = queues
+        return queues
+
+    async def _queues_now(self, topic: str, has_failed: bool) -> list[Queue]:
+        """As `_find_queues`, but after a try that failed it raises ConnectionFailed: a broker or name server that restarts
+        does not know all topics yet."""
+        try:
+            return await self._find_queues(topic)
+        except TopicNotFound as error:
+            if not has_failed:
+                raise
+            raise ConnectionFailed(
+                f"no name server knows a broker of the topic {topic}; it may be restarting"
+            ) from error
+
+    async def _look_again(self, topic: str) -> None:
+        """A send failed: asks for the route, which may have changed."""
+        self._queues.pop(topic, None)
+        try:
+            await self._cluster.find_route(topic)
+        except RocketletError as error:
+            log.info("route_not_refreshed", topic=topic, reason=str(error))
+
+    async def _connect(self, queue: Queue) -> Connection:
+        """The connection to a queue's broker, which the broker knows by a heartbeat as this producer's."""
+        if self._cluster.master(queue.broker_name) is None:  # it has sent nothing yet, and brokers create no topics
+            await self._cluster.find_route(queue.topic)
+        return await self._greet(queue.broker_name)
+
+    async def _greet(self, broker_name: str) -> Connection:
+        """All who need a connection wait for one heartbeat: whoever did not would overtake the first."""
+        connection = await self._cluster.broker(broker_name)
+        if self._greeted.get(broker_name) is not connection:
+            await asyncio.shield(self._greeting(connection))
+            self._greeted[broker_name] = connection
+        return connection
+
+    def _greeting(self, connection: Connection) -> asyncio.Task[None]:
+        """The heartbeat that is under way. It goes on when the one who asked for it gives up."""
+        task = self._greetings.get(connection)
+        if task is None:
+            task = self._greetings[connection] = asyncio.create_task(self._say_hello(connection), name="greeting")
+            task.add_done_callback(lambda done: self._has_greeted(connection, done))
+        return task
+
+    def _has_greeted(self, connection: Connection, task: asyncio.Task[None]) -> None:
+        del self._greetings[connection]
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; perhaps nobody does any more
+
+    async def _say_hello(self, connection: Connection) -> None:
+        body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
+        await connection.request(RequestCode.HEART_BEAT, {}, body)
+
+    def _choose(self, queues: list[Queue], queue_key: str | None, failed: Queue | None) -> Queue:
+        """By key, or in turn; after a failure on another broker if there is one."""
+        if queue_key is not None:
+            if not isinstance(queue_key, str):
+                raise MessageIllegal(f"the queue key {queue_key!r} is not a text; use str({queue_key!r})")
+            return queues[zlib.crc32(encoded("queue key", queue_key)) % len(queues)]
+        self._turn = turn = self._turn + 1
+        if failed is not None:
+            others = [queue for queue in queues if queue.broker_name != failed.broker_name]
+            queues = others or queues
+        return queues[turn % len(queues)]
+
+    def _forget_queues(self, topic: str) -> None:
+        self._queues.pop(topic, None)
+
+
+def _give_up(task: asyncio.Task[None], future: asyncio.Future[SendResult]) -> None:
+    if future.cancelled():
+        task.cancel()
+
+
+async def _writable(connection: Connection, timeout_s: float) -> None:
+    """Returns when the broker takes more. Raises RequestTimeout."""
+    try:
+        async with running_timeout(timeout_s):
+            await connection.writable()
+    except TimeoutError:
+        raise RequestTimeout(f"{connection.address} did not take the message in time") from None
+
+
+def _may_help(error: Exception) -> bool:
+    """Whether another try may succeed."""
+    if isinstance(error, BrokerRefused):
+        return error.code in _WORTH_ANOTHER
+    return isinstance(error, ConnectionFailed | RequestTimeout)

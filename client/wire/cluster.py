@@ -1,0 +1,262 @@
+"""A cluster as one client sees it: name servers, the routes of topics, connections to brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from ...protocol import bodies, names
+from ...protocol.bodies import Route
+from ...protocol.codes import PERM_WRITE, RequestCode, ResponseCode
+from ...protocol.frame import Ext, Frame
+from ...protocol.headers import TopicName, write
+from ...protocol.queue import Queue
+from .. import config
+from ..arguments import parse_addresses
+from ..config import ROUTE_INTERVAL_S, ROUTE_PATIENCE_S, ROUTE_RETRY_S
+from ..errors import AnswerUnreadable, BrokerRefused, ConnectionFailed, RequestTimeout, TopicNotFound
+from ..log import get_logger
+from ..tasks import cancelled
+from .access import Access
+from .answers import body_of
+from .connection import Connection, Connections
+
+log = get_logger("rocketlet.cluster")
+T = TypeVar("T")
+
+
+class Cluster:
+    """`on_change(topic)` is called when a route has changed, `on_lost(address)` when a socket closed; `requests` holds who
+    answers what brokers ask, by request code."""
+
+    def __init__(self, name_server: str, access: Access | None = None) -> None:
+        self._name_servers = parse_addresses(name_server)
+        # As NettyRemotingClient: clients that are configured alike do not all ask the first one.
+        random.shuffle(self._name_servers)
+        self._routes: dict[str, Route] = {}
+        self._masters: dict[str, str] = {}
+        self.keeps_brokers = False
+        self._missing_s: dict[tuple[str, str], float] = {}
+        self._refresher: asyncio.Task[None] | None = None
+        self._unreached = asyncio.Event()
+        self._unrefreshed: set[str] = set()  # topics whose route could not be looked up the last time
+        self.on_change: Callable[[str], None] = lambda topic: None
+        self.requests: dict[int, Callable[[Connection, Frame], None]] = {}
+        self.on_lost: Callable[[str], None] = lambda address: None
+        self._connections = Connections(
+            access or Access(),
+            self._on_request,
+            lambda connection: self.on_lost(connection.address),
+        )
+
+        self.check_home = self._connections.home.check
+
+    def start(self) -> None:
+        """Raises ConfigError in a process that was forked after this was made."""
+        self._connections.home.begin()
+        self._refresher = asyncio.create_task(self._refresh_all(), name="routes")
+
+    async def close(self) -> None:
+        try:
+            if self._refresher is not None:
+                await cancelled([self._refresher])
+        finally:
+            await self._connections.close()
+
+    def _on_request(self, connection: Connection, frame: Frame) -> None:
+        answer = self.requests.get(frame.code)
+        if answer is not None:
+            answer(connection, frame)
+        elif not frame.is_oneway:
+            remark = f"request type {frame.code} not supported"
+            connection.respond(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+
+    # Name servers
+
+    async def ask_name_server(self, code: int, ext: Ext | None = None) -> Frame:
+        """The answer of the first name server that can be reached, the one that worked last tried first."""
+        failures: list[str] = []
+        for address in list(self._name_servers):
+            try:
+                connection = await self._connections.get(address)
+                return await connection.request(code, ext or {})
+            except (ConnectionFailed, RequestTimeout) as error:
+                failures.append(str(error))
+                self._name_servers.remove(address)
+                self._name_servers.append(address)
+        raise ConnectionFailed(f"no name server can be reached: {'; '.join(failures)}")
+
+    # Routes
+
+    def route(self, topic: str) -> Route | None:
+        """The route as last seen."""
+        return self._routes.get(topic)
+
+    async def find_route(self, topic: str) -> Route | None:
+        """The route as it is now; None if the name server knows none. Raises RocketletError."""
+        try:
+            answer = await self.ask_name_server(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC, {**write(TopicName(topic)), "acceptStandardJsonOnly": "true"}
+            )
+        except BrokerRefused as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                return None
+            raise
+        return self._keep(topic, body_of(answer, bodies.decode_route))
+
+    def _keep(self, topic: str, route: Route) -> Route:
+        route = self._with_living(topic, route)
+        changed = self._routes.get(topic) != route
+        self._routes[topic] = route
+        for broker in route.brokers:
+            if 0 in broker.addresses:
+                self._masters[broker.name] = broker.addresses[0]
+        if changed:
+            self.on_change(topic)
+        return route
+
+    def _with_living(self, topic: str, route: Route) -> Route:
+        """For a member of a group: the route with the brokers that were in it before. A broker that restarts is missing for
+        a moment, and a name server that has just started does not know all; neither may take queues from their owners.
+        After a minute the route is believed."""
+        if not self.keeps_brokers:
+            return route
+        now_s = asyncio.get_running_loop().time()
+        before = self._routes.get(topic)
+        named = {broker.name for broker in route.brokers}
+        for name in named:
+            self._missing_s.pop((topic, name), None)
+        missing = [broker for broker in (before.brokers if before else ()) if broker.name not in named]
+        news = sorted(broker.name for broker in missing if (topic, broker.name) not in self._missing_s)
+        if news:
+            log.warning("brokers_missing_in_route", topic=topic, brokers=news, hint="they are kept for a while")
+        kept = [
+            broker
+            for broker in missing
+            if now_s - self._missing_s.setdefault((topic, broker.name), now_s) < ROUTE_PATIENCE_S
+        ]
+        if not kept or before is None:
+            return route
+        names_kept = {broker.name for broker in kept}
+        queues = tuple(data for data in before.queues if data.broker_name in names_kept)
+        return replace(route, queues=route.queues + queues, brokers=route.brokers + tuple(kept))
+
+    async def _refresh_all(self) -> None:
+        """Every 30 s, and every second while a broker cannot be reached: it may be back at another address."""
+        while True:
+            await asyncio.sleep(ROUTE_RETRY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROUTE_INTERVAL_S - ROUTE_RETRY_S):
+                    await self._unreached.wait()
+            self._unreached.clear()
+            for topic in list(self._routes):
+                await self._refresh(topic)
+
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self.find_route(topic)
+        except (ConnectionFailed, BrokerRefused, AnswerUnreadable) as error:
+            if topic not in self._unrefreshed:  # not each second
+                log.warning("route_not_refreshed", topic=topic, reason=str(error))
+            self._unrefreshed.add(topic)
+        else:
+            self._unrefreshed.discard(topic)
+
+    async def route_to_publish(self, topic: str, default_queues: int) -> list[Queue]:
+        """The queues that may be sent to; those that the broker would make if the topic is new. Raises TopicNotFound."""
+        route = self.route(topic) or await self.find_route(topic)
+        if route is not None:
+            queues = publish_queues(topic, route)
+        else:
+            # MQClientInstance.updateTopicRouteInfoFromNameServer: the queues that the broker will make, by the
+            # template's number or ours.
+            template = await self.find_route(names.DEFAULT_TOPIC)
+            queues = publish_queues(topic, template, default_queues) if template is not None else []
+        if not queues:
+            raise TopicNotFound(
+                f"the topic {topic} has no queue that may be sent to, and brokers do not create topics; "
+                "create it, or check that its brokers are running"
+            )
+        return queues
+
+    # Brokers
+
+    async def find_masters(self) -> None:
+        """Asks for the addresses of all brokers that the name server knows. Raises RocketletError."""
+        answer = await self.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        for broker in body_of(answer, bodies.decode_cluster):
+            if 0 in broker.addresses:
+                self._masters[broker.name] = broker.addresses[0]
+
+    def known_masters(self) -> list[str]:
+        """The names of all brokers whose address was heard."""
+        return list(self._masters)
+
+    def master(self, broker_name: str) -> str | None:
+        return self._masters.get(broker_name)
+
+    def masters(self) -> dict[str, str]:
+        """Address by broker name, of all brokers in the routes of the client's topics."""
+        return {
+            broker.name: broker.addresses[0]
+            # The template is on every broker of the cluster: its route would lead a member to brokers that it does
+            # not need.
+            for topic, route in self._routes.items()
+            if topic != names.DEFAULT_TOPIC
+            for broker in route.brokers
+            if 0 in broker.addresses
+        }
+
+    def connected(self, broker_name: str) -> Connection | None:
+        """The open connection to a broker, if there is one."""
+        address = self._masters.get(broker_name)
+        return None if address is None else self._connections.find(address)
+
+    async def broker(self, broker_name: str) -> Connection:
+        """The connection to a broker. Raises ConnectionFailed."""
+        address = self._masters.get(broker_name)
+        if address is None:
+            raise ConnectionFailed(f"the address of the broker {broker_name} is not known")
+        return await self.connection(address)
+
+    async def connection(self, address: str) -> Connection:
+        """The connection to a broker's address. Raises ConnectionFailed."""
+        try:
+            return await self._connections.get(address)
+        except ConnectionFailed:
+            self._doubt_routes()
+            raise
+
+    def _doubt_routes(self) -> None:
+        """A broker cannot be reached: it may have another address by now."""
+        self._unreached.set()
+
+    def is_connected(self, address: str) -> bool:
+        return self._connections.find(address) is not None
+
+
+def publish_queues(topic: str, route: Route, limit: int | None = None) -> list[Queue]:
+    """The queues of the brokers that have a master and allow writing. `limit`: of a topic that is not made yet."""
+    with_master = {broker.name for broker in route.brokers if 0 in broker.addresses}
+    return [
+        Queue(topic, data.broker_name, number)
+        for data in sorted(route.queues, key=lambda data: data.broker_name)
+        if data.perm & PERM_WRITE and data.broker_name in with_master
+        for number in range(data.write_queues if limit is None else min(limit, data.write_queues))
+    ]
+
+
+def parts(queues: Sequence[Queue]) -> list[list[Queue]]:
+    """As many queues in each as one request to lock, renew or commit them takes."""
+    return [list(queues[first : first + config.LOCK_QUEUES]) for first in range(0, len(queues), config.LOCK_QUEUES)]
+
+
+def by_broker(queues: Iterable[Queue]) -> dict[str, list[Queue]]:
+    groups: dict[str, list[Queue]] = {}
+    for queue in queues:
+        groups.setdefault(queue.broker_name, []).append(queue)
+    return groups

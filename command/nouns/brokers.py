@@ -1,0 +1,68 @@
+"""`rocketlet brokers`: which there are, how they do, what they are set to."""
+
+from __future__ import annotations
+
+import argparse
+
+from ...client.admin.admin_client import AdminClient
+from ...client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
+from ..plumbing.administration import Commands, noun, pairs, verb
+from ..plumbing.output import Output, local_time
+
+_RATES = {"put_per_s": "putTps", "get_per_s": "getTransferedTps"}  # the second is Apache's spelling
+
+
+def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
+    verbs = noun(commands, "brokers", "list brokers, show how they do, change their settings")
+    verb(verbs, "list", "list the brokers of the cluster", _list)
+    show = verb(verbs, "show", "show a broker's state and settings", _show)
+    show.add_argument("broker", help="the broker's name")
+    set_ = verb(verbs, "set", "change settings until the broker ends", _set)
+    set_.add_argument("broker", help="the broker's name")
+    set_.add_argument("setting", nargs="+", metavar="NAME=VALUE", help="such as defaultTopicQueueNums=4")
+
+
+async def _list(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    rows = []
+    for broker in await admin.brokers():
+        address = broker.addresses.get(0, "")
+        row: dict[str, object] = {"broker": broker.name, "cluster": broker.cluster, "address": address}
+        try:
+            status = await admin.broker_status(address)
+        except RocketletError as error:
+            is_away = isinstance(error, ConnectionFailed | RequestTimeout)
+            rows.append(row | {"state": "away" if is_away else "unknown", "reason": str(error)})
+            continue
+        rates = {name: float(next(iter((status.get(key) or "").split()), "0")) for name, key in _RATES.items()}
+        used = float(status.get("commitLogDiskRatio") or 0)
+        started = local_time(int(status.get("bootTimestamp") or 0))
+        row |= {"state": "up", "version": status.get("brokerVersionDesc"), "started": started}
+        rows.append(row | {name: round(value, 1) for name, value in rates.items()} | {"disk_used": f"{used:.0%}"})
+    output.records(
+        ("broker", "cluster", "address", "state", "version", "put_per_s", "get_per_s", "disk_used", "started"), rows
+    )
+    return 0
+
+
+async def _address(admin: AdminClient, name: str) -> str:
+    known = {broker.name: broker.addresses[0] for broker in await admin.brokers() if 0 in broker.addresses}
+    if name not in known:
+        raise ConfigError(f"no broker is named {name}; known: {', '.join(known) or 'none'}")
+    return known[name]
+
+
+async def _show(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    address = await _address(admin, options.broker)
+    found = {**await admin.broker_status(address), **await admin.broker_config(address)}
+    if output.as_json:
+        output.json(found)
+    else:
+        output.records(("name", "value"), [{"name": name, "value": value} for name, value in sorted(found.items())])
+    return 0
+
+
+async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    settings = pairs("setting", options.setting)
+    await admin.update_broker_config(await _address(admin, options.broker), settings)
+    output.records(("name", "value"), [{"name": name, "value": value} for name, value in settings.items()])
+    return 0

@@ -1,0 +1,120 @@
+"""`rocketlet groups show`: what every broker knows of a consumer group, as text or JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import orjson
+
+from ...client.admin.admin_client import AdminClient
+from ...client.errors import BrokerRefused
+from ...protocol.codes import ResponseCode
+from ..plumbing.output import Output
+
+FOLLOW_S = 0.5
+
+
+async def report(
+    admin: AdminClient, group: str, output: Output, *, timeline: bool = False, follow: bool = False
+) -> None:
+    """Prints the report. `follow`: and then events as they come, until interrupted.
+
+    Raises RocketletError.
+    """
+    try:
+        reports = await admin.history(group)
+    except BrokerRefused as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        await _foreign_report(admin, group, output)
+        return
+    if not any(item.get(what) for item in reports for what in ("members", "events", "lag")):
+        await admin.group(group)  # raises for a group that is not there
+    _show(group, reports, output, timeline=timeline)
+    while follow and timeline:
+        seen = {orjson.dumps(event) for event in _events(reports)}
+        await asyncio.sleep(FOLLOW_S)
+        reports = await admin.history(group)
+        _show_events([event for event in _events(reports) if orjson.dumps(event) not in seen], output)
+
+
+async def _foreign_report(admin: AdminClient, group: str, output: Output) -> None:
+    """What an Apache broker and the members themselves say: no events, and owners by their own account."""
+    found, running = await admin.group(group), await admin.running(group)
+    members = {
+        member.client_id: {
+            "peer": member.address,
+            "strategy": None,
+            "subscriptions": running[member.client_id].subscriptions if member.client_id in running else {},
+        }
+        for member in found.members
+    }
+    owners = [
+        {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id, "clientId": client_id}
+        for queue, client_id in found.owners.items()
+    ]
+    lag = [
+        {"topic": queue.topic, "messages": max(item.lag, 0), "oldestMs": None} for queue, item in found.progress.items()
+    ]
+    if output.as_json:
+        output.json({"group": group, "members": members, "owners": owners, "lag": lag, "events": []})
+    _show_members(group, members, owners, output)
+    _show_lag(lag, output)
+
+
+def _events(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of all brokers, oldest first."""
+    return sorted(
+        ({"broker": item["broker"], **event} for item in reports for event in item["events"]),
+        key=lambda event: event["ms"],
+    )
+
+
+def _show(group: str, reports: list[dict[str, Any]], output: Output, *, timeline: bool) -> None:
+    events = _events(reports) if timeline else []
+    if output.as_json:
+        summary = [{name: value for name, value in item.items() if name != "events"} for item in reports]
+        output.json({"group": group, "brokers": summary, "events": events})
+        return
+    members = {member["clientId"]: member for item in reports for member in item["members"]}
+    _show_members(group, members, [owner for item in reports for owner in item["owners"]], output)
+    _show_lag([entry for item in reports for entry in item.get("lag", ())], output)
+    for fault in sorted({fault for item in reports for fault in item["disagreements"]}):
+        output.text(f"  disagreement: {fault}")
+    _show_events(events, output)
+
+
+def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, Any]], output: Output) -> None:
+    output.text(f"group {group}: {len(members)} members, {len(owners)} queues locked")
+    for client_id, member in sorted(members.items()):
+        mine = sorted(
+            f"{owner['topic']}@{owner['brokerName']}:{owner['queueId']}"
+            for owner in owners
+            if owner["clientId"] == client_id
+        )
+        topics = ", ".join(f"{topic} [{expression}]" for topic, expression in member["subscriptions"].items())
+        output.text(f"  {client_id}  {member['peer']}  {member['strategy'] or '-'}  {topics}")
+        output.text(f"    {len(mine)} queues: {' '.join(mine) or '-'}")
+
+
+def _show_lag(lag: list[dict[str, Any]], output: Output) -> None:
+    """How far the group is behind in each topic: by its stored offsets, whether it has members or not."""
+    now_ms = time.time() * 1000
+    for topic in sorted({entry["topic"] for entry in lag}):
+        entries = [entry for entry in lag if entry["topic"] == topic]
+        since_ms = min((entry["oldestMs"] for entry in entries if entry["oldestMs"] is not None), default=None)
+        age = "" if since_ms is None else f", the oldest stored {max(now_ms - since_ms, 0) / 1000:.1f} s ago"
+        output.text(f"  {topic}: {sum(entry['messages'] for entry in entries)} messages behind{age}")
+
+
+def _show_events(events: list[dict[str, Any]], output: Output) -> None:
+    for event in events:
+        if output.as_json:
+            output.json(event)
+            continue
+        when = time.strftime("%H:%M:%S", time.localtime(event["ms"] / 1000)) + f".{event['ms'] % 1000:03d}"
+        known = ("ms", "event", "client", "broker")
+        detail = " ".join(f"{key}={value}" for key, value in event.items() if key not in known)
+        output.text(f"  {when}  {event['broker']:<12} {event['event']:<14} {event['client']:<36} {detail}")

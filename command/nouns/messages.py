@@ -1,0 +1,268 @@
+"""`rocketlet messages`: find, tail, send, and what to do with dead letters."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Any
+
+from ...client.admin.admin_client import AdminClient
+from ...client.admin.described import Topic
+from ...client.arguments import parse_place
+from ...client.errors import ConfigError, TopicNotFound
+from ...client.message import Message
+from ...client.producer import Producer
+from ...protocol import names
+from ...protocol.admin_bodies import Range
+from ...protocol.queue import Queue
+from ..plumbing.access import access_of
+from ..plumbing.administration import Commands, changing, confirmed, noun, pairs, verb
+from ..plumbing.numbers import whole
+from ..plumbing.output import Output, local_time
+from ..tools.frames import text_of
+
+TAIL_INTERVAL_S = 0.5
+SHOWN_BODY = 200
+SHOWN_ROWS = 500  # of a table; a long list is shown in several
+_COLUMNS = ("time", "queue", "offset", "tag", "keys", "body")
+
+
+def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
+    verbs = noun(commands, "messages", "find, follow, send and replay messages")
+    find = verb(verbs, "find", "find messages of a topic", _find)
+    find.add_argument("topic")
+    how = find.add_mutually_exclusive_group()
+    how.add_argument("--key", help="with this key")
+    how.add_argument("--id", help="with this message id or offset id")
+    how.add_argument("--at", metavar="BROKER:QUEUE:OFFSET", help="at this place, and those behind it")
+    find.add_argument("--limit", type=whole(1), default=20, help="how many at most (default: 20)")
+    tail = verb(verbs, "tail", "show a topic's newest messages, and each that comes", _tail)
+    tail.add_argument("topic")
+    tail.add_argument("--last", type=whole(0), default=10, help="begin with this many (default: 10)")
+    tail.add_argument("--tags", default="*", metavar="A||B", help="only with these tags")
+    tail.add_argument("--no-follow", action="store_true", help="end with the newest message")
+    send = verb(verbs, "send", "send a message", _send)
+    send.add_argument("topic")
+    send.add_argument("body", help="the body as text; - reads standard input")
+    send.add_argument("--tag")
+    send.add_argument("--key", action="append", default=[], help="a key; may be given several times")
+    send.add_argument("--property", action="append", default=[], metavar="NAME=VALUE")
+    send.add_argument("--delay-level", type=whole(0), default=0)
+    send.add_argument("--queue-key", help="messages with the same one keep their order")
+    dead = verb(verbs, "dead", "show a group's dead letters", _dead)
+    dead.add_argument("group")
+    dead.add_argument("--limit", type=whole(1), default=20, help="how many of the newest (default: 20)")
+    replay = verb(verbs, "replay", "send a group's dead letters again", _replay)
+    replay.add_argument("group")
+    replay.add_argument("--id", action="append", help="only this message; may be given several times")
+    replay.add_argument(
+        "--to",
+        choices=("group", "topic"),
+        default="group",
+        help="group: only this group gets them (default); topic: every group that reads the topic does",
+    )
+    replay.add_argument("--dry-run", action="store_true", help="only show what would be sent")
+    changing(replay)
+
+
+# Looking
+
+
+async def _find(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    if options.key:
+        found = await admin.messages_with_key(options.topic, options.key, limit=options.limit)
+    elif options.id:
+        message = await admin.message(options.id, options.topic) or await _by_offset_id(admin, options.id)
+        found = [message] if message else []
+    elif options.at:
+        queue, offset = parse_place(options.at, options.topic)
+        found = [item async for item in _from(admin, queue, offset, options.limit)]
+    else:
+        found = await _newest(admin, await admin.topic(options.topic), options.limit, "*")
+    _show(output, found[: options.limit])
+    if not found:
+        await admin.topic(options.topic)  # raises for a topic that is not there
+        output.text("no message was found")
+    return 0 if found else 1
+
+
+async def _by_offset_id(admin: AdminClient, text: str) -> Message | None:
+    try:
+        return await admin.message(text)
+    except ConfigError:  # a sender's id has another form
+        return None
+
+
+async def _from(admin: AdminClient, queue: Queue, offset: int, limit: int) -> AsyncIterator[Message]:
+    await admin.topic(queue.topic)  # raises for a topic that is not there
+    async for messages in admin.read(queue, offset, offset + limit):
+        for message in messages:
+            yield message
+
+
+async def _newest(admin: AdminClient, topic: Topic, limit: int, tags: str) -> list[Message]:
+    """Up to `limit` messages, the newest of all queues, oldest first."""
+    found = [
+        message
+        for queue, span in topic.ranges.items()
+        if limit > 0 and span.begin < span.end
+        async for part in admin.read(queue, max(span.begin, span.end - limit), span.end, expression=tags)
+        for message in part
+    ]
+    return sorted(found, key=lambda message: message.store_ms)[-limit:] if limit > 0 else []
+
+
+async def _tail(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    topic = await admin.topic(options.topic)
+    ends = {queue: span.end for queue, span in topic.ranges.items()}
+    for message in await _newest(admin, topic, options.last, options.tags):
+        _line(output, message)
+    while not options.no_follow:
+        await asyncio.sleep(TAIL_INTERVAL_S)
+        fresh: list[Message] = []
+        for queue, span in (await admin.topic(options.topic)).ranges.items():
+            begin = ends.get(queue, 0)
+            async for part in admin.read(queue, begin, span.end, expression=options.tags):
+                fresh += part
+            ends[queue] = max(span.end, begin)
+        for message in sorted(fresh, key=lambda message: message.store_ms):
+            _line(output, message)
+    return 0
+
+
+def _show(output: Output, messages: list[Message]) -> None:
+    output.records(_COLUMNS, [_record(message, output) for message in messages])
+
+
+def _line(output: Output, message: Message) -> None:
+    record = _record(message, output)
+    if output.as_json:
+        output.json(record)
+    else:
+        tag = f" [{record['tag']}]" if record["tag"] else ""
+        keys = f" {record['keys']}" if record["keys"] else ""
+        output.text(f"{record['time']}  {record['queue']}:{record['offset']}{tag}{keys}  {record['body']}")
+
+
+def _record(message: Message, output: Output) -> dict[str, Any]:
+    body = _body(message)
+    return {
+        "time": local_time(message.store_ms),
+        "topic": message.topic,
+        "queue": f"{message.queue.broker_name}:{message.queue_id}" if message.queue.broker_name else message.queue_id,
+        "offset": message.queue_offset,
+        "message_id": message.message_id,
+        "offset_id": message.offset_id,
+        "tag": message.tag,
+        "keys": " ".join(message.keys),
+        "reconsume_times": message.reconsume_times,
+        "properties": message.properties,
+        "body": body if output.as_json else _shortened(body),
+    }
+
+
+def _body(message: Message) -> str:
+    """Text if it is text, hex digits if not: nothing that a terminal would obey."""
+    try:
+        return text_of(message.body)
+    except ValueError:  # compressed in a way that cannot be read
+        return text_of(message.record.body)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_BODY else f"{text[:SHOWN_BODY]}... ({len(text)} characters)"
+
+
+# Sending
+
+
+async def _send(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    body = sys.stdin.buffer.read() if options.body == "-" else options.body.encode()
+    properties = pairs("--property", options.property)
+    async with Producer(options.nameserver, "rocketlet-command", access=access_of(options)) as producer:
+        result = await producer.send(
+            options.topic,
+            body,
+            tag=options.tag,
+            keys=options.key,
+            properties=properties,
+            delay_level=options.delay_level,
+            queue_key=options.queue_key,
+        )
+    if output.as_json:
+        output.json({"message_id": result.message_id, "queue": str(result.queue), "offset": result.queue_offset})
+    output.text(f"stored in {result.queue} at {result.queue_offset}, message id {result.message_id}")
+    return 0
+
+
+# Dead letters
+
+
+async def _dead_ranges(admin: AdminClient, group: str) -> Mapping[Queue, Range]:
+    try:
+        return (await admin.topic(names.dlq_topic(group))).ranges
+    except TopicNotFound:
+        return {}
+
+
+async def _dead_letters(admin: AdminClient, group: str, limit: int) -> list[Message]:
+    try:
+        topic = await admin.topic(names.dlq_topic(group))
+    except TopicNotFound:
+        return []
+    return await _newest(admin, topic, limit, "*")
+
+
+async def _dead(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    found = await _dead_letters(admin, options.group, options.limit)
+    _show(output, found)
+    if not found:
+        await admin.group(options.group)  # raises for a group that is not there
+        output.text(f"the group {options.group} has no dead letters")
+    return 0
+
+
+async def _each(admin: AdminClient, ranges: Mapping[Queue, Range], ids: Collection[str]) -> AsyncIterator[Message]:
+    """The messages of these ranges, or those of them with one of the ids."""
+    for queue, span in ranges.items():
+        async for part in admin.read(queue, span.begin, span.end):
+            for message in part:
+                if not ids or message.message_id in ids or message.offset_id in ids:
+                    yield message
+
+
+async def _replay(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    """Dead letters stay where they are; what was replayed twice arrives twice. They are read twice, to be shown and to be
+    sent: there may be more than the memory holds."""
+    ranges = await _dead_ranges(admin, options.group)
+    wanted = await _shown(output, _each(admin, ranges, options.id or ()))
+    if not wanted:
+        await admin.group(options.group)  # raises for a group that is not there
+        output.text("no dead letter matches")
+        return 1
+    if options.dry_run:
+        output.text(f"would be sent again: {wanted} messages")
+        return 0
+    if not confirmed(options, f"Send {wanted} messages again?"):
+        return 1
+    sent = 0
+    async for message in _each(admin, ranges, options.id or ()):
+        await admin.send_again(message, group=options.group if options.to == "group" else None)
+        sent += 1
+    output.text(f"{sent} messages were sent again; the dead letters stay in {names.dlq_topic(options.group)}")
+    return 0
+
+
+async def _shown(output: Output, messages: AsyncIterator[Message]) -> int:
+    """Shows them in tables of some rows each. Returns how many there are."""
+    count, rows = 0, list[dict[str, Any]]()
+    async for message in messages:
+        rows.append(_record(message, output))
+        count += 1
+        if len(rows) == SHOWN_ROWS:
+            output.records(_COLUMNS, rows)
+            rows.clear()
+    output.records(_COLUMNS, rows)
+    return count

@@ -1,0 +1,8 @@
+"""What all commands share.
+
+administration  asks a cluster and prints the answer
+access          how a command connects: TLS and accounts
+output          columns for people, JSON for programs
+numbers         numbers that options take, and their ranges
+logs            how a command logs
+"""

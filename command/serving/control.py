@@ -1,0 +1,49 @@
+"""`--control-port`: the broker on a rig, and the rig behind HTTP. Without the option nothing of it is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ...broker.config import BrokerConfig
+from ...broker.remoting.connection import is_loopback
+
+if TYPE_CHECKING:  # loaded when a broker is controlled
+    from ...testing.rig import Listening
+
+log = structlog.get_logger("rocketlet.control")
+
+
+def fault(options: argparse.Namespace) -> str | None:
+    """Why the option cannot be served; None if it can."""
+    if getattr(options, "control_port", None) is None:
+        return None
+    if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
+        return "--control-port needs its extra: pip install 'rocketlet[control]'"
+    return None
+
+
+@asynccontextmanager
+async def controlled(options: argparse.Namespace, config: BrokerConfig, listening: Listening) -> AsyncIterator[str]:
+    """The URL of the control interface, until the block ends."""
+    from ...testing.control import Control
+    from ...testing.rig import Rig
+
+    if options.control_host != "localhost" and not is_loopback(options.control_host):
+        log.warning(
+            "control_open_to_other_machines", host=options.control_host, port=options.control_port,
+            hint="whoever reaches it can delete everything",
+        )  # fmt: skip
+    rig = Rig(config, listening, folder=options.data, empties=True)
+    await rig.open()
+    try:
+        async with Control(rig, options.control_host, options.control_port) as control:
+            host = f"[{options.control_host}]" if ":" in options.control_host else options.control_host
+            yield f"http://{host}:{control.port}"
+    finally:
+        await rig.close()

@@ -1,0 +1,432 @@
+"""`rocketlet start`, `broker` and `nameserver`: run servers until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from ...broker.access.accounts import AclError
+from ...broker.access.acl import Acl
+from ...broker.access.file import AclFile
+from ...broker.broker import Broker
+from ...broker.config import BrokerConfig
+from ...broker.listening.tls import Tls, TlsError, TlsFiles
+from ...broker.nameserver.networks import Networks, parse_networks
+from ...broker.nameserver.routes import Routes
+from ...broker.running.garbage import Garbage
+from ...broker.running.open_files import TooFewOpenFiles, raise_limit
+from ...broker.server import Server
+from ...broker.store.files import StoreError
+from ...client.arguments import parse_addresses
+from ...client.errors import RocketletError
+from ...client.wire.identity import local_address
+from ..plumbing import logs
+from . import console, control, layout
+from .listening import listening_fault
+from .server_options import (
+    AUTO,
+    DEFAULT_DATA,
+    add_access_options,
+    add_broker_options,
+    add_brokers_option,
+    add_external_port_option,
+    add_listen_options,
+    add_parent_option,
+    add_registration_options,
+)
+from .settings import SettingsParser
+from .supervisor import READY, Supervised, Supervisor
+
+log = structlog.get_logger("rocketlet")
+
+_NETWORKS = Path("/proc/net/route")
+DEFAULT_PORT = 9876
+BROKER_PORT = 10911
+
+Run = Callable[[argparse.Namespace], Awaitable[int]]
+
+
+def add_to(commands: argparse._SubParsersAction[SettingsParser]) -> None:
+    start = _server(commands, "start", "run a name server and a broker on one port", DEFAULT_PORT, _start)
+    add_external_port_option(start)
+    add_broker_options(start)
+    add_brokers_option(start)
+    add_registration_options(start)
+    console.add_start_options(start)
+    start.read_settings()
+    broker = _server(
+        commands, "broker", "run a broker that registers with one or more name servers", BROKER_PORT, _broker
+    )
+    add_registration_options(broker)
+    add_broker_options(broker)
+    add_parent_option(broker)
+    broker.add_argument(
+        "--nameserver", required=True, metavar="HOST:PORT[;HOST:PORT]", help="the name servers to register with"
+    )
+    broker.read_settings()
+    nameserver = _server(commands, "nameserver", "run a name server", DEFAULT_PORT, _nameserver)
+    add_external_port_option(nameserver)
+    nameserver.read_settings()
+
+
+def _server(
+    commands: argparse._SubParsersAction[SettingsParser], name: str, text: str, port: int, run: Run
+) -> SettingsParser:
+    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}, until SIGTERM or Ctrl-C.")
+    add_listen_options(parser, port)
+    add_access_options(parser)
+    parser.set_defaults(run=partial(_served, run))
+    return parser
+
+
+async def _served(run: Run, options: argparse.Namespace) -> int:
+    """Runs a server; what keeps it from starting is one line."""
+    if run is not _nameserver and not all(map(importlib.util.find_spec, ("prometheus_client", "sqlglot"))):
+        print("rocketlet: a broker needs its extra: pip install 'rocketlet[broker]'", file=sys.stderr)
+        return 1
+    if problem := control.fault(options):
+        print(f"rocketlet: {problem}", file=sys.stderr)
+        return 1
+    try:
+        async with Garbage():
+            return await run(options)
+    except (StoreError, TooFewOpenFiles, TlsError, AclError, RocketletError) as error:
+        print(f"rocketlet: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"rocketlet: {listening_fault(error, options.host, options.port)}", file=sys.stderr)
+    return 1
+
+
+async def _start(options: argparse.Namespace) -> int:
+    layout.check(options)
+    if options.data is not None or options.control_port is None:
+        layout.check_folder(_data(options), options.brokers)
+    raise_limit()
+    if options.brokers is not None:
+        return await _start_several(options)
+    tls, acl = tls_of(options), acl_of(options)
+    address = _bind(options)
+    networks = _networks(options)
+    config = _config(options, address, ())
+    if options.control_port is not None:
+        return await _start_controlled(options, config, tls, acl, networks)
+    routes = Routes(networks=networks)
+    broker = Broker(config, routes, tls=tls, acl=acl)
+    async with (
+        Server(
+            options.host,
+            options.port,
+            broker=broker,
+            routes=routes,
+            external_port=options.external_port,
+            tls=tls,
+            acl=acl,
+            admin_is_local=_admin_is_local(options),
+        ) as server,
+        console.beside_broker(options, address) as page,
+    ):
+        done = _termination()
+        _announce(broker)
+        print(_ready(config) + _line_of(page), flush=True)
+        await done.wait()
+        log.info("closing", port=server.port)
+    return 0
+
+
+def _ready(config: BrokerConfig) -> str:
+    if config.name_servers:
+        return f"rocketlet broker {config.name}{READY.decode()}{config.address}"
+    return f"rocketlet is ready on {config.address}: name server and broker {config.name}\n{_hints(config.address)}"
+
+
+def _hints(address: str) -> str:
+    return (
+        f"  Python   Producer(name_server={address!r})\n"
+        f"  Java     producer.setNamesrvAddr({_quoted(address)})\n"
+        f"  Spark    .option({_quoted('nameServer')}, {_quoted(address)})"
+    )
+
+
+def _line_of(page: str | None) -> str:
+    return f"\n  Console  {page}" if page else ""
+
+
+async def _start_controlled(
+    options: argparse.Namespace, config: BrokerConfig, tls: Tls, acl: Acl | None, networks: Networks | None = None
+) -> int:
+    from ...testing.rig import Listening
+
+    listening = Listening(
+        host=options.host,
+        port=options.port,
+        external_port=getattr(options, "external_port", None),
+        tls=tls,
+        acl=acl,
+        admin_is_local=_admin_is_local(options),
+        networks=networks,
+    )
+    async with (
+        control.controlled(options, config, listening) as url,
+        console.beside_broker(options, config.address) as page,
+    ):
+        done = _termination(options)
+        print(f"{_ready(config)}{_line_of(page)}\n  Control  {url}/openapi.json", flush=True)
+        await done.wait()
+        log.info("closing", port=options.port)
+    return 0
+
+
+async def _start_several(options: argparse.Namespace) -> int:
+    """A name server in this process, and brokers in others."""
+    done = _termination()
+    routes = Routes()
+    async with Server(
+        options.host,
+        options.port,
+        broker=None,
+        routes=routes,
+        external_port=options.external_port,
+        tls=tls_of(options),
+        acl=acl_of(options),
+        admin_is_local=_admin_is_local(options),
+    ) as server:
+        places = layout.places(options, _data(options))
+        options.port = server.port
+        address = f"{_told_host(options)}:{server.port}"
+        # a certificate is for the name that clients know; without TLS the shortest way will do
+        host = _told_host(options) if options.nameserver_tls else _local(options.host)
+        commands = [layout.arguments(options, place, f"{host}:{server.port}") for place in places]
+        brokers = [Supervised(place.name, command) for place, command in zip(places, commands, strict=True)]
+        async with Supervisor(options.cluster, brokers, done) as supervisor:
+            async with _metrics(options, supervisor) as port, console.beside_broker(options, address) as page:
+                if not done.is_set():
+                    print(_ready_several(address, places) + _line_of_metrics(port) + _line_of(page), flush=True)
+                await done.wait()
+            log.info("closing", port=server.port)
+    return 0
+
+
+def _ready_several(address: str, places: Sequence[layout.Place]) -> str:
+    brokers = "".join(
+        f"\n  Broker   {place.name}: port {place.port}{_metrics_of(place)}, {place.folder}" for place in places
+    )
+    return f"rocketlet is ready on {address}: name server and {len(places)} brokers\n{_hints(address)}{brokers}"
+
+
+def _line_of_metrics(port: int | None) -> str:
+    return f"\n  Metrics  port {port}: of all brokers' processes, and whether all are ready" if port else ""
+
+
+def _metrics_of(place: layout.Place) -> str:
+    return "" if place.metrics_port is None else f", metrics {place.metrics_port}"
+
+
+@asynccontextmanager
+async def _metrics(options: argparse.Namespace, supervisor: Supervisor) -> AsyncIterator[int | None]:
+    """The port of the supervisor's metrics, if they are wanted."""
+    if options.metrics_port is None:
+        yield None
+        return
+    from ...broker.observing.metrics_port import MetricsPort
+
+    served = MetricsPort(supervisor, options.metrics_host or options.host, options.metrics_port)
+    try:
+        yield served.port
+    finally:
+        await asyncio.to_thread(served.close)
+
+
+def _admin_is_local(options: argparse.Namespace) -> bool:
+    return bool(options.admin == "loopback")
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+async def _broker(options: argparse.Namespace) -> int:
+    raise_limit()
+    logs.name_broker(options.name)
+    tls, acl = tls_of(options), acl_of(options)
+    address = _bind(options)
+    name_servers = tuple(parse_addresses(options.nameserver))
+    if options.advertise == AUTO:
+        print("rocketlet: --advertise auto needs the name server in the same process: rocketlet start", file=sys.stderr)
+        return 1
+    config = _config(options, address, name_servers)
+    if options.control_port is not None:
+        return await _start_controlled(options, config, tls, acl)
+    broker = Broker(config, tls=tls, acl=acl)
+    async with Server(
+        options.host,
+        options.port,
+        broker=broker,
+        routes=None,
+        tls=tls,
+        acl=acl,
+        admin_is_local=_admin_is_local(options),
+    ) as server:
+        done = _termination(options)
+        _announce(broker)
+        print(_ready(config), flush=True)
+        await done.wait()
+        log.info("closing", port=server.port)
+    return 0
+
+
+async def _nameserver(options: argparse.Namespace) -> int:
+    raise_limit()
+    async with Server(
+        options.host,
+        options.port,
+        broker=None,
+        routes=Routes(),
+        external_port=options.external_port,
+        tls=tls_of(options),
+        acl=acl_of(options),
+        admin_is_local=_admin_is_local(options),
+    ) as server:
+        done = _termination()
+        print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
+        await done.wait()
+        log.info("closing", port=server.port)
+    return 0
+
+
+def tls_of(options: argparse.Namespace) -> Tls:
+    """Raises TlsError."""
+    if options.tls_cert is None and (options.tls_key or options.tls_ca):
+        raise TlsError("--tls-key or --tls-ca is given, --tls-cert is not")
+    files = TlsFiles(options.tls_cert, options.tls_key, options.tls_ca) if options.tls_cert else None
+    return Tls(options.tls, files, getattr(options, "nameserver_tls", None))
+
+
+def acl_of(options: argparse.Namespace) -> Acl | None:
+    """Raises AclError."""
+    account = getattr(options, "nameserver_account", None)
+    if account and not options.acl:
+        raise AclError("--nameserver-account names an account of the file that --acl gives; give --acl, too")
+    try:
+        return Acl(AclFile(options.acl)) if options.acl else None
+    except ImportError:
+        raise AclError("--acl needs PyYAML; install it with: pip install 'rocketlet[acl]'") from None
+
+
+def _bind(options: argparse.Namespace) -> str:
+    """The advertised address. With port 0 a free port is chosen here, because it must be known before listening."""
+    if options.port == 0:
+        with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((options.host, 0))
+            options.port = probe.getsockname()[1]
+    return f"{_told_host(options)}:{_told(options)[1] or options.port}"
+
+
+def _told_host(options: argparse.Namespace) -> str:
+    host = _told(options)[0] or _reachable(options.host)
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _told(options: argparse.Namespace) -> tuple[str, str]:
+    """Host and port of --advertise, empty where they are not given. An IPv6 address is in brackets."""
+    told = "" if options.advertise == AUTO else options.advertise or ""
+    host, separator, port = told.rpartition(":")
+    return (host, port) if separator and not told.endswith("]") else (told, "")
+
+
+def _local(host: str) -> str:
+    """Where this machine reaches what listens on a host."""
+    found = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{found}]" if ":" in found else found
+
+
+def _reachable(host: str) -> str:
+    if host not in ("0.0.0.0", "::", ""):
+        return host
+    return local_address()
+
+
+def _external(options: argparse.Namespace) -> str | None:
+    if options.advertise == AUTO and options.advertise_external is None:
+        return f"localhost:{options.port}"
+    return str(options.advertise_external) if options.advertise_external else None
+
+
+def _networks(options: argparse.Namespace) -> Networks | None:
+    """Those of this machine or container, for --advertise auto. Where Linux does not say, nobody comes from outside."""
+    if options.advertise != AUTO:
+        return None
+    try:
+        return parse_networks(_NETWORKS.read_text())
+    except OSError:
+        return Networks()
+
+
+def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, ...]) -> BrokerConfig:
+    return BrokerConfig(
+        data_dir=_data(options),
+        address=address,
+        external_address=_external(options),
+        name=options.name,
+        cluster=options.cluster,
+        name_servers=name_servers,
+        flush=options.flush,
+        default_queues=options.queues,
+        retain_hours=options.retain_hours,
+        retain_bytes=options.retain_bytes,
+        segment_bytes=options.segment_bytes,
+        vip_channel=not options.no_vip,
+        metrics_port=options.metrics_port,
+        name_server_account=getattr(options, "nameserver_account", None),
+        metrics_host=options.metrics_host,
+        memory_bytes=options.memory,
+    )
+
+
+def _data(options: argparse.Namespace) -> Path:
+    return options.data or Path(DEFAULT_DATA)
+
+
+def _announce(broker: Broker) -> None:
+    found = broker.recovered
+    if found.torn_bytes:
+        log.warning("torn_message_cut_off", bytes=found.torn_bytes, hint="the commit log ended in it")
+    for position, size in found.damage:
+        log.error("commit_log_damaged", position=position, bytes=size, hint="what is readable is in damaged/")
+    for topic, queue_id, begin, end in found.lost:
+        log.error("messages_lost", topic=topic, queue=queue_id, first=begin, last=end - 1)
+    if found.rebuilt:
+        log.warning("indexes_rebuilt", queues=len(found.rebuilt), some=found.rebuilt[:10])
+    if found.records:
+        log.info("recovered", messages=found.records)
+
+
+def _termination(options: argparse.Namespace | None = None) -> asyncio.Event:
+    """Set by SIGTERM or Ctrl-C, from before the broker says that it is ready; with --stop-with-stdin by its end, too."""
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(logs.report_unhandled)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, done.set)
+    if getattr(options, "stop_with_stdin", False):
+        loop.add_reader(sys.stdin.fileno(), _read_stdin, done)
+    return done
+
+
+def _read_stdin(done: asyncio.Event) -> None:
+    """Somebody has written to standard input, or it has ended."""
+    descriptor = sys.stdin.fileno()
+    if not os.read(descriptor, 4096):
+        asyncio.get_running_loop().remove_reader(descriptor)
+        done.set()

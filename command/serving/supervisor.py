@@ -1,0 +1,160 @@
+"""Keeps broker processes running, and stops them all.
+
+A broker that ends is started again: at once, and after growing pauses if it ends soon each time. One that ends before all
+were ready ends the start, because what kept it from starting would keep it again.
+
+Brokers run in sessions of their own, so that Ctrl-C reaches this process alone, which stops them in its order. They
+also stop by themselves when this process is gone, however it went: then nobody holds the other end of their standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from ...client.errors import RocketletError
+from ..config import MAX_RESTART_DELAY_S, RESTART_DELAY_S, STEADY_S, STOP_S
+from .settings import PREFIX
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+log = structlog.get_logger("rocketlet.supervisor")
+
+READY = b" is ready on "
+
+
+class BrokerEnded(RocketletError):
+    """A broker ended before it was ready."""
+
+
+class Supervised:
+    """One broker. command: its program and arguments; it prints a line with `READY` when it is ready."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        self.restarts = 0
+        self.is_ready = False
+        self._command = command
+        self._child: asyncio.subprocess.Process | None = None
+        self._soon = 0  # deaths in a row, each soon after the start
+
+    async def start(self) -> None:
+        """Returns when the broker is ready. Raises BrokerEnded or OSError."""
+        # all of its options are in its command: the environment's are those of `rocketlet start`
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        pipe = asyncio.subprocess.PIPE
+        self._child = child = await asyncio.create_subprocess_exec(
+            *self._command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True
+        )
+        log.info("broker_started", broker=self.name, pid=child.pid)
+        assert child.stdout is not None
+        while READY not in (line := await child.stdout.readline()):
+            if not line:
+                raise BrokerEnded(f"the broker {self.name} ended before it was ready ({_end(await child.wait())})")
+        self.is_ready = True
+
+    async def keep(self) -> None:
+        """Starts the broker again whenever it has ended, until this is cancelled."""
+        while True:
+            await self._ended()
+            self.restarts += 1
+            with contextlib.suppress(BrokerEnded, OSError):  # the next round says so, and waits longer
+                await self.start()
+
+    async def _ended(self) -> None:
+        """Returns when the broker has ended and may be started again."""
+        assert self._child is not None
+        began_s = time.monotonic()
+        status = await self._child.wait()
+        was_steady = self.is_ready and time.monotonic() - began_s >= STEADY_S
+        self.is_ready = False
+        self._soon = 0 if was_steady else self._soon + 1
+        delay_s = restart_delay_s(self._soon)
+        log.error("broker_died", broker=self.name, pid=self._child.pid, reason=_end(status), restart_in_s=delay_s)
+        await asyncio.sleep(delay_s)
+
+    async def stop(self) -> None:
+        """Returns when the broker has ended, by itself or killed."""
+        child, self.is_ready = self._child, False
+        if child is None or child.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await child.wait()
+        except TimeoutError:
+            log.error("broker_killed", broker=self.name, pid=child.pid, reason=f"it did not stop within {STOP_S:g} s")
+            child.kill()
+            await child.wait()
+
+
+def restart_delay_s(deaths: int) -> float:
+    """deaths: how many in a row were soon after the start, the last one included."""
+    return 0.0 if deaths == 0 else min(RESTART_DELAY_S * 2.0 ** min(deaths - 1, 30), MAX_RESTART_DELAY_S)
+
+
+def _end(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+class Supervisor:
+    """`async with Supervisor(cluster, brokers, done)`: starts all and keeps them running; at the end stops all. done: set
+    when no broker is wanted any more, also while they start."""
+
+    def __init__(self, cluster: str, brokers: Sequence[Supervised], done: asyncio.Event) -> None:
+        self.brokers = brokers
+        self._cluster = cluster
+        self._done = done
+        self._keeping: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Returns when all are ready, or when it is done before. Raises BrokerEnded or OSError."""
+        starting = [asyncio.ensure_future(broker.start()) for broker in self.brokers]
+        started, done = asyncio.gather(*starting), asyncio.ensure_future(self._done.wait())
+        try:
+            await asyncio.wait((started, done), return_when=asyncio.FIRST_COMPLETED)
+            if started.done():
+                started.result()
+                self._keeping = [asyncio.ensure_future(broker.keep()) for broker in self.brokers]
+        except BaseException:
+            await self._stop(starting)
+            raise
+        finally:
+            done.cancel()
+        if not started.done():
+            await self._stop(starting)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stop(self._keeping)
+
+    async def _stop(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(broker.stop() for broker in self.brokers))
+
+    async def readiness(self) -> str | None:
+        """Which brokers are not ready; None if all are."""
+        missing = [broker.name for broker in self.brokers if not broker.is_ready]
+        return f"not ready: {', '.join(missing)}" if missing else None
+
+    async def snapshot(self) -> list[Metric]:
+        """For the metrics port."""
+        from .supervisor_metrics import SupervisorMetrics
+
+        return SupervisorMetrics(self._cluster).of(self.brokers)

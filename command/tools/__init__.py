@@ -1,0 +1,10 @@
+"""Commands that look, measure, copy and repair.
+
+doctor  what is wrong, and what to do
+bench   loads a cluster, shows rates and waits
+load    that load, and how it went
+dump    shows what clients and brokers say to each other
+frames  frames as people and programs read them
+mirror  copies to another cluster
+fsck    checks a data folder, repairs it
+"""

@@ -1,0 +1,251 @@
+"""`rocketlet dump PORT --to HOST:PORT`: stands between clients and a broker or name server, and shows each frame.
+
+What clients send and get is passed on byte for byte, but for routes: the brokers' addresses in them become ports of this
+process, so that the clients come through here to them, too. What is no frame, such as TLS, is passed on unread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ...protocol import bodies
+from ...protocol.bodies import BrokerData
+from ...protocol.codes import RequestCode
+from ...protocol.config import MAX_FRAME_BYTES
+from ...protocol.frame import Frame, FrameError, FrameReader, encode
+from ...protocol.schema import BodyError
+from ..plumbing import numbers
+from ..plumbing.output import Output
+from ..serving.listening import listening_fault
+from .frames import fields, lines
+
+READ_BYTES: Final = 65_536
+LENGTH_BYTES: Final = 4
+KEPT_REQUESTS: Final = 10_000  # of one connection, that wait for their answers
+HOST: Final = "127.0.0.1"
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = (
+        "show what clients and a broker say to each other: give the clients this port, and --to where they went before"
+    )
+    parser = commands.add_parser("dump", help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument(
+        "port", type=numbers.port, metavar="PORT", help="where to listen for clients; 0 takes any free port"
+    )
+    parser.add_argument("--host", default=HOST, help=f"the address to listen on (default: {HOST})")
+    parser.add_argument(
+        "--to", type=_address, default=(HOST, 9876), metavar="HOST:PORT",
+        help="the name server or broker (default: 127.0.0.1:9876)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", metavar="NAME[,NAME]", help="only these requests and their answers, such as PULL_MESSAGE"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each frame")
+    parser.set_defaults(run=_dump, log_level="warning")
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), numbers.port(port)
+
+
+async def _dump(options: argparse.Namespace) -> int:
+    only = frozenset(options.only.split(",")) if options.only else None
+    if only and (unknown := sorted(only - RequestCode.__members__.keys())):
+        print(f"rocketlet: no request is called {', '.join(unknown)}; names are as in PULL_MESSAGE", file=sys.stderr)
+        return 1
+    dump = Dump(options.host, Output(as_json=options.json), only)
+    try:
+        port = await dump.listen(options.port, options.to)
+    except OSError as error:
+        print(f"rocketlet: {listening_fault(error, options.host, options.port)}", file=sys.stderr)
+        return 1
+    dump.output.text(f"give clients {options.host}:{port}; it leads to {options.to[0]}:{options.to[1]}")
+    try:
+        await asyncio.get_running_loop().create_future()  # until Ctrl-C
+    finally:
+        dump.close()
+    return 0
+
+
+class Dump:
+    """Listens for one name server, and for each broker that a route names."""
+
+    def __init__(self, host: str, output: Output, only: frozenset[str] | None = None) -> None:
+        self.output = output
+        self._host = host
+        self._only = only
+        self._servers: list[asyncio.Server] = []
+        self._ports: dict[str, int] = {}  # by the address that is behind
+        self._numbers = itertools.count(1)
+
+    async def listen(self, port: int, to: tuple[str, int]) -> int:
+        """The port. Raises OSError."""
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await self._serve(to, reader, writer)
+            except asyncio.CancelledError:
+                pass  # Ctrl-C: Python 3.11 would log it as an error
+            finally:
+                writer.close()
+
+        server = await asyncio.start_server(connected, self._host, port)
+        self._servers.append(server)
+        found = int(server.sockets[0].getsockname()[1])
+        self._ports[f"{to[0]}:{to[1]}"] = found
+        return found
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    async def _serve(self, to: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        conversation = Conversation(next(self._numbers), f"{to[0]}:{to[1]}")
+        try:
+            there = await asyncio.open_connection(*to)
+        except OSError as error:
+            self.output.text(f"[{conversation.number}] nobody answers at {conversation.to}: {error}")
+            writer.close()
+            return
+        ways = (
+            self._pass(reader, there[1], Way(conversation, is_answer=False)),
+            self._pass(there[0], writer, Way(conversation, is_answer=True)),
+        )
+        try:
+            await asyncio.gather(*ways)
+        except OSError:
+            pass  # one side is gone: the other one is told
+        finally:
+            for other in (writer, there[1]):
+                other.close()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
+        """Until one side hangs up. Raises OSError if a side is gone."""
+        while data := await reader.read(READ_BYTES):
+            for piece, frame in way.read(data):
+                shown = piece if frame is None else await self._shown(way, piece, frame)
+                _check_open(writer)
+                writer.write(shown)
+            await writer.drain()
+        _check_open(writer)
+        writer.write_eof()
+
+    async def _shown(self, way: Way, piece: bytes, frame: Frame) -> bytes:
+        """What is passed on of a frame, after it was shown."""
+        asked = way.asked(frame)
+        self._show(way, frame, asked)
+        if asked in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO) and not frame.code:
+            return await self._rerouted(frame, asked) or piece
+        return piece
+
+    def _show(self, way: Way, frame: Frame, asked: int | None) -> None:
+        found = fields(frame, asked)
+        if self._only is not None and found["request"] not in self._only:
+            return
+        now_s, conversation = time.time(), way.conversation
+        if self.output.as_json:
+            sender = "broker" if way.is_answer else "client"
+            said = {
+                "at_ms": int(now_s * 1000),
+                "connection": conversation.number,
+                "to": conversation.to,
+                "from": sender,
+            }
+            self.output.json(said | found)
+            return
+        clock = time.strftime("%H:%M:%S", time.localtime(now_s)) + f".{int(now_s % 1 * 1000):03d}"
+        arrow = "<-" if way.is_answer else "->"
+        first, *rest = lines(frame, asked)
+        self.output.text(f"{clock} [{conversation.number}] {arrow} {first}", *rest)
+
+    async def _rerouted(self, frame: Frame, asked: int) -> bytes | None:
+        """The answer with ports of ours in the place of the brokers' addresses; None if it cannot be read."""
+        try:
+            if asked == RequestCode.GET_BROKER_CLUSTER_INFO:
+                body = bodies.encode_cluster(await self._reached(bodies.decode_cluster(frame.body)))
+            else:
+                route = bodies.decode_route(frame.body)
+                body = bodies.encode_route(replace(route, brokers=tuple(await self._reached(route.brokers))))
+        except (BodyError, OSError):
+            return None
+        return encode(frame._replace(body=body))
+
+    async def _reached(self, brokers: Iterable[BrokerData]) -> list[BrokerData]:
+        return [replace(broker, addresses=await self._addresses(broker.addresses)) for broker in brokers]
+
+    async def _addresses(self, addresses: Mapping[int, str]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for number, address in addresses.items():
+            host, _, port = address.rpartition(":")
+            if address not in self._ports:
+                await self.listen(0, (host.strip("[]"), int(port)))
+            found[number] = f"{self._host}:{self._ports[address]}"
+        return found
+
+
+def _check_open(writer: asyncio.StreamWriter) -> None:
+    """uvloop's transports raise RuntimeError when they are closed, asyncio's say nothing. Raises ConnectionResetError."""
+    if writer.is_closing():
+        raise ConnectionResetError("the connection is closed")
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One connection: what was asked in each direction and is not answered yet, by opaque number."""
+
+    number: int
+    to: str
+    asked: dict[bool, dict[int, int]] = field(default_factory=lambda: {False: {}, True: {}})
+
+
+class Way:
+    """One direction of a connection. is_answer: from the broker to the client."""
+
+    def __init__(self, conversation: Conversation, *, is_answer: bool) -> None:
+        self.conversation = conversation
+        self.is_answer = is_answer
+        self._waiting = b""
+        self._is_readable = True
+
+    def read(self, data: bytes) -> list[tuple[bytes, Frame | None]]:
+        """What has come, cut into frames; the rest waits. Once something was no frame, all is passed on as it comes."""
+        if not self._is_readable:
+            return [(data, None)]
+        data = self._waiting + data
+        self._waiting = b""
+        found: list[tuple[bytes, Frame | None]] = []
+        while len(data) >= LENGTH_BYTES:
+            size = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
+            try:
+                if len(data) < size <= MAX_FRAME_BYTES:
+                    break
+                (frame,) = FrameReader().feed(data[:size])
+            except (FrameError, ValueError):
+                self._is_readable = False
+                return [*found, (data, None)]
+            found.append((data[:size], frame))
+            data = data[size:]
+        self._waiting = data
+        return found
+
+    def asked(self, frame: Frame) -> int | None:
+        """The code of the request that a frame answers; None of a request."""
+        if not frame.is_response:
+            if not frame.is_oneway:
+                asked = self.conversation.asked[self.is_answer]
+                asked[frame.opaque] = frame.code
+                if len(asked) > KEPT_REQUESTS:
+                    del asked[next(iter(asked))]
+            return None
+        return self.conversation.asked[not self.is_answer].pop(frame.opaque, 0)

@@ -1,0 +1,116 @@
+"""Frames as people and programs read them, for `rocketlet dump`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import orjson
+
+from ...protocol import message, properties
+from ...protocol.codes import ONEWAY_FLAG, RequestCode, code_name, request_name
+from ...protocol.compression import decompressed
+from ...protocol.frame import Frame
+from ...protocol.headers import HeaderError, read_send_v2
+
+SHOWN_CHARACTERS: Final = 200
+MARGIN: Final = "    "
+_SENDS_V2: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+_PULLS: Final = (
+    RequestCode.PULL_MESSAGE,
+    RequestCode.LITE_PULL_MESSAGE,
+    RequestCode.QUERY_MESSAGE,
+    RequestCode.VIEW_MESSAGE_BY_ID,
+)
+
+
+def text_of(data: bytes) -> str:
+    """Text if it is text, hex digits if not: nothing that a terminal would obey."""
+    try:
+        text = data.decode()
+    except ValueError:
+        return "hex:" + data.hex()
+    return text if text.isprintable() else orjson.dumps(text).decode()
+
+
+def fields(frame: Frame, asked: int | None) -> dict[str, Any]:
+    """A frame for programs. `asked`: the code of the request that it answers; None if it is a request."""
+    found: dict[str, Any] = {
+        "request": request_name(frame.code if asked is None else asked).partition(" ")[0],
+        "opaque": frame.opaque,
+        "header": _header(frame, asked),
+    }
+    if asked is None:
+        found["oneway"] = bool(frame.flag & ONEWAY_FLAG)
+    else:
+        found |= {"response": frame.code, "remark": frame.remark}
+    messages = list(_messages(frame, asked))
+    if messages:
+        found["messages"] = messages
+    elif frame.body:
+        found["body"] = text_of(frame.body)
+    return found
+
+
+def lines(frame: Frame, asked: int | None) -> Iterator[str]:
+    """A frame for people: what it says, then its header, then its body or its messages."""
+    found = fields(frame, asked)
+    header = " ".join(f"{name}={_short(str(value))}" for name, value in found["header"].items())
+    if asked is None:
+        oneway = " one-way" if found["oneway"] else ""
+        yield f"{request_name(frame.code)} #{frame.opaque}{oneway}"
+    else:
+        remark = f": {_short(frame.remark)}" if frame.remark else ""
+        yield f"{found['request']} #{frame.opaque} {code_name(frame.code)}{remark}"
+    if header:
+        yield MARGIN + header
+    for each in found.get("messages", ()):
+        said = [f"{name}={_short(str(each[name]))}" for name in ("tag", "keys", "reconsume_times") if each[name]]
+        place = f"{_short(each['topic'])}:{each['queue_id']} at {each['offset']}"
+        yield MARGIN + " ".join([place, *said, _short(each["body"])])
+    if "body" in found:
+        yield MARGIN + _short(found["body"])
+
+
+def _short(text: str) -> str:
+    shown = text if text.isprintable() else orjson.dumps(text).decode()
+    return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}... ({len(shown)} characters)"
+
+
+def _header(frame: Frame, asked: int | None) -> dict[str, Any]:
+    """The fields with their names; those of the newer sends are single letters."""
+    if asked is None and frame.code in _SENDS_V2:
+        try:
+            header = read_send_v2(frame.ext)._asdict()
+        except HeaderError:
+            return dict(frame.ext)
+        return header | {"properties": properties.decode(header["properties"])}
+    return dict(frame.ext)
+
+
+def _messages(frame: Frame, asked: int | None) -> Iterator[dict[str, Any]]:
+    """Those that the answer to a pull or a query holds."""
+    if asked not in _PULLS or frame.code or not frame.body:
+        return
+    try:
+        records = list(message.decode_records(frame.body))
+    except message.MessageError:
+        return
+    for record in records:
+        named = properties.decode(record.properties)
+        yield {
+            "topic": record.topic,
+            "queue_id": record.queue_id,
+            "offset": record.queue_offset,
+            "tag": named.get(properties.TAGS, ""),
+            "keys": named.get(properties.KEYS, ""),
+            "reconsume_times": record.reconsume_times,
+            "body": _body(record),
+        }
+
+
+def _body(record: message.Record) -> str:
+    try:
+        return text_of(decompressed(record.body, record.sys_flag))
+    except message.MessageError:
+        return text_of(record.body)

@@ -1,0 +1,90 @@
+"""`rocketlet fsck DIR`: what of a data folder is whole, what is not, and what repair would do; with `--repair` does it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+import orjson
+
+from ...broker.clock import MACHINE
+from ...broker.config import DELAY_LEVELS_MS, BrokerConfig
+from ...broker.groups.owning.offsets import Offsets
+from ...broker.messages.delays import tag_code_of
+from ...broker.messages.topics import Topics
+from ...broker.running.jobs import run
+from ...broker.store.files import StoreError
+from ...broker.store.inspection import Finding, inspect
+from ...broker.store.recovery import Recovered
+from ...broker.store.store import Store
+from ..plumbing import logs
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "check a data folder that no broker uses: what is whole, what is not"
+    parser = commands.add_parser("fsck", help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the data folder")
+    parser.add_argument("--repair", action="store_true", help="also repair what can be repaired")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--log-level", choices=logs.LEVELS, default="error")
+    parser.set_defaults(run=_fsck)
+
+
+async def _fsck(options: argparse.Namespace) -> int:
+    try:
+        return fsck(options.folder, repairs=options.repair, is_json=options.json)
+    except StoreError as error:
+        print(f"rocketlet: {error}", file=sys.stderr)
+        return 1
+
+
+def fsck(folder: Path, *, repairs: bool, is_json: bool) -> int:
+    """0 if all is whole, or has been repaired; 1 if not. Raises StoreError if the folder cannot be used."""
+    findings = list(inspect(folder))
+    faults = [finding for finding in findings if finding.fault]
+    recovered = _repair(folder) if repairs and faults else None
+    if is_json:
+        told = [fault._asdict() for fault in faults]
+        print(orjson.dumps({"whole": not faults, "faults": told, "repaired": recovered is not None}).decode())
+    else:
+        _print(findings, recovered)
+    return 1 if faults and recovered is None else 0
+
+
+def _print(findings: list[Finding], recovered: Recovered | None) -> None:
+    whole = [finding.part for finding in findings if not finding.fault]
+    queues = [part for part in whole if part.startswith("queue ")]
+    for part in whole:
+        if part not in queues:
+            print(f"whole    {part}")
+    print(f"whole    {len(queues):,} queues")
+    for finding in findings:
+        if finding.fault:
+            print(f"damaged  {finding.part}: {finding.fault}\n         repair: {finding.repair}")
+    if recovered is not None:
+        print(f"repaired: {recovered.records:,} messages are in the indexes")
+    elif len(whole) < len(findings):
+        print("The next start repairs what it meets; `--repair` does all of it now.")
+
+
+def _repair(folder: Path) -> Recovered:
+    """What a start does, for the whole log."""
+    topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), MACHINE, on_change=lambda topic: None)
+    tag_code = partial(tag_code_of, levels_ms=DELAY_LEVELS_MS)
+    store = Store(folder, segment_bytes=1 << 28, tag_code_of=tag_code)
+    try:
+        found = store.recover(topics.since(), deleted=topics.deleted, knows_topics=False, rebuilds=True)
+        if not topics.is_current:
+            topics.adopt(found.unknown_topics)
+        offsets = Offsets(folder / "offsets.json", topics.identity)
+        offsets.forget_former(topics.deleted)
+        offsets.clamp(store.queues)
+        save = run(offsets.saving())
+        if save is not None:
+            save.write(sync=True)
+        store.checkpoint(closes=True)
+    finally:
+        store.close()
+    return found

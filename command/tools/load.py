@@ -1,0 +1,169 @@
+"""A load on a cluster for some seconds, and how it went. Topic and group are its own; both are deleted afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import secrets
+import struct
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ...client.admin.admin_client import AdminClient
+from ...client.consumer import Consumer
+from ...client.errors import ConfigError, RocketletError
+from ...client.message import Message
+from ...client.producer import Producer
+from ...client.wire.access import Access
+from ...protocol import names
+from ..config import (
+    BENCH_DRAIN_S,
+    MAX_BENCH_BYTES,
+    MAX_BENCH_IN_FLIGHT,
+    MAX_BENCH_QUEUES,
+    MAX_BENCH_SECONDS,
+    MIN_BENCH_BYTES,
+)
+
+BATCH_SIZE = 256
+_SENT_AT = struct.Struct("!Q")  # the begin of a body: when its send began, ns of this process's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`rate`: messages a second, 0 for as many as possible; `in_flight`: sends at once; `size` of a body, bytes."""
+
+    seconds: float = 5.0
+    rate: float = 0.0
+    size: int = 1024
+    queues: int = 8
+    in_flight: int = 64
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("--seconds", self.seconds, 0.1, MAX_BENCH_SECONDS),
+            ("--rate", self.rate, 0, math.inf),
+            ("--size", self.size, MIN_BENCH_BYTES, MAX_BENCH_BYTES),
+            ("--queues", self.queues, 1, MAX_BENCH_QUEUES),
+            ("--in-flight", self.in_flight, 1, MAX_BENCH_IN_FLIGHT),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{name} {value:.10g}: use {least:.10g} to {most:.10g}")
+
+
+@dataclass(slots=True)
+class Half:
+    """What was sent, or what was consumed. Waits: of a send for its answer, of a consumed message since its send."""
+
+    waits_ms: array[float] = field(default_factory=lambda: array("d"))
+    began_s: float = 0.0
+    ended_s: float = 0.0
+
+    def note(self, wait_ms: float) -> None:
+        self.waits_ms.append(wait_ms)
+        self.ended_s = time.perf_counter()
+
+    @property
+    def per_s(self) -> float:
+        took_s = self.ended_s - self.began_s
+        return len(self.waits_ms) / took_s if took_s > 0 else 0.0
+
+    def percentiles_ms(self, parts: Sequence[float]) -> list[float]:
+        """The smallest wait that is no shorter than so many of them; 0 if there are none."""
+        waits = sorted(self.waits_ms)
+        return [waits[max(math.ceil(part * len(waits)), 1) - 1] if waits else 0.0 for part in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    sent: Half
+    consumed: Half
+    failed: int
+    fault: str
+
+    @property
+    def missing(self) -> int:
+        return len(self.sent.waits_ms) - len(self.consumed.waits_ms)
+
+
+async def apply(name_server: str, load: Load, access: Access) -> Outcome:
+    """Sends and consumes at once. Raises RocketletError; single sends that fail are counted."""
+    name = f"rocketlet-bench-{secrets.token_hex(4)}"
+    async with AdminClient(name_server, access=access) as admin:
+        try:
+            await admin.create_topic(name, queues=load.queues)
+            return await _Run(name_server, name, load, access).run(admin)
+        finally:
+            await _clean(admin, name)
+
+
+async def _clean(admin: AdminClient, name: str) -> None:
+    """A broker that refuses one of these leaves the others."""
+    deletions = (admin.delete_group(name), admin.delete_topic(names.retry_topic(name)), admin.delete_topic(name))
+    for deletion in deletions:
+        with suppress(RocketletError):
+            await deletion
+
+
+class _Run:
+    def __init__(self, name_server: str, name: str, load: Load, access: Access) -> None:
+        self._name_server = name_server
+        self._name = name
+        self._load = load
+        self._access = access
+        self._sent, self._consumed = Half(), Half()
+        self._failed = 0
+        self._fault = ""
+        self._all_consumed = asyncio.Event()
+        self._is_sent = False
+
+    async def run(self, admin: AdminClient) -> Outcome:
+        name, server = self._name, self._name_server
+        async with (
+            Consumer(
+                server, name, name, self._handle, batch_size=BATCH_SIZE, start="first", access=self._access
+            ) as consumer,
+            Producer(server, name, access=self._access) as producer,
+        ):
+            await consumer.assigned()
+            self._sent.began_s = self._consumed.began_s = time.perf_counter()
+            turns = iter(range(1 << 62))
+            await asyncio.gather(*(self._send_on(producer, turns) for _ in range(self._load.in_flight)))
+            self._is_sent = True
+            self._look()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._all_consumed.wait(), BENCH_DRAIN_S)
+        return Outcome(self._sent, self._consumed, self._failed, self._fault)
+
+    async def _send_on(self, producer: Producer, turns: Iterator[int]) -> None:
+        """One of those that are in flight: at its turn by the rate, or as soon as the one before is answered."""
+        began_s, filler = self._sent.began_s, os.urandom(self._load.size - _SENT_AT.size)
+        end_s = began_s + self._load.seconds
+        for turn in turns:
+            due_s = began_s + turn / self._load.rate if self._load.rate else 0.0
+            if turn and max(due_s, time.perf_counter()) >= end_s:
+                return
+            if due_s > time.perf_counter():
+                await asyncio.sleep(due_s - time.perf_counter())
+            sent_ns = time.perf_counter_ns()
+            try:
+                await producer.send(self._name, _SENT_AT.pack(sent_ns) + filler)
+            except RocketletError as error:
+                self._failed += 1
+                self._fault = str(error)
+            else:
+                self._sent.note((time.perf_counter_ns() - sent_ns) / 1e6)
+
+    async def _handle(self, messages: list[Message]) -> None:
+        now_ns = time.perf_counter_ns()
+        for message in messages:
+            self._consumed.note((now_ns - _SENT_AT.unpack_from(message.body)[0]) / 1e6)
+        self._look()
+
+    def _look(self) -> None:
+        if self._is_sent and len(self._consumed.waits_ms) >= len(self._sent.waits_ms):
+            self._all_consumed.set()

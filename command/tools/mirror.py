@@ -1,0 +1,135 @@
+"""`rocketlet mirror`: copies topics and the progress of groups to another cluster, Rocketlet's or Apache's."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterable
+from datetime import datetime
+
+from ...client.admin.mirror import Begin, Mirror, Waiting
+from ...client.errors import RocketletError
+from ...client.signals import stop_signal
+from ..plumbing.access import access_of, add_client_options
+from ..plumbing.numbers import whole
+from ..plumbing.output import Output, complain
+
+_FROM, _TO = "from-", "to-"
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "mirror",
+        help="copy topics and the progress of groups to another cluster",
+        description="Copy topics with their messages, and the progress of groups, to another cluster. It goes on where "
+        "the newest copies are, so it may be stopped and started again.",
+    )
+    parser.add_argument(
+        "--from", dest="source", required=True, metavar="HOST:PORT", help="the name servers to copy from"
+    )
+    parser.add_argument("--to", dest="target", required=True, metavar="HOST:PORT", help="the name servers to copy to")
+    parser.add_argument("--topics", type=_names, default=(), metavar="TOPIC[,...]", help="default: all")
+    parser.add_argument(
+        "--groups", type=_names, metavar="GROUP[,...]", help="whose progress to copy; default: all that read the topics"
+    )
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument(
+        "--last", type=whole(0), metavar="COUNT", help="begin at the newest messages, so many of each queue"
+    )
+    begin.add_argument("--since", type=_time_ms, metavar="TIME", help="begin at a time, such as 2026-01-31T12:00:00")
+    parser.add_argument("--follow", action="store_true", help="go on until SIGTERM or Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each queue, and for what waits")
+    add_client_options(parser, _FROM)
+    add_client_options(parser, _TO)
+    parser.set_defaults(run=_mirror, log_level="warning")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def _time_ms(text: str) -> int:
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 2026-01-31T12:00:00") from None
+
+
+async def _mirror(options: argparse.Namespace) -> int:
+    try:
+        begin = Begin(last=options.last, since_ms=options.since)
+        async with Mirror(
+            options.source,
+            options.target,
+            topics=options.topics,
+            groups=options.groups,
+            begin=begin,
+            source_access=access_of(options, _FROM),
+            target_access=access_of(options, _TO),
+        ) as mirror:
+            await _run(mirror, follows=options.follow)
+            _report(mirror, await mirror.waiting(), Output(as_json=options.json))
+    except (RocketletError, OSError) as error:
+        complain(error)
+        return 1
+    return 0
+
+
+async def _run(mirror: Mirror, *, follows: bool) -> None:
+    shown = sys.stderr.isatty()
+
+    def show() -> None:
+        if shown:
+            copied = sum(copy.copied for copy in mirror.copies.values())
+            print(f"\r{copied:,} messages copied", end="", file=sys.stderr, flush=True)
+
+    if not follows:
+        await mirror.run(on_round=show)
+        return
+    running = asyncio.create_task(mirror.run(follow=True, on_round=show))
+    stopping = asyncio.create_task(stop_signal())
+    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    for task in (running, stopping):
+        task.cancel()
+    ended = await asyncio.gather(running, stopping, return_exceptions=True)
+    if isinstance(ended[0], Exception):
+        raise ended[0]
+
+
+def _report(mirror: Mirror, waiting: Waiting, output: Output) -> None:
+    rows = [
+        {
+            "topic": copy.source.topic,
+            "from": f"{copy.source.broker_name}:{copy.source.queue_id}",
+            "to": f"{copy.target.broker_name}:{copy.target.queue_id}",
+            "copied": copy.copied,
+            "next": copy.next,
+            "deleted_before": copy.dropped,
+        }
+        for copy in mirror.copies.values()
+    ]
+    output.records(("topic", "from", "to", "copied", "next", "deleted_before"), rows)
+    for group, queues in _by_group(mirror).items():
+        output.text(f"the group {group} goes on at the same messages in {queues} queues")
+    if output.as_json:
+        for record in _waiting_records(waiting):
+            output.json(record)
+    for group, count in waiting.retries.items():
+        output.text(
+            f"the group {group} has {count} messages to retry, which stay at the source: let it handle them there"
+        )
+    for topic, count in waiting.delayed.items():
+        output.text(f"{topic} has {count} delayed messages that are not due yet: run the mirror again when they are")
+
+
+def _waiting_records(waiting: Waiting) -> Iterable[dict[str, object]]:
+    yield from ({"group": group, "to_retry": count} for group, count in waiting.retries.items())
+    yield from ({"topic": topic, "delayed": count} for topic, count in waiting.delayed.items())
+
+
+def _by_group(mirror: Mirror) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for group, _ in mirror.offsets:
+        found[group] = found.get(group, 0) + 1
+    return found

@@ -1,0 +1,176 @@
+"""Days of virtual time, in which nothing may grow: `python -m simulation.weeks [--hours 336] [--stormy] [--seed N]`.
+
+A broker with a few queues, members of a group, and a producer. Calm: nothing else happens. Stormy: every ten minutes a member
+joins, leaves, is killed or stands still, or the broker restarts; there are three members again after each. Once in a period,
+when all is at rest, live objects, connections, the broker's tables and its files are counted. It prints them, and ends with 1
+if those of the last quarter are larger than those of the first by more than a tenth, and for files by what is made but once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import structlog
+from rocketlet.client import Producer, RocketletError
+
+from . import chaos
+from .loop import SimLoop, virtual_time
+from .world import World
+
+HOUR_S = 3600.0
+EVENT_S = 600.0
+SEND_S = 60.0
+MEMBERS = 3
+SAMPLES = 24
+SLACK = 1.1
+ONCE = {"files": 4, "state_bytes": 4096}  # state files and their copies are there from the first stop on
+STORM = (chaos.join, chaos.someone_leaves, chaos.kill, chaos.freeze, chaos.restart)
+
+
+class Weeks(World):
+    """A world without an end of its own; it keeps no history."""
+
+    def note(self, text: str) -> None:
+        """Nothing: a trace would grow."""
+
+    async def live(self, hours: float, count: int, *, stormy: bool) -> list[dict[str, int]]:
+        await self.start_node(self.nodes[0])
+        for _ in range(MEMBERS):
+            await self.join(tuple(self.topics))
+        producing = asyncio.create_task(self._produce())
+        samples = []
+        for _ in range(count):
+            await self._period(hours * HOUR_S / count, stormy=stormy)
+            samples.append(self._sample())
+        producing.cancel()
+        await asyncio.gather(producing, return_exceptions=True)
+        for member in self.living():
+            await self.leave(member)
+        await self.stop_node(self.nodes[0])
+        return samples
+
+    async def _period(self, seconds: float, *, stormy: bool) -> None:
+        end_s = self.loop.time() + seconds
+        while stormy and self.loop.time() < end_s:
+            await asyncio.sleep(self.rng.uniform(0, EVENT_S / 2))
+            await self.rng.choice(STORM)(self)
+            await self._three_again()
+        await asyncio.sleep(max(end_s - self.loop.time(), EVENT_S))  # leases and held pulls are over
+        self._forget()
+
+    async def _three_again(self) -> None:
+        await asyncio.sleep(EVENT_S / 2)
+        while len(self.living()) > MEMBERS:
+            await self.leave(self.living()[-1])
+        while len(self.living()) < MEMBERS:
+            await self.join(tuple(self.topics))
+
+    def _forget(self) -> None:
+        """What only the checks of the simulation keep."""
+        self.members = list(self.living())
+        for table in (self._handled, self._owners, self._bodies, self._acknowledged, self._crashes):
+            table.clear()
+        self._tasks = {task for task in self._tasks if not task.done()}
+
+    def _sample(self) -> dict[str, int]:
+        node = self.nodes[0]
+        broker, server = node.broker, node.server
+        assert broker is not None and server is not None
+        gc.collect()
+        return {
+            "objects": len(gc.get_objects()),
+            "connections": len(server.connections),
+            "groups": len(list(broker.groups)),
+            "locks": len(broker.locks),
+            "held_pulls": broker.held_pulls._count,
+            "files": sum(path.is_file() for path in node.folder.rglob("*")),
+            "state_bytes": sum(path.stat().st_size for path in node.folder.glob("*") if _is_state(path)),
+        }
+
+    async def _send_forever(self) -> None:
+        """At the pace of days."""
+        async with Producer(self.name_server) as producer:
+            while True:
+                try:
+                    await producer.send(self.rng.choice(self.topics), b"x")
+                except RocketletError:
+                    pass
+                await asyncio.sleep(SEND_S)
+
+
+def _is_state(path: Path) -> bool:
+    return path.suffix == ".json"  # a journal grows to JOURNAL_LINES changes and is cut then; .old is the copy before
+
+
+def grown(samples: list[dict[str, int]]) -> list[str]:
+    """What is larger in the last quarter than ever in the first."""
+    quarter = len(samples) // 4
+    found = []
+    for name in samples[0]:
+        before = max(sample[name] for sample in samples[:quarter])
+        after = min(sample[name] for sample in samples[-quarter:])
+        if after > before * SLACK + ONCE.get(name, 0):
+            found.append(f"{name}: {before} at first, {after} at last")
+    return found
+
+
+def simulate(hours: float, count: int, seed: int, *, stormy: bool) -> list[dict[str, int]]:
+    """The samples, in their order."""
+    loop = SimLoop(seed)
+    folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    state, real_sync = random.getstate(), os.fdatasync
+    random.seed(seed)
+    asyncio.set_event_loop(loop)
+    os.fdatasync = lambda fd: None
+    try:
+        with virtual_time(loop):
+            world = Weeks(seed, loop, folder, "")
+            world.nodes, world.topics = world.nodes[:1], ["t0"]
+            world.plan.brokers, world.plan.queues, world.plan.lost_notifications = 1, 4, 0.0
+            world.plan.mixed, world.plan.long_handlers, world.plan.gentle = False, 0.0, False
+            try:
+                return loop.run_until_complete(world.live(hours, count, stormy=stormy))
+            finally:
+                loop.cancel_all()
+    finally:
+        os.fdatasync = real_sync
+        random.setstate(state)
+        asyncio.set_event_loop(None)
+        loop.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hours", type=float, default=14 * 24)
+    parser.add_argument("--stormy", action="store_true")
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.disable(logging.CRITICAL)
+    began_s = time.perf_counter()
+    samples = simulate(options.hours, options.samples, options.seed, stormy=options.stormy)
+    faults = grown(samples)
+    found = {"hours": options.hours, "stormy": options.stormy, "seed": options.seed}
+    took = {"took_s": round(time.perf_counter() - began_s, 1)}
+    print(json.dumps(found | took | {"first": samples[0], "last": samples[-1], "faults": faults}))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        command = [sys.executable, "-m", "simulation.weeks", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+    sys.exit(main())

@@ -1,0 +1,464 @@
+"""One simulated run: brokers, members and faults by a seed, and what must hold whatever happens.
+
+- a queue has one owner: while the lease of one runs by its own clock, no other member gets the queue; and its epochs rise
+- no member begins a message of a queue that its broker has given to another one; a member whose connection was cut is excused
+  until it has seen that, nobody else ever is
+- no member handles one message twice at a time, nor, in order, two of one queue
+- every acknowledged message is handled to its end, by a member that subscribes to its topic
+- without a crash (kill, standstill, cut, broker killed) every message is handled exactly once
+- where nothing is killed, slow or lost, every queue of a broker that is up has a reader within 2 s
+- in the end every queue is owned, each member has the share that the allocation gives it, and everything is committed
+- a committed offset never goes back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.server import Server
+from rocketlet.broker.sessions.clients import Clients
+from rocketlet.client import Message, Producer, RocketletError
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.queue import Queue
+
+from tests.support.apache_locks import ApacheLocks
+
+from . import chaos
+from .foreign import ForeignMember
+from .loop import Process, SimLoop, virtual_time
+from .member import Member
+from .plan import LONGEST_HANDLER_S, Plan
+from .scenarios import SCENARIOS, scenario_of
+from .violations import Violation, check_raised, forget_raised, raise_later
+
+GROUP = "g"
+NAME_SERVER_PORT = 9876
+CHAOS_S = 40.0
+PEACE_S = 240.0
+MAX_LONG_HANDLERS = 4  # one queue, in order, must be done with them in time
+
+
+@dataclass(eq=False)
+class Node:
+    """A broker's place: it may run, be down, and run again."""
+
+    name: str
+    port: int
+    folder: Path
+    runs_name_server: bool
+    process: Process = field(default_factory=lambda: Process("down"))
+    broker: Broker | None = None
+    server: Server | None = None
+    is_started: bool = False
+
+    @property
+    def is_up(self) -> bool:
+        return self.is_started and not self.process.is_paused
+
+
+class World:
+    group = GROUP
+    name_server = f"127.0.0.1:{NAME_SERVER_PORT}"
+
+    def __init__(self, seed: int, loop: SimLoop, folder: Path, scenario: str | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.plan = Plan.of(self.rng)
+        played = self.rng.choice((*SCENARIOS, *[""] * len(SCENARIOS))) if scenario is None else scenario
+        if played:
+            self.plan = scenario_of(played, self.plan)
+        self.loop = loop
+        self.members: list[Member | ForeignMember] = []
+        self.trace: list[str] = []
+        self._handled: dict[tuple[str, str, int, int], list[tuple[float, Member | ForeignMember]]] = defaultdict(list)
+        self._long_handlers = 0
+        self._granted: dict[Queue, int] = {}
+        self._owners: dict[tuple[Queue, int], str] = {}
+        self._taken: set[Queue] = set()  # since it was looked who reads what
+        self._bodies: Counter[bytes] = Counter()
+        self._acknowledged: list[tuple[str, bytes]] = []
+        self._crashes: list[float] = []
+        self._has_foreign = False
+        self._stalled_until_s = 0.0
+        self.granting = asyncio.Event()  # set when a queue gets another owner
+        self._numbers = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.nodes = [
+            Node(f"broker-{letter}", port, folder / letter, runs_name_server=port == NAME_SERVER_PORT)
+            for letter, port in list(zip("ab", (NAME_SERVER_PORT, 10_911), strict=True))[: self.plan.brokers]
+        ]
+        self.topics = [f"t{number}" for number in range(self.plan.topics)]
+
+    # Notes and checks while it runs
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self.loop.time():9.4f} {text}")
+
+    def crashed(self) -> None:
+        self._crashes.append(self.loop.time())
+
+    def taken(self, member: Member, queues: set[Queue]) -> None:
+        self._taken |= queues
+        for queue in queues:
+            self.note(f"{member.name} takes {queue}")
+            ours = [other for other in self.members if isinstance(other, Member) and other is not member]
+            others = [other for other in ours if other.believes_in(queue)]
+            guilty = [other.name for other in others if not other.is_blind and not other.process.is_dead]
+            if guilty:
+                raise_later(Violation(f"{member.name} takes {queue}, which {guilty} has"))
+
+    def handled(self, member: Member | ForeignMember, message: Message) -> None:
+        queue = message.queue
+        self.note(f"{member.name} handles {queue} {message.queue_offset}")
+        if message.topic not in member.topics:
+            raise_later(Violation(f"{member.name} gets a message of {message.topic}, to which it does not subscribe"))
+        granted = self._granted.get(queue, 0)
+        if isinstance(member, Member) and message.epoch < granted and not member.is_blind:
+            fault = f"{member.name} begins {queue} {message.queue_offset} under the epoch {message.epoch}; it is at {granted}"
+            raise_later(Violation(fault))
+        times = self._handled[queue.topic, queue.broker_name, queue.queue_id, message.queue_offset]
+        now_s = self.loop.time()
+        is_waited_for = not self.plan.long_handlers or self.plan.drain_s > LONGEST_HANDLER_S
+        if times and is_waited_for and not self._may_repeat(*times[-1]):
+            raise_later(Violation(f"{queue} {message.queue_offset} handled again by {member.name} without a crash"))
+        times.append((now_s, member))
+
+    def _may_repeat(self, handled_s: float, member: Member | ForeignMember) -> bool:
+        """Whether what a member handled then may be handled again now: its commit may be lost."""
+        was_unheard = handled_s <= member.process.silent_until_s  # it goes on while its lease lasts
+        return was_unheard or any(handled_s - 10 <= crash <= self.loop.time() for crash in self._crashes)
+
+    def done(self, message: Message) -> None:
+        """A handler has ended: what only began in a member that was killed must come again."""
+        self._bodies[message.body] += 1
+
+    def _watch_offsets(self, broker: Broker) -> None:
+        put = broker.offsets.put
+        owned: dict[tuple[str, int], int] = {}  # by leases' owners; foreign members may put each other back
+
+        def checked(group: str, topic: str, queue_id: int, offset: int, **options: bool) -> None:
+            before = (
+                owned.get((topic, queue_id), 0) if self._has_foreign else broker.offsets.get(group, topic, queue_id)
+            )
+            if before is not None and offset < before:
+                raise_later(Violation(f"the offset of {topic}:{queue_id} goes back from {before} to {offset}"))
+            if options.get("by_owner"):
+                owned[topic, queue_id] = offset
+            put(group, topic, queue_id, offset, **options)
+
+        broker.offsets.put = checked  # type: ignore[method-assign]
+
+    def _watch_locks(self, broker: Broker) -> None:
+        lock = broker.locks.lock
+
+        def noted(request: LockRequest, connection: Any) -> dict[Queue, int]:
+            epochs = lock(request, connection)
+            for queue, epoch in epochs.items():
+                owner = self._owners.get((queue, epoch), request.client_id)
+                if epoch < self._granted.get(queue, 0):
+                    raise_later(Violation(f"{queue} goes back from the epoch {self._granted[queue]} to {epoch}"))
+                if owner != request.client_id:
+                    raise_later(Violation(f"{queue} has the epoch {epoch} of {owner}, and now of {request.client_id}"))
+                if epoch > self._granted.get(queue, 0):
+                    self.granting.set()
+                self._owners[queue, epoch] = request.client_id
+                self._granted[queue] = max(epoch, self._granted.get(queue, 0))
+            return epochs
+
+        broker.locks.lock = noted  # type: ignore[method-assign]
+
+    def handler_s(self) -> float:
+        if self._long_handlers < MAX_LONG_HANDLERS and self.rng.random() < self.plan.long_handlers:
+            self._long_handlers += 1
+            return self.rng.uniform(5.0, LONGEST_HANDLER_S)
+        return self.rng.uniform(0.2, 1.8) * self.plan.handler_s
+
+    # Brokers
+
+    def in_threads(self, code: int, work: Callable[[], None]) -> None:
+        """Apache's broker: what one connection asks is carried out in any order, and sometimes nothing is for a while."""
+        now_s = self.loop.time()
+        if self.rng.random() < 0.01 and now_s > self._stalled_until_s:
+            self._stalled_until_s = now_s + self.rng.uniform(0.5, 3)
+        self.loop.call_at(max(now_s, self._stalled_until_s) + self.rng.uniform(0, 0.005), work)
+
+    async def start_node(self, node: Node) -> None:
+        node.process = Process(node.name)
+        config = BrokerConfig(
+            data_dir=node.folder,
+            address=f"127.0.0.1:{node.port}",
+            name=node.name,
+            name_servers=() if node.runs_name_server else (f"127.0.0.1:{NAME_SERVER_PORT}",),
+            segment_bytes=1 << 20,
+            vip_channel=False,
+        )
+        with node.process.running():
+            routes = Routes() if node.runs_name_server else None
+            node.broker = Broker(config, routes)
+            self._watch_offsets(node.broker)
+            self._watch_locks(node.broker)
+            node.server = Server("127.0.0.1", node.port, broker=node.broker, routes=routes)
+            for topic in self.topics:
+                if node.broker.topics.get(topic) is None:
+                    node.broker.topics.put(TopicConfig(topic, self.plan.queues, self.plan.queues), 0)
+            task = asyncio.create_task(node.server.__aenter__())
+        await task
+        node.is_started = True
+
+    async def stop_node(self, node: Node) -> None:
+        node.is_started = False
+        assert node.server is not None
+        with node.process.running():
+            task = asyncio.create_task(node.server.__aexit__())
+        await task
+        node.broker = node.server = None
+
+    def kill_node(self, node: Node) -> None:
+        node.is_started = False
+        assert node.server is not None
+        assert node.broker is not None
+        node.process.kill()
+        self.loop.servers.pop(node.port, None)
+        node.broker.store.close()
+        node.broker = node.server = None
+
+    # Members
+
+    async def join(self, topics: tuple[str, ...] | None = None, *, foreign: bool = False) -> None:
+        if topics is None:
+            topics = tuple(self.topics)
+            if self.plan.mixed:
+                topics = tuple(self.rng.sample(self.topics, self.rng.randint(1, len(self.topics))))
+        name = f"{'j' if foreign else 'm'}{len(self.members)}"
+        member: Member | ForeignMember
+        if foreign:
+            self._has_foreign = True
+            member = ForeignMember(self, name, topics, f"127.0.0.1:{NAME_SERVER_PORT}", GROUP)
+        else:
+            member = Member(self, name, topics)
+        self.members.append(member)
+        self.note(f"{member.name} joins {topics}")
+        with member.process.running():
+            task = asyncio.create_task(self._enter(member))
+        await _done_or_dead(task, member.process)
+
+    async def _enter(self, member: Member | ForeignMember) -> None:
+        while True:
+            try:
+                await member.join()
+                return
+            except RocketletError as error:
+                self.note(f"{member.name} cannot join: {error}")
+                member.has_left = True
+                return
+
+    async def leave(self, member: Member | ForeignMember) -> None:
+        self.note(f"{member.name} leaves")
+        member.has_left = True
+        with member.process.running():
+            task = asyncio.create_task(member.leave())
+        await _done_or_dead(task, member.process)
+
+    def living(self) -> list[Member | ForeignMember]:
+        return [member for member in self.members if not member.has_left and not member.process.is_dead]
+
+    # Chaos
+
+    async def run(self) -> None:
+        for node in self.nodes:
+            await self.start_node(node)
+        await asyncio.sleep(1)
+        await self.join(tuple(self.topics))  # somebody subscribes to everything, whoever else comes
+        for _ in range(self.plan.members - 1):
+            await self.join()
+        producing = asyncio.create_task(self._produce())
+        watching = asyncio.create_task(self._watch_unread() if self.plan.is_calm else asyncio.sleep(0))
+        began_s = self.loop.time()
+        if self.plan.scenario:
+            self.spawn(SCENARIOS[self.plan.scenario].play(self))
+        else:
+            moments_s = sorted(began_s + self.rng.uniform(1, CHAOS_S) for _ in range(self.plan.events))
+            await chaos.by_chance(self, moments_s)
+        await asyncio.sleep(max(began_s + CHAOS_S - self.loop.time(), 0))
+        producing.cancel()
+        watching.cancel()
+        await asyncio.gather(producing, *self._tasks, return_exceptions=True)
+        await self._peace()
+        self._judge()
+        for member in self.living():
+            await self.leave(member)
+        for node in self.nodes:
+            await self.stop_node(node)
+        check_raised()
+
+    def spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+
+    def check(self) -> None:
+        """Raises Violation if something did not hold."""
+        check_raised()
+
+    async def _produce(self) -> None:
+        process = Process("producer")
+        with process.running():
+            task = asyncio.create_task(self._send_forever())
+        try:
+            await task
+        finally:
+            task.cancel()
+
+    async def _send_forever(self) -> None:
+        async with Producer(f"127.0.0.1:{NAME_SERVER_PORT}", retries=0) as producer:
+            while True:
+                topic = self.rng.choice(self.topics)
+                self._numbers += 1
+                body = b"%d" % self._numbers
+                try:
+                    await producer.send(topic, body)
+                    self._acknowledged.append((topic, body))
+                except RocketletError as error:
+                    self.note(f"not sent: {type(error).__name__}")
+                await asyncio.sleep(self.rng.expovariate(8))
+
+    # The end
+
+    async def _peace(self) -> None:
+        """Waits until everything is as it should be, or long enough."""
+        end_s = self.loop.time() + PEACE_S
+        while self.loop.time() < end_s:
+            check_raised()
+            if self._fault() is None:
+                return
+            await asyncio.sleep(1)
+
+    def _judge(self) -> None:
+        fault = self._fault()
+        if fault:
+            raise Violation(f"in the end {fault}")
+
+    def _fault(self) -> str | None:
+        unhandled = [(topic, body) for topic, body in self._acknowledged if not self._bodies[body]]
+        if unhandled:
+            return f"{len(unhandled)} messages were never handled to their end: {unhandled[:3]}"
+        for node in self.nodes:
+            broker = node.broker
+            assert broker is not None
+            for topic in self.topics:
+                config = broker.topics.get(topic)
+                assert config is not None
+                for queue_id in range(config.read_queues):
+                    fault = self._queue_fault(broker, Queue(topic, node.name, queue_id))
+                    if fault:
+                        return fault
+        return self._balance_fault()
+
+    async def _watch_unread(self) -> None:
+        """Where nothing is lost, killed or slow, every queue of a broker that is up has a reader soon."""
+        since_s: dict[Queue, float] = {}
+        while True:
+            await asyncio.sleep(0.2)
+            taken, self._taken = self._taken, set()  # and given away since, perhaps: members come and go
+            unread = {
+                queue
+                for queue in self._queues_up()
+                if queue not in taken and not any(member.believes_in(queue) for member in self.living())
+            }
+            since_s = {queue: since_s.get(queue, self.loop.time()) for queue in unread}
+            for queue, began_s in since_s.items():
+                if self.loop.time() - began_s > self.plan.unread_limit_s:
+                    raise_later(Violation(f"{queue} is read by nobody since {began_s:.1f}"))
+
+    def _queues_up(self) -> Iterator[Queue]:
+        """Of brokers that are up, when the name server can be asked and no broker lets members wait for an answer."""
+        if not self.nodes[0].is_up or any(node.process.is_paused for node in self.nodes):
+            return
+        for node in self.nodes:
+            if node.is_up and node.broker is not None:
+                for topic in self.topics:
+                    config = node.broker.topics.get(topic)
+                    for number in range(config.read_queues if config else 0):
+                        yield Queue(topic, node.name, number)
+
+    def _queue_fault(self, broker: Broker, queue: Queue) -> str | None:
+        owners = [member.name for member in self.living() if queue in member.assignment()]
+        if len(owners) != 1:
+            return f"{queue} is owned by {owners}"
+        stored = broker.store.queues.get((queue.topic, queue.queue_id))
+        end = stored.next if stored else 0
+        offset = broker.offsets.get(GROUP, queue.topic, queue.queue_id) or 0
+        return None if offset == end else f"{queue} is committed to {offset} of {end}"
+
+    def _balance_fault(self) -> str | None:
+        for topic in self.topics:
+            shares = [
+                sum(queue.topic == topic for queue in member.assignment())
+                for member in self.living()
+                if topic in member.topics
+            ]
+            if max(shares) - min(shares) > 1:
+                return f"the shares of {topic} are {shares}"
+        return None
+
+
+async def _done_or_dead(task: asyncio.Task[None], process: Process) -> None:
+    """Returns when the task is done, or will never be."""
+    while not task.done() and not process.is_dead:
+        await asyncio.wait({task}, timeout=1)
+    if task.done():
+        task.result()
+
+
+def simulate(seed: int, scenario: str | None = None) -> World:
+    """One run. scenario: instead of the one that the seed chooses; "" for events by chance. Raises Violation."""
+    forget_raised()
+    loop = SimLoop(seed)
+    folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    real_notify, real_sync, real_pid = Clients.group_changed, os.fdatasync, os.getpid
+    state = random.getstate()
+    random.seed(seed)
+    asyncio.set_event_loop(loop)
+    try:
+        with virtual_time(loop):
+            world = World(seed, loop, folder, scenario)
+
+            def notify(clients: Clients, connection: Connection, group: str, *arguments: Any, **options: Any) -> None:
+                if world.rng.random() >= world.plan.lost_notifications:
+                    real_notify(clients, connection, group, *arguments, **options)
+
+            Clients.group_changed = notify  # type: ignore[method-assign, assignment]
+            os.fdatasync = lambda fd: None
+            apache = ApacheLocks(world.in_threads).installed() if world.plan.apache else nullcontext()
+            os.getpid = lambda: 1  # it is in the clients' ids, and sets of them are in the order of their hashes
+            try:
+                # Journals become files all the time.
+                with apache, mock.patch("rocketlet.broker.store.ledger.JOURNAL_LINES", 8):
+                    loop.run_until_complete(world.run())
+            except Violation as violation:
+                violation.world = world  # type: ignore[attr-defined]
+                raise
+            finally:
+                loop.cancel_all()
+    finally:
+        Clients.group_changed = real_notify  # type: ignore[method-assign]
+        os.fdatasync, os.getpid = real_sync, real_pid
+        random.setstate(state)
+        asyncio.set_event_loop(None)
+        loop.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return world

@@ -1,0 +1,32 @@
+"""What tests of consumers share: a handler that keeps what it gets, and messages to get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rocketlet.client import Message, Producer
+
+from ..conftest import Node
+
+
+class Inbox:
+    """A handler that keeps what it gets."""
+
+    def __init__(self, outcome: Any = None) -> None:
+        self.messages: list[Message] = []
+        self._outcome = outcome
+
+    async def __call__(self, message: Message | Sequence[Message]) -> Any:
+        self.messages += [message] if isinstance(message, Message) else message
+        return self._outcome
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+
+async def fill(node: Node, count: int, topic: str = "t", **options: Any) -> None:
+    async with Producer(node.address) as producer:
+        for number in range(count):
+            await producer.send(topic, b"%d" % number, **options)
