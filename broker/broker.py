@@ -221,7 +221,6 @@ class Broker:
         self.peers.close()
         await self.tasks.stop()
         self.delays.stop()
-        await self.filters.stop()
         self.searches.stop()
         self.held_pulls.answer_all()
         await self.turns.done()

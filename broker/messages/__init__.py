@@ -7,5 +7,6 @@ delays        delayed messages
 transactions  half messages
 statistics    the counters behind rates
 filters       SQL92 filters that clients have asked for
-sql_filter    what they mean
+sql_filter    how they are read
+sql_terms     what they compute
 """

@@ -1,40 +1,37 @@
 """The SQL92 filters that clients have asked for, by their expression.
 
-A new one is parsed by a thread. The first has to import its grammar, which takes longer than the start of the broker, and
-one of a thousand words takes three turns. Who asked for it waits until it is known, and nobody else.
+A new one is parsed in turns with all other long work, and the request that brings it waits until then.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
 from ...protocol.codes import ResponseCode
-from ..config import MAX_FILTERS, MAX_UNPARSED
+from ...protocol.work import Work
+from ..config import KNOWN_FILTER_WORDS, MAX_FILTERS, MAX_UNPARSED
 from ..remoting.answers import Refused
 from ..remoting.connection import Connection
 from ..running.turns import Turns
-
-if TYPE_CHECKING:
-    from .sql_filter import Filter
+from .sql_filter import Filter, FilterError, parsing
 
 log = structlog.get_logger("rocketlet.filters")
 
+_WORD_CHARS = 64  # of an expression that is refused, counted as a word
+
 
 class Filters:
+    """`failed`: messages that a filter could not look at, by a defect of ours."""
+
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self._thread = ThreadPoolExecutor(1, "filters")
         self._known: dict[str, Filter | str] = {}
+        self._known_words = 0
         self._asked: dict[str, list[tuple[Connection, Callable[[], None], int]]] = {}
-        self._parsing: set[asyncio.Future[Filter | str]] = set()
         self._waiting = 0
-        self._is_stopped = False
+        self.failed = 0
 
     def find(self, expression: str) -> Filter | None:
         """None if it has to be parsed first. Raises Refused if it is no filter."""
@@ -48,8 +45,6 @@ class Filters:
     def when_parsed(self, connection: Connection, expression: str, action: Callable[[], None], size: int) -> None:
         """Calls `action` when `find` knows the expression, unless the connection is gone by then. size: of what waits, in
         bytes. Raises Refused if too much waits."""
-        if self._is_stopped:
-            raise Refused(ResponseCode.SYSTEM_BUSY, "the broker stops")
         if self._waiting >= MAX_UNPARSED:
             remark = f"{MAX_UNPARSED} requests wait for their SQL92 filter to be parsed; try again later"
             raise Refused(ResponseCode.SYSTEM_BUSY, remark)
@@ -59,38 +54,37 @@ class Filters:
             self._asked[expression].append((connection, action, size))
             return
         self._asked[expression] = [(connection, action, size)]
-        parsing = asyncio.get_running_loop().run_in_executor(self._thread, _parse, expression)
-        self._parsing.add(parsing)
-        parsing.add_done_callback(partial(self._parsed, expression))
+        self._turns.do(self._learn(expression))
 
-    def _parsed(self, expression: str, parsing: asyncio.Future[Filter | str]) -> None:
-        self._parsing.discard(parsing)
-        if parsing.cancelled():
-            return
-        self._known[expression] = parsing.result()
-        if len(self._known) > MAX_FILTERS:
-            del self._known[next(iter(self._known))]
+    def _learn(self, expression: str) -> Work[None]:
+        try:
+            found: Filter | str = yield from parsing(expression)
+        except FilterError as error:
+            found = str(error)
+        except Exception:  # a defect of ours: who asked is answered
+            log.exception("filter_not_parsed", expression=expression[:200])
+            found = f"the filter {expression[:200]!r} cannot be read"
+        if isinstance(found, Filter):
+            found.on_fault = self._count_fault
+        self._keep(expression, found)
         for connection, action, size in self._asked.pop(expression):
             self._waiting -= 1
             connection.charge(-size)
             if not connection.is_closed:
                 self._turns.call(action)
 
-    async def stop(self) -> None:
-        """Returns when the thread is done with what it has begun; the rest is not parsed any more."""
-        self._is_stopped = True
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        await asyncio.gather(*self._parsing, return_exceptions=True)
+    def _keep(self, expression: str, found: Filter | str) -> None:
+        self._known[expression] = found
+        self._known_words += _words(expression, found)
+        while len(self._known) > MAX_FILTERS or (self._known_words > KNOWN_FILTER_WORDS and len(self._known) > 1):
+            oldest = next(iter(self._known))
+            self._known_words -= _words(oldest, self._known.pop(oldest))
+
+    def _count_fault(self, error: Exception) -> None:
+        self.failed += 1
+        if self.failed == 1:
+            log.error("filter_failed", exc_info=error, hint="the message counts as one that does not match")
 
 
-def _parse(expression: str) -> Filter | str:
-    """In the thread: the filter, or why it is none."""
-    from .sql_filter import FilterError, parse_filter
-
-    try:
-        return parse_filter(expression)
-    except FilterError as error:
-        return str(error)
-    except Exception:  # a defect of ours: whoever asked is answered
-        log.exception("filter_not_parsed", expression=expression[:200])
-        return f"the filter {expression[:200]!r} cannot be read"
+def _words(expression: str, found: Filter | str) -> int:
+    return found.words if isinstance(found, Filter) else len(expression) // _WORD_CHARS + 1

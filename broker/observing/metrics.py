@@ -134,6 +134,9 @@ class Collector:
             "rocketlet_transactions_waiting", "Half messages without an outcome", self._broker.transactions.waiting
         )
         yield self._counter(
+            "rocketlet_filter_failures", "Messages that an SQL92 filter failed at", self._broker.filters.failed
+        )
+        yield self._counter(
             "rocketlet_delayed_set_aside", "Delayed messages that could not be delivered", self._broker.delays.set_aside
         )
 

@@ -92,7 +92,7 @@ def _server(
 
 async def _served(run: Run, options: argparse.Namespace) -> int:
     """Runs a server; what keeps it from starting is one line."""
-    if run is not _nameserver and not all(map(importlib.util.find_spec, ("prometheus_client", "sqlglot"))):
+    if run is not _nameserver and importlib.util.find_spec("prometheus_client") is None:
         print("rocketlet: a broker needs its extra: pip install 'rocketlet[broker]'", file=sys.stderr)
         return 1
     if problem := control.fault(options):

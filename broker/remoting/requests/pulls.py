@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
@@ -22,6 +22,7 @@ from ....protocol.subscription import ALL, SQL92, TAG, Subscription, Subscriptio
 from ...broker import Broker
 from ...config import (
     DRAINING_WAIT_S,
+    FILTER_WORD_BYTES,
     FOREIGN_PULL_MESSAGES,
     MAX_HOLD_S,
     OTHERS_QUEUE_WAIT_S,
@@ -33,15 +34,13 @@ from ...config import (
 )
 from ...groups.foreign.draining import has_handled_all
 from ...messages.held_pulls import HeldPull
+from ...messages.sql_filter import Filter
 from ...store.consume_queue import ConsumeQueue
 from ...store.files import StoreError, StoreFull
 from ..answers import Buffers, Refused, answer, answer_pieces, small
 from ..connection import Connection
 from .offsets import fence_fault, is_foreign_member, offset_fault, store_offset
 from .subscriptions import ask_for_versions
-
-if TYPE_CHECKING:
-    from ...messages.sql_filter import Filter
 
 log = structlog.get_logger("rocketlet.pulls")
 
@@ -100,12 +99,18 @@ def _pull(
             subscription,
             header.queue_offset,
             lambda: connection.write(_read_held(broker, connection, kept, header, queue, subscription, matches)),
-            size=_text_bytes(header) + (TAG_BYTES * len(subscription.tags) if subscription is not None else 0),
+            size=_held_bytes(header, subscription, matches),
             is_done=has_handled_all(header),
         )
         if broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
             return None
     return _read(broker, frame, header, queue, subscription, matches)
+
+
+def _held_bytes(header: PullMessage, subscription: Subscription | None, matches: Filter | None) -> int:
+    tags = len(subscription.tags) if subscription is not None else 0
+    words = matches.words if matches is not None else 0
+    return _text_bytes(header) + TAG_BYTES * tags + FILTER_WORD_BYTES * words
 
 
 def _text_bytes(header: PullMessage) -> int:
