@@ -222,7 +222,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "next-record": Removal(
         "the next whole record behind damage is searched for", "files", 100,
-        [Change(commit_log.CommitLog, "next_record", lambda self, position: None)], "M",
+        [Change(commit_log.CommitLog, "_behind", lambda *behind: None)], "M",
     ),
     "record-sums": Removal(
         "records have a checksum over all of them", "files", 200, [

@@ -8,7 +8,7 @@ As on Apache's broker, `magic` and `crc` are 0 and not looked at, and the header
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, count, repeat
 from struct import Struct
 from struct import error as StructError
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from . import properties as props
 from .checksum import crc32
 from .config import MAX_BATCH_ENTRIES, MAX_PROPERTY_BYTES
-from .message import CHECKSUM_BYTES, CHECKSUM_MARK, MAGIC, MessageError
+from .message import BEGIN_BYTES, CHECKSUM_BYTES, CHECKSUM_MARK, MAGIC, MessageError
 from .subscription import tag_code
 
 _ENTRY: Final = Struct(">iIIii")
@@ -28,6 +28,10 @@ _PAIR_END: Final = props.PAIR_END.encode()
 _ROOM: Final = MAX_PROPERTY_BYTES - CHECKSUM_BYTES  # of properties, beside a checksum
 _PIECE: Final = 512  # messages whose records are made at once
 _APART: Final = b"\n"  # ASCII, so that no character can begin before it and end behind it
+
+
+def _unmarked(position: int) -> bytes:
+    return b""
 
 
 class BatchEntry(NamedTuple):
@@ -126,15 +130,18 @@ def _checked(texts: list[bytes]) -> bytes:
     return joined
 
 
-def encode_records(batch: bytes, shared: Shared, queue_offset: int, position: int) -> Records:
+def encode_records(
+    batch: bytes, shared: Shared, queue_offset: int, position: int, mark: Callable[[int], bytes] = _unmarked
+) -> Records:
     """The records of a batch body's messages, from a queue offset and a commit log position on: the bytes that
     `encode_record` makes of each. Raises MessageError for a body that is garbled, and for properties that are too long.
+    `mark` gives what the first record of each piece has behind its properties.
 
     Column by column, because a step for all messages costs a fraction of a step for each; and some hundred messages at a
     time, because their columns stay in the processor's cache.
     """
     flags, bodies, own, at = _split(batch, most=_PIECE)
-    made = _records(flags, bodies, own, shared, queue_offset, position)
+    made = _records(flags, bodies, own, shared, queue_offset, position, mark)
     if at == len(batch):
         return made
     data = [made.data]
@@ -142,7 +149,7 @@ def encode_records(batch: bytes, shared: Shared, queue_offset: int, position: in
         done = len(made.sizes)
         flags, bodies, own, at = _split(batch, at, done, _PIECE)
         next_at = made.positions[-1] + made.sizes[-1]
-        piece = _records(flags, bodies, own, shared, queue_offset + done, next_at)
+        piece = _records(flags, bodies, own, shared, queue_offset + done, next_at, mark)
         data.append(piece.data)
         made.positions.extend(piece.positions)
         made.sizes.extend(piece.sizes)
@@ -151,10 +158,18 @@ def encode_records(batch: bytes, shared: Shared, queue_offset: int, position: in
 
 
 def _records(
-    flags: list[int], bodies: list[bytes], own: list[bytes], shared: Shared, queue_offset: int, position: int
+    flags: list[int],
+    bodies: list[bytes],
+    own: list[bytes],
+    shared: Shared,
+    queue_offset: int,
+    position: int,
+    mark: Callable[[int], bytes],
 ) -> Records:
     is_tagged = _TAGS_MARK in _checked(own) or _TAGS_MARK in shared.properties
     texts = _completed(own, shared.properties)
+    if texts and len(texts[0]) + BEGIN_BYTES <= _ROOM:
+        texts[0] += mark(position)
     text_sizes = [size + CHECKSUM_BYTES if size <= _ROOM else size for size in map(len, texts)]
     body_sizes = list(map(len, bodies))
     middle = _SHARED[len(shared.born_host), len(shared.store_host)].pack(*shared[3:], 0)

@@ -28,6 +28,11 @@ from .config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
 MAGIC: Final = 0xDAA320A7
 CHECKSUM_MARK: Final = b"\x02\x03"  # behind the properties; what has no name is no property to any client
 CHECKSUM_BYTES: Final = 10  # the mark and a CRC-32 in hex
+BEGIN_MARK: Final = (
+    b"\x02\x04"  # before the checksum of some records: where the record begins, as only its broker can say it
+)
+BEGIN_BYTES: Final = 14  # the mark and 12 characters of base64
+MAX_HEAD_BYTES: Final = 112  # what is before a body, both hosts IPv6
 FIXED_BYTES: Final = 91  # a record without body, topic and properties, both hosts IPv4
 MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + MAX_PROPERTY_BYTES
 
@@ -36,7 +41,8 @@ _HEAD_V4: Final = _HEADS[8, 8]
 _pack_v4: Final = _HEAD_V4.pack
 _pack_sum: Final = Struct(">I").pack
 _HEX: Final = frozenset(b"0123456789abcdef")
-_MARK_TEXT: Final = CHECKSUM_MARK.decode()
+_CHECKSUM_TEXT: Final = CHECKSUM_MARK.decode()
+_BEGIN_TEXT: Final = BEGIN_MARK.decode()
 _SHORT: Final = Struct(">h")
 _pack_short: Final = _SHORT.pack
 _START: Final = Struct(">iI")
@@ -171,12 +177,12 @@ def _head_of(data: bytes, position: int) -> Struct:
     return _HEADS[20 if flags & SYS_BORNHOST_V6 else 8, 20 if flags & SYS_STOREHOST_V6 else 8]
 
 
-def record_size(data: bytes, position: int) -> int:
-    """The size of the record at `position` by its first 8 bytes; 0 if none can begin there."""
+def record_size(data: bytes, position: int, most: int = MAX_RECORD_BYTES) -> int:
+    """The size of the record at `position` by its first 8 bytes; 0 if none of `most` bytes can begin there."""
     if len(data) - position < 8:
         return 0
     size, magic = _START.unpack_from(data, position)
-    return size if magic == MAGIC and FIXED_BYTES <= size <= MAX_RECORD_BYTES else 0
+    return size if magic == MAGIC and FIXED_BYTES <= size <= most else 0
 
 
 def decode_records(data: bytes) -> Iterator[Record]:
@@ -205,6 +211,12 @@ def split_records(data: bytes) -> list[bytes]:
     return records
 
 
+def body_begin(data: bytes) -> int:
+    """Where the body begins in a record's bytes."""
+    flags = data[39] if len(data) > 39 else 0
+    return 88 + (12 if flags & SYS_BORNHOST_V6 else 0) + (12 if flags & SYS_STOREHOST_V6 else 0)
+
+
 def offset_in(data: bytes) -> int:
     """The queue offset in a record's bytes."""
     return int.from_bytes(data[20:28], "big")
@@ -213,8 +225,7 @@ def offset_in(data: bytes) -> int:
 def properties_in(data: bytes) -> str:
     """The properties in a record's bytes. Raises MessageError if they are not there."""
     try:
-        flags = data[39]
-        body_at = 88 + (12 if flags & SYS_BORNHOST_V6 else 0) + (12 if flags & SYS_STOREHOST_V6 else 0)
+        body_at = body_begin(data)
         topic_at = body_at + int.from_bytes(data[body_at - 4 : body_at], "big")
         text_at = topic_at + data[topic_at] + 3
         if text_at + (data[text_at - 2] << 8 | data[text_at - 1]) != len(data):
@@ -229,15 +240,25 @@ def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = F
     other brokers, have a checksum over the body only; `is_summed`: this one has one over all of it."""
     if crc32(record.body) & 0x7FFFFFFF != record.crc:
         return False
+    if has_checksum(data, position, record):
+        return True
+    end = position + record.size
+    mark, checksum = data[end - CHECKSUM_BYTES : end - 8], data[end - 8 : end]
+    if mark == CHECKSUM_MARK:
+        return False
+    if is_summed:
+        return len(record.properties.encode()) + CHECKSUM_BYTES > MAX_PROPERTY_BYTES
+    # No checksum, unless what is damaged is the mark: no property looks so.
+    return not (_HEX.issuperset(checksum) and (mark[:1] == CHECKSUM_MARK[:1] or mark[1:] == CHECKSUM_MARK[1:]))
+
+
+def has_checksum(data: bytes, position: int, record: Record) -> bool:
+    """Whether the record has a checksum over all but its body, and is as that says: its size is right then, whatever
+    its body is."""
     end = position + record.size - CHECKSUM_BYTES
-    mark, checksum = data[end : end + len(CHECKSUM_MARK)], data[end + len(CHECKSUM_MARK) : end + CHECKSUM_BYTES]
-    if mark != CHECKSUM_MARK:  # no checksum, unless what is damaged is the mark: no property looks so
-        if is_summed:
-            return len(record.properties.encode()) + CHECKSUM_BYTES > MAX_PROPERTY_BYTES
-        return not (_HEX.issuperset(checksum) and (mark[:1] == CHECKSUM_MARK[:1] or mark[1:] == CHECKSUM_MARK[1:]))
     body_at = position + 72 + len(record.born_host) + len(record.store_host)
     head, tail = data[position:body_at], data[body_at + len(record.body) : end]
-    return checksum == hexlify(_pack_sum(crc32(head + tail)))
+    return data[end : end + CHECKSUM_BYTES] == CHECKSUM_MARK + hexlify(_pack_sum(crc32(head + tail)))
 
 
 def is_certainly(data: bytes, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int) -> bool:
@@ -263,8 +284,17 @@ def is_certainly(data: bytes, topic: bytes, queue_id: int, queue_offset: int, ph
 def without_checksum(record: Record) -> Record:
     """The record with the properties as they were given, to be stored once more."""
     text = record.properties
-    mark_at = len(text) - CHECKSUM_BYTES
-    return record._replace(properties=text[:mark_at]) if text.startswith(_MARK_TEXT, max(mark_at, 0)) else record
+    end = _without(text, _CHECKSUM_TEXT, CHECKSUM_BYTES, len(text))
+    return (
+        record
+        if end == len(text)
+        else record._replace(properties=text[: _without(text, _BEGIN_TEXT, BEGIN_BYTES, end)])
+    )
+
+
+def _without(text: str, mark: str, size: int, end: int) -> int:
+    at = end - size
+    return at if at >= 0 and text.startswith(mark, at, end) else end
 
 
 def offset_id(store_host: bytes, physical_offset: int) -> str:

@@ -1,4 +1,9 @@
-"""The commit log: record after record, each with a checksum. Finds whole ones, and those behind damage."""
+"""The commit log: record after record, each with a checksum. Finds whole ones, and those behind damage.
+
+What a client sends may look like records, places and checksums included. So nothing in a record is ever looked at as one.
+A record begins where the one before it ends, where a segment begins, where an index says so, or where its own mark does
+(`marks`). Behind damage only such a place is gone on from.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ...protocol.message import MAGIC, MAX_RECORD_BYTES, MessageError, Record, decode_record, is_intact, record_size
+from ...protocol.config import MAX_BODY_BYTES, MAX_FRAME_BYTES, MAX_TOPIC_CHARS
+from ...protocol.message import (
+    BEGIN_BYTES,
+    CHECKSUM_BYTES,
+    MAGIC,
+    MAX_HEAD_BYTES,
+    MAX_RECORD_BYTES,
+    MessageError,
+    Record,
+    body_begin,
+    decode_record,
+    has_checksum,
+    is_intact,
+    record_size,
+)
 from ..config import RECOVERY_READ_BYTES
 from .files import OpenFiles
+from .marks import NOWHERE, Marks
 from .segments import SegmentedFile
 
 _MAGIC: Final = MAGIC.to_bytes(4, "big")
-NOWHERE: Final = 1 << 63
+_HEAD_BYTES: Final = 36  # up to the position in the log
+_LONGEST: Final = (
+    MAX_RECORD_BYTES - MAX_BODY_BYTES + MAX_FRAME_BYTES
+)  # of an earlier release, whose replies had no limit
+
+IsNamed = Callable[[str, int, int, int, int], bool]
+"""Whether the index of a topic's queue has, at an offset, a record of that position and size."""
 
 
 class Damage(NamedTuple):
@@ -25,14 +51,17 @@ class Damage(NamedTuple):
 class CommitLog(SegmentedFile):
     """Records at and behind `summed_from` have a checksum over all of them; those of earlier releases may have none."""
 
-    def __init__(self, folder: Path, segment_bytes: int, open_files: OpenFiles, *, is_synced: bool = False) -> None:
+    def __init__(
+        self, folder: Path, segment_bytes: int, open_files: OpenFiles, marks: Marks, *, is_synced: bool = False
+    ) -> None:
         super().__init__(folder / "commitlog", segment_bytes, open_files, stays_open=True, is_synced=is_synced)
         self.summed_from = NOWHERE
+        self._marks = marks
 
     def record_in(self, data: bytes, at: int, position: int) -> Record | None:
         """The record that `data` holds at `at`, if it is what was written at that position of the log."""
         size = record_size(data, at)
-        if not size or at + size > len(data) or size > MAX_RECORD_BYTES:
+        if not size or at + size > len(data):
             return None
         try:
             record = decode_record(data, at)
@@ -43,31 +72,23 @@ class CommitLog(SegmentedFile):
         return record if is_whole else None
 
     def record_at(self, position: int) -> Record | None:
-        """The whole record at a position of the log; None if there is none."""
-        head = self.read_up_to_damage(position, 36)
-        size = record_size(head, 0)
-        if not size or len(head) < 36 or int.from_bytes(head[28:36], "big") != position:
-            return None
-        return self.record_in(self.read_up_to_damage(position, size), 0, position)
+        """The whole record at a position of the log, which must be one where a record begins; None if it is damaged."""
+        size = self._size_at(position, MAX_RECORD_BYTES)
+        return self.record_in(self.read_up_to_damage(position, size), 0, position) if size else None
 
-    def next_record(self, position: int) -> int | None:
-        """Where the first whole record at or behind a position begins; None if there is none."""
-        while position < self.end:
-            data = self.read_up_to_damage(position, RECOVERY_READ_BYTES)
-            if len(data) < 8:
-                position = self.next_start(position)
-                continue
-            at = data.find(_MAGIC, 4)
-            while at >= 0:
-                start = position + at - 4
-                if self.record_at(start) is not None:
-                    return start
-                at = data.find(_MAGIC, at + 1)
-            position += len(data) - 7
-        return None
+    def _size_at(self, position: int, most: int) -> int:
+        """The size of the record at a position by its head; 0 if that is not there, or of another place."""
+        head = self.read_up_to_damage(position, _HEAD_BYTES)
+        size = record_size(head, 0, most)
+        if not size or len(head) < _HEAD_BYTES or int.from_bytes(head[28:36], "big") != position:
+            return 0
+        return size if position + size <= self.end else 0
 
-    def replay(self, position: int, take: Callable[[Record], None]) -> tuple[int, list[Damage], Damage]:
-        """Calls `take` with the log's whole records from `position` on. How many, the damage between, the torn tail."""
+    def replay(
+        self, position: int, take: Callable[[Record], None], is_named: IsNamed
+    ) -> tuple[int, list[Damage], Damage]:
+        """Calls `take` with the log's whole records from `position` on, where one must begin. How many, the damage
+        between, the torn tail."""
         records = 0
         damage: list[Damage] = []
         while position < self.end:
@@ -79,9 +100,71 @@ class CommitLog(SegmentedFile):
                 records += 1
             position += at
             if at == 0:
-                found = self.next_record(position + 1)
+                found = self._behind(position, is_named)
                 if found is None:
                     return records, damage, Damage(position, self.end - position)
                 damage.append(Damage(position, found - position))
                 position = found
         return records, damage, Damage(position, 0)
+
+    # Behind damage
+
+    def _behind(self, position: int, is_named: IsNamed) -> int | None:
+        """Where a record begins behind one that is damaged; None if nothing says so. What its head covers is searched only
+        where that head cannot be right."""
+        size = self._size_at(position, _LONGEST)
+        if size and self._leads_on(position, size, is_named):
+            return position + size if position + size < self.end else None
+        return self.next_record(position + 1, is_named)
+
+    def _leads_on(self, position: int, size: int, is_named: IsNamed) -> bool:
+        """Whether the record at `position` ends where its head says: only its body is damaged, or a record begins there."""
+        try:
+            data = self.read_up_to_damage(position, size)
+            if has_checksum(data, 0, decode_record(data)):
+                return True
+        except MessageError:
+            pass
+        end = position + size
+        if end in self.starts or self._begins(end, is_named):
+            return True
+        return position < self._marks.begin and self.record_at(end) is not None
+
+    def next_record(self, position: int, is_named: IsNamed) -> int | None:
+        """Where a record begins at or behind a position; None if nothing says so."""
+        segment_end = self.next_start(position)
+        while position < segment_end:
+            data = self.read_up_to_damage(position, min(RECOVERY_READ_BYTES, segment_end - position))
+            at = data.find(_MAGIC, 4)
+            while at >= 0:
+                begin = position + at - 4
+                claimed = data[at + 24 : at + 32]  # at the data's end, only a part of it, or nothing
+                if begin.to_bytes(8, "big").startswith(claimed) and self._begins(begin, is_named):
+                    return begin
+                at = data.find(_MAGIC, at + 1)
+            if len(data) < 8:
+                break
+            position += len(data) - 7
+        return segment_end if segment_end < self.end else None
+
+    def _begins(self, position: int, is_named: IsNamed) -> bool:
+        """Whether a whole record begins there, by its mark or by an index. The checksums, which cost most, come last."""
+        size = self._size_at(position, MAX_RECORD_BYTES)
+        if not size:
+            return False
+        tail = BEGIN_BYTES + CHECKSUM_BYTES
+        mark = self.read_up_to_damage(position + size - tail, tail)[:BEGIN_BYTES]
+        return (self._marks.is_mark(mark, position) or self._is_named(position, size, is_named)) and self.record_at(
+            position
+        ) is not None
+
+    def _is_named(self, position: int, size: int, is_named: IsNamed) -> bool:
+        head = self.read_up_to_damage(position, MAX_HEAD_BYTES)
+        body_at = body_begin(head)
+        topic_at = body_at + int.from_bytes(head[body_at - 4 : body_at], "big")
+        if len(head) < body_at or topic_at >= size:
+            return False
+        name = self.read_up_to_damage(position + topic_at, 1 + MAX_TOPIC_CHARS)
+        topic = name[1 : 1 + int.from_bytes(name[:1], "big")].decode(errors="replace")
+        queue_id, offset = int.from_bytes(head[12:16], "big"), int.from_bytes(head[20:28], "big")
+        return is_named(topic, queue_id, offset, position, size)

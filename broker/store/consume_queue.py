@@ -103,6 +103,10 @@ class ConsumeQueue:
         position, size, tag_code = ENTRY.unpack(self.entries(offset, 1))
         return position, size, tag_code
 
+    def names(self, offset: int, position: int, size: int) -> bool:
+        """Whether the entry at an offset is that of a record of that position and size."""
+        return self.begin <= offset < self.next and self.entry(offset)[:2] == (position, size)
+
     @property
     def tail_is_long(self) -> bool:
         return len(self._tail) >= INDEX_TAIL_BYTES

@@ -162,12 +162,12 @@ def _state_of(data: bytes) -> Any:
     return orjson.loads(value)
 
 
-def write_state(path: Path, value: Any, *, sync: bool = True) -> None:
+def write_state(path: Path, value: Any, *, sync: bool = True, mode: int = 0o644) -> None:
     """As `replace_state`, of a value that is small."""
-    replace_state(path, orjson.dumps(value), sync=sync)
+    replace_state(path, orjson.dumps(value), sync=sync, mode=mode)
 
 
-def replace_state(path: Path, content: bytes, *, sync: bool = True) -> None:
+def replace_state(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
     """Replaces a state file whole: a reader sees the old value or the new one. Raises StoreFull.
 
     The file is JSON, a line of its own with the JSON's CRC-32 behind it; the one before is kept as `.old`.
@@ -175,7 +175,7 @@ def replace_state(path: Path, content: bytes, *, sync: bool = True) -> None:
     """
     temporary = path.with_suffix(".new")
     try:
-        descriptor = disk.open_file(temporary, disk.REPLACE, 0o644)
+        descriptor = disk.open_file(temporary, disk.REPLACE, mode)
         try:
             data = memoryview(content + _SUM_MARK + b"%08x\n" % zlib.crc32(content))
             while data:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...protocol.message import Record
+from . import marks
 from .commit_log import CommitLog
 from .consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
 from .files import Folder, OpenFiles, StoreError, read_state, state_fault
+from .marks import Marks
 from .recovery import Checkpoint, read_checkpoint
 
 _BLOCK_ENTRIES: Final = 1000
@@ -36,11 +38,14 @@ class _Index:
     def compare(self, record: Record) -> None:
         if not self.queue.begin <= record.queue_offset < self.known:
             return
-        entry = self._entry(record.queue_offset)
-        if entry is not None and entry[:2] == (record.physical_offset, record.size):
+        if self.names(record.queue_offset, record.physical_offset, record.size):
             self.right += 1
         else:
             self.wrong += 1
+
+    def names(self, offset: int, position: int, size: int) -> bool:
+        entry = self._entry(offset)
+        return entry is not None and entry[:2] == (position, size)
 
     def _entry(self, offset: int) -> tuple[int, int, int] | None:
         at = (offset - self._block_at) * ENTRY_BYTES
@@ -78,13 +83,15 @@ def _state_files(folder: Folder) -> Iterator[Finding]:
             yield Finding(path.name, fault, "take the copy before it")
         elif path.stem in ("checkpoint", "topics", "locks", "transactions"):
             yield Finding(path.name, fault, "make it anew from the commit log")
+        elif path.name == marks.FILE:
+            yield Finding(path.name, fault, "make it anew; fewer messages are found behind damage in the commit log")
         else:
             yield Finding(path.name, fault, "nothing: restore it from a backup, or remove it to lose that state")
 
 
 def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:
-    log = CommitLog(folder.path, 1, files)
-    checkpoint = _checkpoint_of(folder)
+    log = CommitLog(folder.path, 1, files, Marks(_state_of(folder, "marks")))
+    checkpoint = read_checkpoint(_state_of(folder, "checkpoint"))
     if checkpoint is not None and checkpoint.summed_from is not None:
         log.summed_from = checkpoint.summed_from
     indexes = _indexes_of(folder, files, checkpoint)
@@ -94,7 +101,11 @@ def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:
         if index is not None:
             index.compare(record)
 
-    records, damage, torn = log.replay(log.begin, take)
+    def is_named(topic: str, queue_id: int, offset: int, position: int, size: int) -> bool:
+        index = indexes.get((topic, queue_id))
+        return index is not None and index.names(offset, position, size)
+
+    records, damage, torn = log.replay(log.begin, take, is_named)
     yield Finding(f"commit log, {records:,} messages in {log.end - log.begin:,} bytes", None)
     for position, size in damage:
         yield Finding(
@@ -115,11 +126,11 @@ def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:
         yield _finding(f"queue {topic}:{number}", index)
 
 
-def _checkpoint_of(folder: Folder) -> Checkpoint | None:
-    for name in ("checkpoint.json", "checkpoint.old"):
-        path = folder.path / name
+def _state_of(folder: Folder, name: str) -> Any:
+    for end in (".json", ".old"):
+        path = folder.path / f"{name}{end}"
         if state_fault(path) is None:
-            return read_checkpoint(read_state(path))
+            return read_state(path)
     return None
 
 

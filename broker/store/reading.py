@@ -247,10 +247,7 @@ class Reader:
         """Whether the record is a message of the queue that it names. Bytes in a body may look like a record, its place and
         checksums included; only an index says where a message begins."""
         queue = self._queues.get((record.topic, record.queue_id))
-        if queue is None or not queue.begin <= record.queue_offset < queue.next:
-            return False
-        position, size, _ = queue.entry(record.queue_offset)
-        return position == record.physical_offset and size == record.size
+        return queue is not None and queue.names(record.queue_offset, record.physical_offset, record.size)
 
     def record_at(self, position: int) -> Record | None:
         """The message at a commit log position, which may be a client's; None if no queue has one there."""

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ...protocol.message import Record
+from ...protocol.message import FIXED_BYTES, Record
 from ...protocol.names import topic_fault
 from .commit_log import CommitLog, Damage
 from .consume_queue import ConsumeQueue, QueueState
@@ -113,6 +113,7 @@ class Recovery:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unknown: dict[str, int] = {}
         self._known_until = 0  # where the log is behind what the checkpoint knows
+        self._most_lost = 0  # messages of a queue: no log that was as long as this one can have had more
         self._known_end = 0  # of the log, by what the indexes hold behind the checkpoint
         self._rebuilt: list[str] = []
         self._lost: list[Lost] = []
@@ -130,7 +131,8 @@ class Recovery:
             if key not in states and key[0] in self._since:
                 self._queue(*key).restart(0)
         start = self._start(checkpoint)
-        records, damage, torn = self._log.replay(start, self._take)
+        self._most_lost = max(self._log.end, checkpoint.end if checkpoint else 0) // FIXED_BYTES
+        records, damage, torn = self._log.replay(start, self._take, self._is_named)
         checked_from = max([start, *(at + size for at, size in damage)])  # entries of whole indexes may point into it
         for key, state in states.items():
             if key in self._queues:
@@ -199,6 +201,10 @@ class Recovery:
             start = min([start, log.end, *(queue.cut_from(log.end) for queue in self._queues.values())])
         return log.begin if self._rebuilt else max(start, log.begin)
 
+    def _is_named(self, topic: str, queue_id: int, offset: int, position: int, size: int) -> bool:
+        queue = self._queues.get((topic, queue_id))
+        return queue is not None and queue.names(offset, position, size)
+
     def _take(self, record: Record) -> None:
         key = (record.topic, record.queue_id)
         queue = self._queues.get(key)
@@ -216,14 +222,18 @@ class Recovery:
         if record.queue_offset > queue.next:
             if queue.begin == queue.next and not self._is_complete:  # what was before it may have expired
                 queue.restart(record.queue_offset)
-            else:
-                self._lose_until(queue, record.queue_offset, record.physical_offset)
+            elif not self._lose_until(queue, record.queue_offset, record.physical_offset):
+                return
         queue.append(record.physical_offset, record.size, self._tag_code_of(record))
         if queue.tail_is_long:
             with contextlib.suppress(StoreFull):  # it stays in memory
                 queue.flush()
 
-    def _lose_until(self, queue: ConsumeQueue, offset: int, position: int) -> None:
+    def _lose_until(self, queue: ConsumeQueue, offset: int, position: int) -> bool:
+        """Names what is lost before an offset. False if that cannot be one: an entry is written for each lost message."""
+        if queue.begin < queue.next and offset - queue.next > self._most_lost:
+            return False
         if queue.next < offset:
             self._lost.append(Lost(queue.topic, queue.queue_id, queue.next, offset))
             queue.lose_until(offset, position)
+        return True

@@ -17,16 +17,25 @@ import structlog
 
 from ...protocol.batch import Shared, encode_records
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
-from ...protocol.message import Record, encode_record, host_flags
+from ...protocol.config import MAX_PROPERTY_BYTES
+from ...protocol.message import (
+    BEGIN_BYTES,
+    CHECKSUM_BYTES,
+    MAX_RECORD_BYTES,
+    Record,
+    encode_record,
+    host_flags,
+)
 from ...protocol.names import topic_fault
 from ...protocol.work import SLICE
 from ..clock import MACHINE
 from ..config import DAMAGE_ASIDE_BYTES, DELETE_LIMIT, MAX_OPEN_SEGMENTS
 from ..running.jobs import Call, Job, make_all, run
-from . import disk
+from . import disk, marks
 from .commit_log import CommitLog, Damage
 from .consume_queue import TAIL_ENTRIES, ConsumeQueue
 from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, replace_state
+from .marks import Marks
 from .reading import Fetched, Reader
 from .recovery import Recovered, Recovery, checkpoint_text, read_checkpoint
 from .searching import Search
@@ -35,6 +44,7 @@ log = structlog.get_logger("rocketlet.store")
 
 
 _HOST_FLAGS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
+_MARKED_PROPERTIES: Final = MAX_PROPERTY_BYTES - CHECKSUM_BYTES - BEGIN_BYTES  # of more, a record goes without a mark
 NOTHING_DELETED: Final[Mapping[str, int]] = {}
 _NO_HOST: Final = socket.inet_aton("0.0.0.0") + b"\0\0\0\0"
 
@@ -61,7 +71,9 @@ class Store:
         self._of_topic: dict[str, list[ConsumeQueue]] = {}
         self._tag_code_of = tag_code_of
         self._open_files = OpenFiles(open_files)
-        self._log = CommitLog(folder, segment_bytes, self._open_files, is_synced=is_synced)
+        self._is_synced = is_synced
+        self._marks = Marks(read_state(folder / marks.FILE, is_derivable=True))
+        self._log = CommitLog(folder, segment_bytes, self._open_files, self._marks, is_synced=is_synced)
         self._staged: list[bytes] = []  # in pieces: a message, or a batch
         self._staged_queues: list[ConsumeQueue] = []  # of each piece, as `_staged_counts`: its messages
         self._staged_counts: list[int] = []
@@ -120,6 +132,7 @@ class Store:
         if checkpoint is not None and found == Recovered():
             self._checkpointed = (self._log.end, len(self.queues), False)
         self._save_recovered()
+        self._renew_marks()
         return found
 
     def _put_aside(self, found: Recovered) -> None:
@@ -140,6 +153,12 @@ class Store:
             self.checkpoint()
         except StoreFull as error:
             log.error("recovered_state_not_saved", reason=str(error), hint="the store can be read only")
+
+    def _renew_marks(self) -> None:
+        try:
+            self._marks.renew(self.folder.path, self._log.begin, self._log.end, sync=self._is_synced)
+        except StoreFull as error:
+            log.error("marks_not_renewed", reason=str(error), hint="free space, then start the broker again")
 
     def sync_log(self, sync: bool = True) -> None:
         """With `sync`: returns when everything committed is on the device. Raises StoreFailed."""
@@ -323,6 +342,8 @@ class Store:
         Whatever this raises, nothing is staged."""
         position = self._next
         store_host = self.store_host
+        if not self._staged and len(properties) <= _MARKED_PROPERTIES:
+            properties += self._marks.mark(position)
         # as `_flags`, whose call would cost every message
         is_v4 = len(born_host) + len(store_host) == 16
         record = encode_record(
@@ -342,6 +363,8 @@ class Store:
             properties,
         )
         size = len(record)
+        if size > MAX_RECORD_BYTES:  # recovery would take it for damage
+            raise StoreError(f"the message takes {size} bytes; {MAX_RECORD_BYTES} are stored at most")
         offset = queue.append(position, size, tag_code)  # first, because it refuses a tag code beyond 64 bits
         self._staged.append(record)
         self._staged_queues.append(queue)
@@ -367,7 +390,7 @@ class Store:
         flags = _flags(sys_flag, born_host, store_host)
         of_all = (flags, born_ms, born_host, self.now_ms, store_host, reconsume_times)
         shared = Shared(queue.topic_record, queue.queue_id, properties, *of_all)
-        data, positions, sizes, tag_codes = encode_records(batch, shared, queue.next, self._next)
+        data, positions, sizes, tag_codes = encode_records(batch, shared, queue.next, self._next, self._marks.mark)
         offset = queue.extend(positions, sizes, tag_codes)
         self._staged.append(data)
         self._staged_queues.append(queue)

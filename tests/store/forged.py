@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rocketlet.broker.store.store import Store
-from rocketlet.protocol.message import encode_record
+from rocketlet.protocol.message import MAGIC, MAX_RECORD_BYTES, encode_record
 
 from ..support.stores import HOST
 
@@ -31,3 +33,17 @@ def body_at(position: int, *contents: bytes, topic: str = "u", offset: int = 0, 
 def next_body(store: Store, *contents: bytes, topic: str = "u", offset: int = 0) -> bytes:
     """The same for the record that is stored next."""
     return body_at(store.end, *contents, topic=topic, offset=offset)
+
+
+BodyOf = Callable[[int], bytes]
+"""A body for a record that begins at a position."""
+MAGIC_BYTES = MAGIC.to_bytes(4, "big")
+
+
+def heads_at(position: int, count: int) -> bytes:
+    """Nothing but heads, each of which claims its place and all that follows."""
+    at, end = position + HEAD_BYTES, position + HEAD_BYTES + 36 * count
+    return b"".join(
+        min(end - place, MAX_RECORD_BYTES).to_bytes(4, "big") + MAGIC_BYTES + bytes(20) + place.to_bytes(8, "big")
+        for place in range(at, end, 36)
+    )
