@@ -139,6 +139,7 @@ class Broker:
             on_free=self.clients.group_changed,
             on_change=self._save_locks_later,
             is_held_back=self._is_draining,
+            is_anothers=self._is_anothers,
             queues_of=self.topics.queues_of,
             end_of=self._end_of,
         )
@@ -191,6 +192,9 @@ class Broker:
 
     def _is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         return self.draining.is_draining(group, topic, queue_id)
+
+    def _is_anothers(self, group: str, connection: Connection, topic: str, queue_id: int) -> bool:
+        return self.draining.allotment.is_anothers(group, connection, topic, queue_id)
 
     def _end_of(self, topic: str, queue_id: int) -> int:
         queue = self.store.queues.get((topic, queue_id))

@@ -242,11 +242,12 @@ async def _overtake(self: MemberLocks, queue: Queue) -> None:
 
 def _given_at_once(self: Draining, group: ConsumerGroup, connection: Connection) -> list[str]:
     """A foreign member learns of a change while its queues are drained."""
-    members = group.companions(connection)
+    members = group.list_for(connection)
     member = group.foreign.get(connection)
-    if member is not None:
-        self._given.give(group.name, connection, member.client_id, members)
-    return members.ids
+    if member is None:
+        return members.ids
+    self.allotment.give(group.name, connection, member.client_id, members)
+    return members.told(member.client_id)
 
 
 def _write_later(self: Ledger) -> None:

@@ -36,7 +36,7 @@ from ..config import (
 from ..remoting.connection import Connection
 from ..running.turns import Turns
 from .disagreements import finding_faults, stale_counts
-from .foreign.given import MemberList
+from .foreign.given import ALONE, MemberList
 from .history import History
 from .member import Member, Shape, shape_of, size_of
 from .sticky import StickyShares
@@ -64,7 +64,9 @@ class ConsumerGroup:
         self._seen_counts: dict[str, int] = {}
         self._strategies: frozenset[str] | None = None
         self._sticky: dict[str, StickyShares] = {}
-        self._retries: str | None = None  # who reads the retry topic, empty for all; None if that is to be found out
+        # Foreign members subscribe to different topics, and are bound by whose the queues are to be (`allotment`).
+        self.is_uneven = False
+        self._alone: set[frozenset[str]] = set()  # topics of those that are told of themselves only
 
     @property
     def message_model(self) -> str:
@@ -118,29 +120,46 @@ class ConsumerGroup:
         return list(dict.fromkeys(ids))
 
     def companions(self, connection: Connection) -> MemberList:
-        """What a foreign member is told of the others: those that subscribe to a topic of its own. It does not say which
-        topic it asks for, and takes everybody for a reader of all its topics.
-
-        Found once per change for all that subscribe to the same, because every member asks after each."""
+        """Those that subscribe to a topic of the member's own. A foreign one does not say which topic it asks for, and takes
+        everybody for a reader of all its topics."""
         asking = self.members.get(connection)
-        mine = asking.topics if asking is not None else frozenset()
-        found = self._companions.get(mine)
+        return self._near(asking.topics if asking is not None else frozenset())
+
+    def _near(self, topics: frozenset[str]) -> MemberList:
+        """Found once per change for all that subscribe to the same, because every member asks after each."""
+        found = self._companions.get(topics)
         if found is None:
             staying = (member for member in self.members.values() if not member.data.leaving)
-            near = (member for member in staying if not mine or not mine.isdisjoint(member.topics))
+            near = (member for member in staying if not topics or not topics.isdisjoint(member.topics))
             found = MemberList(list(dict.fromkeys(member.client_id for member in near)))
             if len(self._companions) < MAX_COMPARED:
-                self._companions[mine] = found
+                self._companions[topics] = found
         return found
 
-    def reader_of_retries(self) -> str | None:
-        """Who reads the retry topic where members know only of some others; None where all know all."""
-        if self._retries is None:
-            topics = {member.topics for member in self.members.values()}
-            # so many kinds of members that to compare each with each would take long: one reads for all
-            all_know_all = len(topics) <= MAX_COMPARED and all(one & other for one in topics for other in topics)
-            self._retries = "" if all_know_all else sorted_ids(self.client_ids())[0]
-        return self._retries or None
+    def differs(self) -> bool:
+        """Whether members subscribe to different topics. Each has the group's retry topic besides."""
+        first = next(iter(self.members.values()), None)
+        return first is not None and any(member.topics != first.topics for member in self.members.values())
+
+    def binding(self, *, is_uneven: bool, retry_queues: int) -> Work[None]:
+        """Whose the queues are to be is known: what a foreign member is told from now on. Members that share all their topics
+        with the same others are told of those; of several queues of the retry topic they would leave some to nobody."""
+        kinds = {member.topics for member in self.foreign.values()} if is_uneven else set()
+        alone: set[frozenset[str]] = set()
+        for topics in kinds:
+            if retry_queues > 1 or len(kinds) > MAX_COMPARED:
+                alone.add(topics)
+                continue
+            yield
+            near = len(self._near(topics).ids)
+            if any(len(self.order(topic)) != near for topic in topics):
+                alone.add(topics)
+        self.is_uneven, self._alone = is_uneven, alone
+
+    def list_for(self, connection: Connection) -> MemberList:
+        """What a foreign member is told, when it may know of the last change."""
+        member = self.foreign.get(connection)
+        return ALONE if member is not None and member.topics in self._alone else self.companions(connection)
 
     def place(self, client_id: str, topic: str | None) -> tuple[int, int]:
         """Which of the members that subscribe to a topic a client is, and how many they are; -1 if it is none of them.
@@ -223,7 +242,6 @@ class ConsumerGroup:
         self._seen_counts.clear()
         for shares in self._sticky.values():
             shares.doubt()
-        self._retries = None
 
     def strategies(self) -> frozenset[str]:
         """How the members allocate; a foreign one does not say."""

@@ -28,7 +28,8 @@ K = TypeVar("K")
 @dataclass(slots=True, eq=False)
 class HeldPull:
     """`answer` reads once more and writes what it finds; `seen` is the offset up to which nothing matched; `size` is what
-    its texts take, in bytes; `is_done` says that its member has handled all that it was given of the queue."""
+    its texts take, in bytes; `is_done` says that its member has handled all that it was given of the queue, `waits_for_turn`
+    that the queue is another member's: no message wakes it."""
 
     connection: Connection
     group: str
@@ -39,6 +40,7 @@ class HeldPull:
     timer: Timer | None = None
     size: int = 0
     is_done: bool = False
+    waits_for_turn: bool = False
 
     def is_wanted(self) -> bool:
         """Whether a message that may match has arrived since the last look."""
@@ -78,7 +80,8 @@ class HeldPulls:
         """Holds a pull; False if 100,000 are held already."""
         if self._count >= MAX_HELD_PULLS:
             return False
-        self._held.setdefault(pull.queue, {})[pull] = None
+        if not pull.waits_for_turn:
+            self._held.setdefault(pull.queue, {})[pull] = None
         self._of.setdefault(pull.connection, {})[pull] = None
         pull.connection.held_pulls += 1
         pull.connection.charge(pull.size)
@@ -115,7 +118,8 @@ class HeldPulls:
         pull.connection.when_read(lambda: _answer(pull))
 
     def _release(self, pull: HeldPull) -> None:
-        _take_out(self._held, pull.queue, pull)
+        if not pull.waits_for_turn:
+            _take_out(self._held, pull.queue, pull)
         _take_out(self._of, pull.connection, pull)
         pull.connection.held_pulls -= 1
         pull.connection.charge(-pull.size)
@@ -144,7 +148,7 @@ class HeldPulls:
 
     def answer_all(self) -> None:
         """Before the broker closes: clients learn at once that nothing came."""
-        for waiting in list(self._held.values()):
+        for waiting in list(self._of.values()):
             for pull in list(waiting):
                 self.let_go(pull)
 

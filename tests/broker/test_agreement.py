@@ -73,7 +73,9 @@ async def test_what_one_broker_gives_the_other_one_knows(two: Two) -> None:
     group = two.b.broker.groups.get("g")
     assert group is not None
     given = two.b.broker.draining._given
-    await eventually(lambda: [given.of("g", item) for item in group.members] == [["c1", "c2"]] * 2)
+    await eventually(
+        lambda: [found.ids for item in group.members if (found := given.of("g", item))] == [["c1", "c2"]] * 2
+    )
 
 
 async def test_several_changes_in_a_row(two: Two) -> None:

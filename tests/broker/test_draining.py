@@ -104,7 +104,7 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two queues the second is c2's, of four it is c1's. c2 lets go when it sees all four, and nobody tells the broker."""
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.OWNERS_LOOK_S", 0.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.allotment.OWNERS_LOOK_S", 0.0)
     await create_topic(wire, "t", 2)
     await join(wire, "c2")
     ours = await connect(node.address)
@@ -122,7 +122,7 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
 async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.OWNERS_LOOK_S", 60.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.allotment.OWNERS_LOOK_S", 60.0)
     await create_topic(wire, "t", 1)
     await join(wire, "c1")
     assert await members(wire) == ["c1"]
@@ -136,7 +136,7 @@ async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
     async def find_route(topic: str) -> None:
         looked.append(topic)
 
-    draining._find_route = find_route
+    draining.allotment._find_route = find_route
     assert not await locks(ours, "c2", 0)
     assert looked == []
     node.clock.advance(60.0)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from rocketlet.broker.groups.foreign.given import Given, MemberList
+from rocketlet.broker.remoting.connection import Connection
 from rocketlet.protocol import names
 from rocketlet.protocol.allocation import Averagely
 from rocketlet.protocol.codes import RequestCode as Code
@@ -87,6 +88,11 @@ async def test_members_that_are_told_later_are_passed_over_in_pieces(
         member.hang_up()
 
 
+def ids(given: Given, group: str, connection: Connection) -> list[str] | None:
+    found = given.of(group, connection)
+    return found.ids if found else None
+
+
 def test_who_takes_a_queue_for_its_own_follows_from_its_list() -> None:
     given, one, two = Given(), peer(), peer()
     both = MemberList(["b", "a"])
@@ -94,11 +100,11 @@ def test_who_takes_a_queue_for_its_own_follows_from_its_list() -> None:
     given.give("g", two, "b", both)
     assert list(given.claims("g", QUEUES)) == [[(QUEUES[:2], {one: None}), (QUEUES[2:], {two: None})]]
     given.give("g", two, "b", MemberList(["b"]))
-    assert given.of("g", two) == ["b"]
+    assert ids(given, "g", two) == ["b"]
     claims = [claim for of_list in given.claims("g", QUEUES) for claim in of_list]
     assert claims == [(QUEUES[:2], {one: None}), (QUEUES, {two: None})]
     given.keep("g", {one})
-    assert (given.of("g", two), given.of("g", one)) == (None, ["b", "a"])
+    assert (ids(given, "g", two), ids(given, "g", one)) == (None, ["b", "a"])
     given.forget_group("g")
     assert (given.of("g", one), list(given.claims("g", QUEUES)), given._ids, len(given._age)) == (None, [], 0, 0)
 
@@ -111,7 +117,7 @@ def test_the_ids_in_all_lists_are_limited(monkeypatch: pytest.MonkeyPatch) -> No
     assert given.of("g", readers[0]) is not None, "4 ids are kept"
     given.give("h", readers[2], "c2", MemberList(["c2", "x"]))
     assert given.of("g", readers[0]) is None, "of 6 the oldest two are forgotten"
-    assert (given.of("g", readers[1]), given.of("h", readers[2])) == (["c1", "x"], ["c2", "x"])
+    assert (ids(given, "g", readers[1]), ids(given, "h", readers[2])) == (["c1", "x"], ["c2", "x"])
     given.give("h", readers[2], "c2", MemberList(list("abcdefgh")))
     assert given.of("h", readers[2]) is not None, "the last one is kept, however long"
     assert given._ids == 8

@@ -198,6 +198,7 @@ def make_locks(folder: Path, clock: MovableClock, told: list[Connection] | None 
         on_free=lambda connection, group: told.append(connection) if told is not None else None,
         on_change=lambda: None,
         is_held_back=lambda group, topic, queue_id: False,
+        is_anothers=lambda group, connection, topic, queue_id: False,
         queues_of=lambda topic: 8,
         end_of=lambda topic, queue_id: end,
     )

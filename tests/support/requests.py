@@ -123,13 +123,13 @@ async def members(wire: Wire, **ext: str) -> list[str]:
 
 def routes_known_later(node: Node) -> asyncio.Event:
     """The broker does not know what a change moves before this is set."""
-    find_route, known = node.broker.draining._find_route, asyncio.Event()
+    find_route, known = node.broker.draining.allotment._find_route, asyncio.Event()
 
     async def found_later(topic: str) -> Route | None:
         await known.wait()
         return await find_route(topic)
 
-    node.broker.draining._find_route = found_later
+    node.broker.draining.allotment._find_route = found_later
     return known
 
 

@@ -193,7 +193,7 @@ class Agreement:
                 continue
             if lists:
                 yield
-            found = group.companions(connection)
+            found = group.list_for(connection)
             ids += len(found.ids)
             if ids > MAX_LISTED_IDS:
                 break

@@ -97,11 +97,12 @@ class Drain:
 @dataclass(slots=True)
 class Found:
     """What a change of a group moves: who loses which queue, who lets go of what it is drained of, and whose the queues are
-    then. taken: how much of it is counted."""
+    then. retry_queues: of the group, on all brokers. taken: how much of it is counted."""
 
     owners: dict[str, list[str]] = field(default_factory=dict)
     losing: list[tuple[Place, Connection]] = field(default_factory=list)
     letting_go: set[tuple[Place, Connection]] = field(default_factory=set)
+    retry_queues: int = 0
     taken: int = 0
 
     def clear(self) -> None:

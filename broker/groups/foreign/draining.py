@@ -11,7 +11,7 @@ which carry how far it has come, say when everything is handled. A change comes 
 With several brokers a member is told when no broker waits for it any more (`agreement`).
 
 Who reads a queue follows from the list of members that each foreign member was last given, because that is what it shares
-the queues out by. Only where nobody was given a list it is who pulled last.
+the queues out by. Where nobody was given a list, or of itself only (`allotment`), it is who pulled last.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ....protocol.agreement import Members
 from ....protocol.allocation import TopicQueues
 from ....protocol.bodies import Route
 from ....protocol.headers import AgreeOnMembers, PullMessage
+from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
 from ...clock import Clock
 from ...config import (
@@ -33,7 +34,6 @@ from ...config import (
     MAX_CLAIMS,
     MAX_GATED,
     MAX_REPORTED,
-    OWNERS_LOOK_S,
     LimitExceeded,
 )
 from ...messages.held_pulls import HeldPulls
@@ -43,9 +43,10 @@ from ...running.turns import Turns
 from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
 from .agreement import Agreement, GivenElsewhere, Say
+from .allotment import Allotment, Routes
 from .drain import Drain, Found, Place
-from .given import Given, MemberList
-from .owners import Owners, owners_of
+from .given import ALONE, MemberList
+from .owners import owners_of
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -77,7 +78,6 @@ class Draining:
         self._watch = watch
         self._held_pulls = held_pulls
         self._on_drained = on_drained
-        self._find_route = find_route
         self._tasks = tasks
         self._clock = clock
         self._turns = turns
@@ -85,11 +85,21 @@ class Draining:
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
         self._change = 0  # of any group; a number never comes again, also if its group is forgotten
-        self._owners = Owners()
-        self._looked_s: dict[str, float] = {}  # when owners were looked for last
         self._is_finding = False
         self._settled: dict[str, frozenset[str]] = {}  # who the members were when the last drain was over
-        self._given = Given()
+        self.allotment = Allotment(
+            broker_name,
+            groups,
+            watch,
+            find_route,
+            tasks,
+            clock,
+            turns,
+            change_of=self._changes.get,
+            on_moved=self.changed,
+        )
+        self._given = self.allotment.given
+        self._owners = self.allotment.owners
         self.agreement = Agreement(broker_name, clock, say, self._peers_changed)
 
     # What others ask
@@ -118,7 +128,7 @@ class Draining:
     def given(self, group: ConsumerGroup, connection: Connection) -> list[str]:
         """The list of members that a member gets. A reader that is being drained gets the one that it had; it drops queues
         by what it is given here."""
-        members = group.companions(connection)
+        members = group.list_for(connection)
         member = group.foreign.get(connection)
         if member is None:
             return members.ids
@@ -126,17 +136,19 @@ class Draining:
         had = self._given.of(group.name, connection)
         if drain is not None and not self._may_know(group.name, drain, connection, self.agreement.lets_give):
             drain.kept[connection] = None  # whatever it was told before
+            if had is not None:
+                return had.told(member.client_id)
             settled = self._settled.get(group.name, frozenset())
             if not self._watch.reads(connection, group.name):  # what it took by this list nobody would know of
                 settled -= {member.client_id}
-            return had or [client_id for client_id in members.ids if client_id in settled]
+            return [client_id for client_id in group.companions(connection).ids if client_id in settled]
         self._give(group.name, connection, member.client_id, members)
-        if had is not members.ids:
+        if had is not members:
             self.agreement.gave(group.name, member.client_id)
-        return members.ids
+        return members.told(member.client_id)
 
     def _give(self, name: str, connection: Connection, client_id: str, members: MemberList) -> None:
-        self._given.give(name, connection, client_id, members)
+        self.allotment.give(name, connection, client_id, members)
         drain = self._drains.get(name)
         if drain is not None:  # by this list it may read again what it has let go of
             drain.drained.pop(connection, None)
@@ -149,18 +161,10 @@ class Draining:
         drain = self._drains.get(group)
         if drain is not None and (drain.is_open or drain.has((topic, queue_id))):
             return True
-        if self._is_read_by_its_owner(group, topic, queue_id):
-            self._look_for_owners(group)
+        if self.allotment.is_read_by_its_owner(group, topic, queue_id):
+            self.allotment.look(group)
             return True
         return False
-
-    def _is_read_by_its_owner(self, name: str, topic: str, queue_id: int) -> bool:
-        """Whether a foreign member reads the queue, and it is its share: a Rocketlet member that asks for it has not heard of
-        the last change yet."""
-        owner = self._owners.of(name, topic, queue_id)
-        group, reader = self._groups.get(name), self._watch.reader(name, topic, queue_id)
-        member = group.foreign.get(reader) if group is not None and reader is not None else None
-        return member is not None and member.client_id == owner
 
     def holds_back(self, connection: Connection, header: PullMessage) -> bool:
         """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
@@ -176,15 +180,21 @@ class Draining:
                 self.agreement.progressed(header.consumer_group)
         for dropped in drain.dropped(connection, place):
             self._drained(header.consumer_group, drain, connection, dropped)
-        return True
+        # One that was told of itself only comes back until it has handled all, and is parked then.
+        return place in drain.waiting.get(connection, ()) or not self._is_alone(header.consumer_group, connection)
+
+    def _is_alone(self, name: str, connection: Connection) -> bool:
+        return self._given.of(name, connection) is ALONE
 
     def is_gated(self, connection: Connection, header: PullMessage) -> bool:
-        """Whether this pull is of a queue's next reader, who waits until the earlier one is done."""
-        drain = self._drains.get(header.consumer_group)
-        if drain is None or not drain.has((header.topic, header.queue_id)):
+        """Whether this pull is of a queue's next reader, who waits until the earlier one is done; or of a member that claims
+        queues by a list of a run before, while it is not known whose they are."""
+        name, place = header.consumer_group, (header.topic, header.queue_id)
+        drain, group = self._drains.get(name), self._groups.get(name)
+        if drain is None or group is None or connection not in group.foreign:
             return False
-        group = self._groups.get(header.consumer_group)
-        return group is not None and connection in group.foreign
+        is_unknown = drain.is_open and self._given.of(name, connection) is None
+        return drain.has(place) or (is_unknown and self._watch.reader(name, *place) is not connection)
 
     def gate(self, header: PullMessage, go_on: Callable[[], None]) -> None:
         """A pull that `is_gated` waits; `go_on` is called when the earlier reader is done. Raises LimitExceeded."""
@@ -213,12 +223,12 @@ class Draining:
         ids, is_late = set(given.client_ids), False
         for connection, member in group.foreign.items():
             members = given.lists.get(member.topics) if member.client_id in ids else None
-            if members is None or self._given.of(group.name, connection) is members.ids:
+            if members is None or self._given.of(group.name, connection) is members:
                 continue
             if given.is_current:
                 self._give(group.name, connection, member.client_id, members)
             else:
-                self._given.give(group.name, connection, member.client_id, members)
+                self.allotment.give(group.name, connection, member.client_id, members)
                 is_late = True
         return is_late
 
@@ -246,13 +256,12 @@ class Draining:
             self._tasks.spawn(self._start(group, drain, change))
             return
         self._forget(group.name)
-        self._given.forget_group(group.name)
+        self.allotment.forget(group.name)
         self.agreement.forget(group.name)
         if not group.members:
             self._changes.pop(group.name, None)
             self._settled.pop(group.name, None)
-            self._owners.put(group.name, {})
-            self._looked_s.pop(group.name, None)
+            self.allotment.forget_owners(group.name)
 
     def _forget(self, name: str) -> None:
         drain = self._drains.pop(name, None)
@@ -265,19 +274,14 @@ class Draining:
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
         if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
             return
-        routes = await self._routes_of(group)
+        routes = await self.allotment.routes_of(group)
         self._turns.do(self._finding(group, drain, change, routes))
 
-    async def _routes_of(self, group: ConsumerGroup) -> dict[str, Route]:
-        """By topic; without those that none is known of."""
-        found = {topic: await self._find_route(topic) for topic in sorted(group.topics)}
-        return {topic: route for topic, route in found.items() if route is not None}
-
-    def _finding(self, group: ConsumerGroup, drain: Drain, change: int, routes: dict[str, Route]) -> Work[None]:
+    def _finding(self, group: ConsumerGroup, drain: Drain, change: int, routes: Routes) -> Work[None]:
         """Finds what moves, in pieces; if another change comes meanwhile, that one counts. Of too many queues nobody is
         drained: the members are told at once, as by Apache's broker."""
         was_open = drain.is_open
-        self._given.keep(group.name, group.members)
+        self.allotment.keep(group.name, group.members)
         found = Found()
         try:
             for topic, route in routes.items():
@@ -289,14 +293,16 @@ class Draining:
                 if not (yield from self._finding_of(group, drain, TopicQueues(topic, route), found)):
                     found.clear()
                     break
+            is_uneven = bool(found.owners) and group.differs()
+            yield from group.binding(is_uneven=is_uneven, retry_queues=found.retry_queues)
             others = yield from self.agreement.finding_others(group, routes if found.owners else {})
             if self._changes.get(group.name) != change:
                 return
         finally:
             self._owners.give_back(found.taken)
-        self._owners.put(group.name, found.owners)
-        self._looked_s[group.name] = self._clock.monotonic_s()
+        self.allotment.put(group, found.owners)
         if was_open and not drain.is_open:  # it took so long that all were told, and were given other lists
+            yield from self._letting_turns(group)
             return
         drain.is_open = False
         self._move(group, drain, found)
@@ -313,6 +319,17 @@ class Draining:
                     # It does not where another broker has told it already: it reads the queue no more.
                     if pull.is_done and place in drain.waiting.get(connection, ()):
                         self._drained(group.name, drain, connection, place)
+        yield from self._letting_turns(group)
+
+    def _letting_turns(self, group: ConsumerGroup) -> Work[None]:
+        """Pulls that waited because the queue was another's come back if it is their member's own now."""
+        for connection in list(group.foreign):
+            pulls = [pull for pull in self._held_pulls.of(connection, group.name) if pull.waits_for_turn]
+            if pulls:
+                yield
+            for pull in pulls:
+                if not self.allotment.is_anothers(group.name, connection, pull.queue.topic, pull.queue.queue_id):
+                    self._held_pulls.let_go(pull)
 
     def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: Found) -> Work[bool]:
         """What moves of one topic; whether that is not too much."""
@@ -323,7 +340,9 @@ class Draining:
             claims = yield from self._claims(group, queues)
             if claims is None or not self._takes(found, here):
                 return False
-            owners = found.owners[topic] = owners_of(group.order(queues.topic), queues, self._broker_name)
+            owners = found.owners[topic] = owners_of(group.order(topic), queues, self._broker_name)
+            if topic.startswith(RETRY_PREFIX):
+                found.retry_queues = len(queues)
             losing = list(self._losing(group, topic, here, owners, claims))
             if not self._takes(found, len(losing)):
                 return False
@@ -332,33 +351,6 @@ class Draining:
             return True
         finally:
             self._is_finding = False
-
-    def _look_for_owners(self, name: str) -> None:
-        """Somebody wants what is not his by the owners as they were at the last change. Topics grow and brokers come and go
-        without one, so they are found anew, but not at every try."""
-        group, now_s = self._groups.get(name), self._clock.monotonic_s()
-        if group is not None and now_s - self._looked_s.get(name, now_s) >= OWNERS_LOOK_S:
-            self._looked_s[name] = now_s
-            self._tasks.spawn(self._find_owners(group, self._changes.get(name)))
-
-    async def _find_owners(self, group: ConsumerGroup, change: int | None) -> None:
-        routes = await self._routes_of(group)
-        self._turns.do(self._finding_owners(group, change, routes))
-
-    def _finding_owners(self, group: ConsumerGroup, change: int | None, routes: dict[str, Route]) -> Work[None]:
-        """Those of topics without a route stay as they are, and all if they are too many by now."""
-        found = Found()
-        try:
-            for topic, route in routes.items():
-                yield
-                queues = TopicQueues(topic, route)
-                if not self._takes(found, queues.of_broker(self._broker_name)):
-                    return
-                found.owners[topic] = owners_of(group.order(queues.topic), queues, self._broker_name)
-        finally:
-            self._owners.give_back(found.taken)
-        if self._changes.get(group.name) == change:
-            self._owners.put(group.name, {**self._owners.of_group(group.name), **found.owners})
 
     def _takes(self, found: Found, more: int) -> bool:
         is_taken = self._owners.takes(more)
@@ -377,7 +369,7 @@ class Draining:
         for place, connections in former.items():
             for connection in connections:
                 member = group.members.get(connection)
-                if member is None:
+                if member is None or self._is_alone(group.name, connection):  # that one gets nothing anyhow
                     continue
                 if member.client_id == self._owners.of(group.name, *place):
                     if (place, connection) not in found.letting_go:
@@ -415,7 +407,7 @@ class Draining:
         for queue_id in range(here):
             place = topic, queue_id
             owner = owners[queue_id] if owners else None
-            for connection in claims.get(queue_id) or self._last_reader(group, place):
+            for connection in (*claims.get(queue_id, ()), *self._last_reader(group, place, claims)):
                 member = group.members.get(connection)
                 if member is not None and member.client_id != owner:
                     yield place, connection
@@ -427,20 +419,26 @@ class Draining:
         for queue_id in range(here):
             place = topic, queue_id
             for connection in drain.moving.get(place, ()):
-                if connection not in claims.get(queue_id, ()) and self._given.of(group.name, connection) is not None:
+                if connection not in claims.get(queue_id, ()) and self._given.of(group.name, connection) not in (
+                    None,
+                    ALONE,
+                ):
                     yield place, connection
 
-    def _last_reader(self, group: ConsumerGroup, place: Place) -> list[Connection]:
+    def _last_reader(self, group: ConsumerGroup, place: Place, claims: _Claims) -> Iterator[Connection]:
         """Who pulled last, unless it was given a list since, which says that the queue is another's."""
         reader = self._watch.reader(group.name, *place)
-        was_given = reader is None or self._given.of(group.name, reader) is not None
-        return [reader] if reader in group.foreign and not was_given else []
+        if reader is not None and reader in group.foreign:
+            had = self._given.of(group.name, reader)
+            if had is ALONE or (had is None and place[1] not in claims):
+                yield reader
 
     def _drained(self, name: str, drain: Drain, connection: Connection, place: Place) -> None:
         """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
         places = drain.waiting[connection]
         places.discard(place)
         drain.drained.setdefault(connection, set()).add(place)
+        self._watch.let_go(connection, name, *place)
         self._on_drained(name, place, connection)
         if not places:
             del drain.waiting[connection]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
+from typing import Final
 
 from ....protocol.allocation import AVG
 from ....protocol.names import sorted_ids
@@ -32,6 +33,12 @@ class MemberList:
             self._order = sorted_ids(self.ids)
         return self._order
 
+    def told(self, client_id: str) -> list[str]:
+        """As this member is told it."""
+        return self.ids or [client_id]
+
+
+ALONE: Final = MemberList([])  # each is told of itself only, and claims all queues of its topics (`allotment`)
 
 _Connections = dict[Connection, None]
 _Readers = dict[str, _Connections]  # of one list, by client id
@@ -52,17 +59,18 @@ class Given:
         lists = self._lists.setdefault(group, {})
         if members not in lists:
             lists[members] = {}
-            self._age[members] = group
+            if members is not ALONE:  # of all groups, and without ids
+                self._age[members] = group
             self._ids += len(members.ids)
         lists[members].setdefault(client_id, {})[connection] = None
         self._of.setdefault(group, {})[connection] = members, client_id
         while self._ids > MAX_GIVEN_IDS and len(self._age) > 1:
             self._forget_oldest()
 
-    def of(self, group: str, connection: Connection) -> list[str] | None:
+    def of(self, group: str, connection: Connection) -> MemberList | None:
         """The list that a member was given last; None if it was given none."""
         found = self._of.get(group, {}).get(connection)
-        return found[0].ids if found else None
+        return found[0] if found else None
 
     def forget(self, group: str, connection: Connection) -> None:
         members, client_id = self._of.get(group, {}).pop(connection, (None, ""))
@@ -93,14 +101,18 @@ class Given:
         self._drop(group, members)
 
     def _drop(self, group: str, members: MemberList) -> None:
-        del self._lists[group][members], self._age[members]
+        del self._lists[group][members]
+        self._age.pop(members, None)
         self._ids -= len(members.ids)
         if not self._lists[group]:
             del self._lists[group]
 
     def claims(self, group: str, queues: Sequence[Queue]) -> Iterator[list[tuple[list[Queue], _Connections]]]:
-        """Who takes which of a topic's queues for its own, one list after the other. Those who go by one id take the same."""
+        """Who takes which of a topic's queues for its own, one list after the other. Those who go by one id take the same.
+        Those that were told of themselves only are left out: they claim all, and read what the broker lets them."""
         for members, readers in list(self._lists.get(group, {}).items()):
+            if members is ALONE:
+                continue
             count = len(members.ids)
             first = enumerate(members.order[: len(queues)])  # those behind get nothing
             yield [

@@ -65,6 +65,7 @@ class Lock:
 class Locks:
     """`on_free(connection, group)` is called for each member that waited for a queue that is free now, `on_change` when
     there is something to save; `is_held_back(group, topic, queue_id)` says whether nobody may take a queue yet,
+    `is_anothers(group, connection, topic, queue_id)` whether a foreign member claims what is not its own,
     `queues_of(topic)` how many queues there are: others are not locked; `end_of(topic, queue_id)` where a queue ends.
     `refused` counts what was too much."""
 
@@ -77,6 +78,7 @@ class Locks:
         on_free: Callable[[Connection, str], None],
         on_change: Callable[[], None],
         is_held_back: Callable[[str, str, int], bool],
+        is_anothers: Callable[[str, Connection, str, int], bool],
         queues_of: Callable[[str], int],
         end_of: Callable[[str, int], int],
     ) -> None:
@@ -89,6 +91,7 @@ class Locks:
         self._on_free = on_free
         self._on_change = on_change
         self._is_held_back = is_held_back
+        self._is_anothers = is_anothers
         self._queues_of = queues_of
         self._waiting = 0  # places in all lines
         self.refused = 0
@@ -162,6 +165,8 @@ class Locks:
             return None  # another member may believe in a lease that this run does not know
         if request.handover and self._is_held_back(*key):
             return None  # a foreign member still handles messages of it; the group is notified when it does not
+        if not request.handover and self._is_anothers(key[0], connection, *key[1:]):
+            return None
         if not 0 <= queue.queue_id < self._queues_of(queue.topic) or not self._has_room(connection, key, lock):
             return None
         if lock is not None:

@@ -71,6 +71,11 @@ class Watch:
         found = self._readers.get((group, topic, queue_id))
         return found[0] if found else None
 
+    def let_go(self, connection: Connection, group: str, topic: str, queue_id: int) -> None:
+        """It has handled all of a queue that moves away from it."""
+        if self.reader(group, topic, queue_id) is connection:
+            self._readers[group, topic, queue_id] = (None, None, self._clock.monotonic_s())
+
     def read_by(self, connection: Connection, group: str) -> list[tuple[str, int]]:
         """The queues of a group that this connection pulled last, as topic and queue id."""
         keys = self._keys.get(connection, ())

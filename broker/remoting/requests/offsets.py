@@ -81,6 +81,9 @@ def fence_fault(
 ) -> str | None:
     """Why this client may not say how far a group is in a queue; None if it may."""
     fault = broker.locks.commit_fault(group, queue, connection, epoch)
+    allotment = broker.draining.allotment
+    if fault is None and group in allotment.bound and allotment.is_bystander(group, connection, *queue):
+        return f"{queue[0]}:{queue[1]} is another's; this member does not read it"
     if fault is None and offset < (broker.offsets.get(group, queue[0], queue[1]) or 0):
         return stale_fault(broker, connection, group, queue, offset)
     return fault

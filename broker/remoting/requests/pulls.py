@@ -16,7 +16,7 @@ from ....protocol.extents import MADE_ANEW
 from ....protocol.frame import Frame
 from ....protocol.headers import PullMessage, PullMessageResult, read, write
 from ....protocol.message import MessageError
-from ....protocol.names import OFFSET_MOVED_TOPIC, RETRY_PREFIX
+from ....protocol.names import OFFSET_MOVED_TOPIC
 from ....protocol.queue import Queue
 from ....protocol.subscription import ALL, SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
 from ...broker import Broker
@@ -138,7 +138,15 @@ def _has_to_wait(broker: Broker, connection: Connection, frame: Frame, header: P
     if broker.draining.holds_back(connection, header):
         broker.clock.call_later(DRAINING_WAIT_S, _answer_nothing_new, connection, small(frame), header)
         return True
-    if _belongs_to_another(broker, connection, header):
+    group = broker.groups.get(header.consumer_group)
+    member = group.members.get(connection) if group else None
+    if group is None or member is None or member.data.strategy or member.data.message_model != "CLUSTERING":
+        return False
+    if broker.draining.allotment.is_anothers(group.name, connection, header.topic, header.queue_id):
+        _wait_for_turn(broker, connection, small(frame), header)
+        return True
+    # It would get everything twice: foreign members see changes of the group late.
+    if broker.locks.has_lease(group.name, header.topic, header.queue_id, connection):
         broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_nothing_new, connection, small(frame), header)
         return True
     if broker.draining.is_gated(connection, header):
@@ -147,26 +155,34 @@ def _has_to_wait(broker: Broker, connection: Connection, frame: Frame, header: P
     return False
 
 
-def _belongs_to_another(broker: Broker, connection: Connection, header: PullMessage) -> bool:
-    """Whether a member of the group should read the queue that is not this foreign one: it would get everything twice.
-    Foreign members see changes of the group late, and where subscriptions differ only some of the members."""
-    group = broker.groups.get(header.consumer_group)
-    member = group.members.get(connection) if group else None
-    if group is None or member is None or member.data.strategy or member.data.message_model != "CLUSTERING":
-        return False
-    if broker.locks.has_lease(group.name, header.topic, header.queue_id, connection):
-        return True
-    return header.topic.startswith(RETRY_PREFIX) and group.reader_of_retries() not in (None, member.client_id)
+def _wait_for_turn(broker: Broker, connection: Connection, frame: Frame, header: PullMessage) -> None:
+    """Holds a pull of a queue that its member claims, and that is another's. It is answered when that changes, or in the
+    end."""
+    pull = HeldPull(
+        connection,
+        header.consumer_group,
+        broker.store.queue(header.topic, header.queue_id),
+        None,
+        header.queue_offset,
+        lambda: _answer_nothing_new(connection, frame, header),
+        size=_text_bytes(header),
+        waits_for_turn=True,
+    )
+    if not broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
+        broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_nothing_new, connection, frame, header)
 
 
 def _overtaken_by(broker: Broker, connection: Connection, header: PullMessage) -> int | None:
-    """The committed offset that a foreign member must go on from: a Rocketlet member has owned the queue since it loaded its
-    own. An answer without messages moves Apache's clients at once, 4.9's Java (PullCallback, NO_NEW_MSG) and Go's alike;
+    """The committed offset that a foreign member must go on from: another member has read the queue since it loaded its own.
+    An answer without messages moves Apache's clients at once, 4.9's Java (PullCallback, NO_NEW_MSG) and Go's alike;
     PULL_OFFSET_MOVED would cost them 10 s."""
     place = (header.consumer_group, header.topic, header.queue_id)
-    if not broker.offsets.is_behind_owner(*place, header.queue_offset):
+    committed = broker.offsets.get(*place)
+    if committed is None or header.queue_offset >= committed:
         return None
-    return broker.offsets.get(*place) if is_foreign_member(broker, connection, header.consumer_group) else None
+    if broker.offsets.is_behind_owner(*place, header.queue_offset):
+        return committed if is_foreign_member(broker, connection, header.consumer_group) else None
+    return committed if broker.draining.allotment.is_new_reader(place[0], connection, *place[1:]) else None
 
 
 def _set_back_to(broker: Broker, connection: Connection, header: PullMessage) -> int | None:
@@ -289,8 +305,9 @@ def _read_held(
     matches: Filter | None,
 ) -> Buffers:
     """As `_read`, outside of the dispatch, which would say what the store cannot read."""
-    if broker.draining.holds_back(connection, header):  # it has been drained of the queue since
-        return _nothing_new(frame, header)
+    place = (header.consumer_group, connection, header.topic, header.queue_id)
+    if broker.draining.holds_back(connection, header) or broker.draining.allotment.is_anothers(*place):
+        return _nothing_new(frame, header)  # it has been drained of the queue since
     if broker.store.queues.get((queue.topic, queue.queue_id)) is not queue:
         remark = f"topic[{queue.topic}] not exist, it was deleted"
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark)

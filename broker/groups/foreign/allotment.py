@@ -1,0 +1,186 @@
+"""Whose each queue here is by the last change of its group, in groups with foreign members, and who is bound by that.
+
+Apache's clients ask for one list of members, and share each of their topics out by it. Where members subscribe to different
+topics, no list gives each topic to its own subscribers. There a foreign member is told of itself alone, by which it claims
+all queues of its topics, whatever its strategy. Each topic is shared out among its real subscribers, and the broker answers
+a member's pulls of its share only; its other pulls wait until the queue is its own. So no member has to drop a queue before
+another one reads it, or to learn of a change at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container
+
+from ....protocol.allocation import TopicQueues
+from ....protocol.bodies import Route
+from ....protocol.names import RETRY_PREFIX
+from ....protocol.work import Work
+from ...clock import Clock
+from ...config import DRAINED_WAIT_S, OWNERS_LOOK_S
+from ...remoting.connection import Connection
+from ...running.tasks import Tasks
+from ...running.turns import Turns
+from ..members import ConsumerGroup, ConsumerGroups
+from ..owning.watch import Watch
+from .given import ALONE, Given, MemberList
+from .owners import OfTopics, Owners, owners_of
+
+Routes = dict[str, Route]  # by topic
+
+
+class Allotment:
+    """`find_route(topic)`: which queues a topic has on all brokers, because members share them all. `change_of(group)`: the
+    number of its last change. `on_moved(group)`: queues of a group whose members are bound have other owners, though no
+    member came or went."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        groups: ConsumerGroups,
+        watch: Watch,
+        find_route: Callable[[str], Awaitable[Route | None]],
+        tasks: Tasks,
+        clock: Clock,
+        turns: Turns,
+        *,
+        change_of: Callable[[str], int | None],
+        on_moved: Callable[[ConsumerGroup], None],
+    ) -> None:
+        self._broker_name = broker_name
+        self._groups = groups
+        self._watch = watch
+        self._find_route = find_route
+        self._tasks = tasks
+        self._clock = clock
+        self._turns = turns
+        self._change_of = change_of
+        self._on_moved = on_moved
+        self.given = Given()
+        self.owners = Owners()
+        self.bound: set[str] = set()  # groups that have, or had, members who claim more than their own
+        self._looked_s: dict[str, float] = {}  # when owners were looked for last
+        self._bound_until_s: dict[str, dict[Connection, float]] = {}  # who was told of itself alone before
+
+    # What others ask
+
+    def is_bound(self, group: ConsumerGroup, connection: Connection, topic: str) -> bool:
+        """Whether a foreign member claims more queues of a topic than its own."""
+        had = self.given.of(group.name, connection)
+        if had is ALONE or (had is None and group.is_uneven):  # it may have asked a run before
+            return True
+        if group.is_uneven and topic.startswith(RETRY_PREFIX):  # which members share that know nothing of each other
+            return True
+        until_s = self._bound_until_s.get(group.name, {}).get(connection)
+        return until_s is not None and self._clock.monotonic_s() < until_s
+
+    def is_anothers(self, name: str, connection: Connection, topic: str, queue_id: int) -> bool:
+        """Whether a foreign member claims a queue that is not its own."""
+        group = self._groups.get(name) if name in self.bound else None
+        member = group.foreign.get(connection) if group is not None else None
+        if group is None or member is None or not self.is_bound(group, connection, topic):
+            return False
+        owner = self.owners.of(name, topic, queue_id)
+        if owner is None and group.is_uneven:  # the topic has grown, or is new
+            self.look(name)
+            return True
+        return owner not in (None, member.client_id)
+
+    def is_bystander(self, name: str, connection: Connection, topic: str, queue_id: int) -> bool:
+        """Whether a foreign member claims a queue that is not its own, and has nothing of it in its handlers."""
+        return self.is_anothers(name, connection, topic, queue_id) and (
+            self._watch.reader(name, topic, queue_id) is not connection
+        )
+
+    def is_new_reader(self, name: str, connection: Connection, topic: str, queue_id: int) -> bool:
+        """Whether a foreign member begins to read a queue that it has claimed for long, from an offset of then."""
+        group = self._groups.get(name) if name in self.bound else None
+        if group is None or connection not in group.foreign or not self.is_bound(group, connection, topic):
+            return False
+        return self._watch.reader(name, topic, queue_id) is not connection
+
+    def is_read_by_its_owner(self, name: str, topic: str, queue_id: int) -> bool:
+        """Whether a foreign member reads the queue, and it is its share: a Rocketlet member that asks for it has not heard of
+        the last change yet."""
+        owner = self.owners.of(name, topic, queue_id)
+        group, reader = self._groups.get(name), self._watch.reader(name, topic, queue_id)
+        member = group.foreign.get(reader) if group is not None and reader is not None else None
+        return member is not None and member.client_id == owner
+
+    # What happens
+
+    def give(self, name: str, connection: Connection, client_id: str, members: MemberList) -> None:
+        """A member is given this list."""
+        if self.given.of(name, connection) is ALONE and members is not ALONE:  # it drops the rest in a moment
+            self._bound_until_s.setdefault(name, {})[connection] = self._clock.monotonic_s() + DRAINED_WAIT_S
+        self.given.give(name, connection, client_id, members)
+
+    def keep(self, name: str, members: Container[Connection]) -> None:
+        """Forgets those that are no members any more."""
+        self.given.keep(name, members)
+        now_s = self._clock.monotonic_s()
+        bound = {
+            connection: until_s
+            for connection, until_s in self._bound_until_s.pop(name, {}).items()
+            if connection in members and now_s < until_s
+        }
+        if bound:
+            self._bound_until_s[name] = bound
+
+    def forget(self, name: str) -> None:
+        """The group has no foreign members any more."""
+        self.given.forget_group(name)
+        self.bound.discard(name)
+        self._bound_until_s.pop(name, None)
+
+    def forget_owners(self, name: str) -> None:
+        """The group has no members any more."""
+        self.owners.put(name, {})
+        self._looked_s.pop(name, None)
+
+    def put(self, group: ConsumerGroup, owners: OfTopics) -> None:
+        """They are found by a change."""
+        if group.is_uneven:
+            self.bound.add(group.name)
+        self.owners.put(group.name, owners)
+        self._looked_s[group.name] = self._clock.monotonic_s()
+
+    # Finding owners
+
+    async def routes_of(self, group: ConsumerGroup) -> Routes:
+        """By topic; without those that none is known of."""
+        found = {topic: await self._find_route(topic) for topic in sorted(group.topics)}
+        return {topic: route for topic, route in found.items() if route is not None}
+
+    def look(self, name: str) -> None:
+        """Somebody wants what is not his by the owners as they were at the last change. Topics grow and brokers come and go
+        without one, so they are found anew, but not at every try."""
+        group, now_s = self._groups.get(name), self._clock.monotonic_s()
+        if group is not None and now_s - self._looked_s.get(name, now_s) >= OWNERS_LOOK_S:
+            self._looked_s[name] = now_s
+            self._tasks.spawn(self._find(group, self._change_of(name)))
+
+    async def _find(self, group: ConsumerGroup, change: int | None) -> None:
+        routes = await self.routes_of(group)
+        self._turns.do(self._finding(group, change, routes))
+
+    def _finding(self, group: ConsumerGroup, change: int | None, routes: Routes) -> Work[None]:
+        """Those of topics without a route stay as they are, and all if they are too many by now."""
+        taken, former = 0, self.owners.of_group(group.name)
+        found = dict(former)
+        try:
+            for topic, route in routes.items():
+                yield
+                queues = TopicQueues(topic, route)
+                here = queues.of_broker(self._broker_name)
+                if not self.owners.takes(here):
+                    return
+                taken += here
+                found[topic] = owners_of(group.order(topic), queues, self._broker_name)
+        finally:
+            self.owners.give_back(taken)
+        if self._change_of(group.name) != change:
+            return
+        if group.is_uneven and found != former:  # its readers are drained of what moves
+            self._on_moved(group)
+        else:
+            self.owners.put(group.name, found)
