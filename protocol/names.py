@@ -48,10 +48,12 @@ UNSENDABLE_TOPICS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
     )
 )
+INNER_TOPICS: Final = UNSENDABLE_TOPICS | {TRACE_TOPIC}
 SYSTEM_TOPICS: Final = UNSENDABLE_TOPICS | {DEFAULT_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
 # Apache's clients send these if nobody has set a group; two such programs would share one.
 RESERVED_GROUPS: Final = frozenset(("DEFAULT_PRODUCER", "DEFAULT_CONSUMER"))
 
+_REPLY_END: Final = "_REPLY_TOPIC"
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+\Z").match
 
 
@@ -70,11 +72,21 @@ def sorted_ids(client_ids: Iterable[str]) -> list[str]:
 
 def reply_topic(cluster: str) -> str:
     """Where replies to requests are kept."""
-    return f"{cluster}_REPLY_TOPIC"
+    return cluster + _REPLY_END
 
 
 def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
+
+
+def is_reply_topic(topic: str) -> bool:
+    """Whether a broker may keep replies there; a cluster is called as its operator wants."""
+    return topic.endswith(_REPLY_END)
+
+
+def is_inner_topic(topic: str) -> bool:
+    """Whether brokers keep in it what belongs to other topics: their delayed and half messages, replies, traces."""
+    return topic in INNER_TOPICS or topic.startswith("rmq_sys_") or is_reply_topic(topic)
 
 
 def is_made_by_brokers(topic: str) -> bool:

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
+from functools import lru_cache
 from typing import Any, Final
 
 from ...protocol import names
@@ -70,13 +71,37 @@ class Account:
     resources: Mapping[str, Permission]
 
     def may(self, resource: str, needed: Permission) -> bool:
-        """`resource`: a topic, or the retry topic of a group."""
+        """`resource`: a topic, or the retry topic of a group. A permission for a single name comes first. Without one, an
+        account that may use a group may use its dead letters, and inner topics are for administrators."""
         owned = self.resources.get(resource)
         if owned is None:
             if self.is_admin and not self.resources:
                 return True
-            owned = self.default_group if resource.startswith(names.RETRY_PREFIX) else self.default_topic
+            kind = _kind_of(resource)
+            if kind is _Kind.DEAD_LETTERS:
+                return self.may(names.retry_topic(resource.removeprefix(names.DLQ_PREFIX)), Permission.SUB)
+            if kind is _Kind.INNER:
+                return self.is_admin
+            owned = self.default_group if kind is _Kind.GROUP else self.default_topic
         return bool(owned & needed)
+
+
+class _Kind(Enum):
+    """Whose permission a name needs."""
+
+    TOPIC = auto()
+    GROUP = auto()
+    DEAD_LETTERS = auto()
+    INNER = auto()
+
+
+@lru_cache(4096)
+def _kind_of(resource: str) -> _Kind:
+    if resource.startswith(names.RETRY_PREFIX):
+        return _Kind.GROUP
+    if resource.startswith(names.DLQ_PREFIX):
+        return _Kind.DEAD_LETTERS
+    return _Kind.INNER if names.is_inner_topic(resource) else _Kind.TOPIC
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,13 @@ from structlog.testing import capture_logs
 from ..support.accounts import reload
 
 SECRET = "its-secret"
+INNER = (
+    "SCHEDULE_TOPIC_XXXX",
+    "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRACE_TOPIC",
+    "rmq_sys_x",
+    "DefaultCluster_REPLY_TOPIC",
+)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +103,20 @@ def policy_with(**fields: object) -> dict[str, object]:
         ({"defaultTopicPerm": "SUB|PUB"}, "%RETRY%g", Permission.DENY),
         ({"defaultGroupPerm": "SUB"}, "%RETRY%g", Permission.SUB),
         ({"defaultTopicPerm": "PUB|SUB", "topicPerms": ["t=DENY"]}, "t", Permission.DENY),
+        # dead letters are the group's, and what brokers keep of other topics is for administrators
+        ({"defaultTopicPerm": "PUB|SUB"}, "%DLQ%g", Permission.DENY),
+        ({"defaultTopicPerm": "PUB|SUB", "groupPerms": ["g=SUB"]}, "%DLQ%g", Permission.ANY),
+        (
+            {"defaultTopicPerm": "PUB|SUB", "defaultGroupPerm": "SUB", "groupPerms": ["g=DENY"]},
+            "%DLQ%g",
+            Permission.DENY,
+        ),
+        ({"defaultGroupPerm": "SUB"}, "%DLQ%g", Permission.ANY),
+        ({"topicPerms": ["%DLQ%g=SUB"]}, "%DLQ%g", Permission.SUB),
+        *(({"defaultTopicPerm": "PUB|SUB"}, name, Permission.DENY) for name in INNER),
+        *(({"admin": True, "topicPerms": ["t=SUB"]}, name, Permission.ANY) for name in INNER),
+        ({"topicPerms": ["OFFSET_MOVED_EVENT=SUB"]}, "OFFSET_MOVED_EVENT", Permission.SUB),
+        ({"defaultTopicPerm": "SUB"}, "BenchmarkTest", Permission.SUB),
         ({"topicPerms": [" t = SUB "]}, "t", Permission.SUB),
         ({"groupPerms": ["g=SUB"]}, "%RETRY%g", Permission.SUB),
         ({"groupPerms": ["g=SUB"]}, "g", Permission.DENY),
