@@ -45,9 +45,8 @@ LOCK_INTERVAL_S: Final = 5.0
 LOCK_QUEUES: Final = 2000  # in one request; a broker takes 8,192, and 1 MiB, which long names fill sooner
 LOCK_RETRY_S: Final = 0.5  # a queue that another member still holds, where the broker does not tell us
 RECONNECT_S: Final = 0.2
-HAND_OVER_PATIENCE_S: Final = (
-    15.0  # how long a hand-over waits for a broker that is away: nobody else has the queue then
-)
+REGISTER_PATIENCE_S: Final = 0.5  # for brokers that answer no heartbeat; then the others have their turn
+HAND_OVER_PATIENCE_S: Final = 15.0  # how long a process that ends waits for a broker that is away, or refuses a commit
 COMMIT_INTERVAL_S: Final = 5.0  # of what neither a pull nor an idle queue has committed
 IDLE_COMMIT_S: Final = 0.05  # between looks for queues of which all is handled and nothing came since the last look
 MAX_HANDLER_CONCURRENCY: Final = 10_000

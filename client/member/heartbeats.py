@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 
 from ...protocol import bodies
 from ...protocol.bodies import Heartbeat
@@ -15,6 +17,7 @@ from ...protocol.codes import RequestCode
 from ..config import HEARTBEAT_INTERVAL_S, HEARTBEAT_RETRY_S
 from ..errors import BrokerRefused, RocketletError
 from ..log import get_logger
+from ..tasks import cancelled
 from ..wire.cluster import Cluster
 
 log = get_logger("rocketlet.membership")
@@ -31,8 +34,10 @@ class Heartbeats:
         self._addresses = addresses
         self._registered: set[str] = set()
         self._failing: set[str] = set()
+        self._beating: dict[str, asyncio.Task[None]] = {}  # at single brokers
         self.refusal: BrokerRefused | None = None
         self._said = b""
+        self._news = asyncio.Event()
 
     @property
     def are_failing(self) -> bool:
@@ -50,10 +55,10 @@ class Heartbeats:
         else:
             self._registered.discard(address)
 
-    async def beat_news(self) -> None:
-        """As `beat`, if it would say something else than the last one."""
+    def tell_news(self) -> None:
+        """`beat_forever` says it now, if it would say something else than the last time."""
         if bodies.encode_heartbeat(self._describe()) != self._said:
-            await self.beat()
+            self._news.set()
 
     async def beat(self) -> None:
         """Registers at every broker, and returns when each has answered or failed to."""
@@ -61,6 +66,25 @@ class Heartbeats:
         addresses = set(self._addresses())
         self._failing &= addresses  # a broker that moved is not awaited where it was
         await asyncio.gather(*(self._beat_at(address, body) for address in addresses))
+
+    async def register(self, addresses: Iterable[str] | None = None, patience_s: float | None = None) -> None:
+        """Says it to those of all brokers, or of these, that have not heard it. Returns when each of them has answered or
+        failed to, or after `patience_s`: a broker that stands still keeps nobody from the others. Its heartbeat goes on."""
+        named = self._addresses() if addresses is None else addresses
+        news = {address for address in named if address not in self._registered}
+        for address in news - self._beating.keys():
+            beating = asyncio.create_task(self._beat_at(address, bodies.encode_heartbeat(self._describe())))
+            self._beating[address] = beating
+            beating.add_done_callback(partial(self._has_beaten, address))
+        if news:
+            await asyncio.wait([self._beating[address] for address in news], timeout=patience_s)
+
+    def _has_beaten(self, address: str, beating: asyncio.Task[None]) -> None:
+        del self._beating[address]
+
+    async def stop(self) -> None:
+        """Ends what `register` has not waited for."""
+        await cancelled(self._beating.values())
 
     async def _beat_at(self, address: str, body: bytes) -> None:
         try:
@@ -80,5 +104,8 @@ class Heartbeats:
 
     async def beat_forever(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_RETRY_S if self._failing else HEARTBEAT_INTERVAL_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_RETRY_S if self._failing else HEARTBEAT_INTERVAL_S):
+                    await self._news.wait()
+            self._news.clear()
             await self.beat()

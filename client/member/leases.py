@@ -18,6 +18,7 @@ An offset is never guessed.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine, Iterable, Mapping, Set
 from typing import Any, Protocol
 
@@ -25,10 +26,18 @@ from ...protocol.codes import ResponseCode
 from ...protocol.headers import HeaderError
 from ...protocol.queue import Queue
 from ...protocol.schema import BodyError
-from ..config import HAND_OVER_PATIENCE_S, LAST_COMMIT_LOOKS, LEASE_TICK_S, LOCK_INTERVAL_S, RECONNECT_S
+from ..config import (
+    HAND_OVER_PATIENCE_S,
+    LAST_COMMIT_LOOKS,
+    LEASE_TICK_S,
+    LOCK_INTERVAL_S,
+    RECONNECT_S,
+    REGISTER_PATIENCE_S,
+)
 from ..errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
 from ..lease import Lease, clock_s
 from ..log import get_logger
+from ..tasks import cancelled
 from ..wire.cluster import Cluster, by_broker, parts
 from ..wire.connection import Connection
 from .hand_overs import HandOvers
@@ -104,11 +113,18 @@ class Leases:
         self._handing_over: dict[Queue, asyncio.Task[None]] = {}
         self._together = HandOvers(cluster, group, client_id)
         self._ending: dict[Queue, asyncio.Task[None]] = {}  # not ours, but handlers of them still run
+        self._leaving_s = math.inf  # since when this member gives up everything, in the loop's time
 
     @property
     def releasing(self) -> Set[Queue]:
         """Given up, but still locked: their handlers run, or their commit is on its way."""
         return self._handing_over.keys()
+
+    @property
+    def are_releasing(self) -> bool:
+        """Whether a hand-over is under way. One whose broker is in no route any more is not waited for."""
+        masters = self._cluster.masters()
+        return any(queue.broker_name in masters for queue in self._handing_over)
 
     @property
     def are_doubtful(self) -> bool:
@@ -129,7 +145,7 @@ class Leases:
         unlockable = self._locks.doubtful - lockable - self._handing_over.keys()
         await self._give_back(queue for queue in unlockable if not self._locks.is_asked_for(queue))
         free = wanted - self._locks.unlocking - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
-        queues = by_broker(sorted(free))
+        queues = by_broker(sorted(filter(self._is_known_at, free)))
         await _all(self._acquire_from(name, part) for name, of_broker in queues.items() for part in parts(of_broker))
 
     async def _acquire_from(self, broker_name: str, queues: list[Queue]) -> None:
@@ -176,12 +192,17 @@ class Leases:
             offset = await self._user.give_queue(queue)
             drained_s = committed_s = clock_s()
             is_over = offset is not None and await self._unlocked_with(queue, offset, lease)
+            fault = None
             if not is_over and offset is not None:
-                await self._commit_at_last(queue, offset, lease)
+                fault = await self._commit_at_last(queue, offset, lease)
                 committed_s = clock_s()
             if self._releasing.pop(queue, None) is not None:
                 if not is_over:
                     await self._locks.unlock(queue, lease.epoch)
+                if fault is not None:
+                    hint = "what was handled behind the last commit comes again"
+                    log.warning("hand_over_failed", queue=str(queue), offset=offset, reason=str(fault), hint=hint)
+                    return
                 log.info(
                     "queue_handed_over",
                     queue=str(queue),
@@ -210,13 +231,14 @@ class Leases:
     async def give_all(self) -> None:
         """Hands over every queue, and gives back what is in doubt; returns when that is done or has failed."""
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + HAND_OVER_PATIENCE_S
+        self._leaving_s = loop.time()
+        end_s = self._leaving_s + HAND_OVER_PATIENCE_S
         for queue in list(self.owned):
             self.release(queue)
         await asyncio.gather(*self._handing_over.values(), return_exceptions=True)
         while doubtful := list(self._locks.doubtful):
-            if not all(map(self._is_known_at, doubtful)):
-                await self._heartbeats.beat()
+            masters = {self._cluster.master(queue.broker_name) for queue in doubtful}
+            await self._heartbeats.register(filter(None, masters), REGISTER_PATIENCE_S)
             await self._give_back(doubtful)
             if not self._locks.doubtful or loop.time() >= end_s:
                 return
@@ -230,16 +252,18 @@ class Leases:
         """Whether the queue's broker has heard this member on its connection: else it unlocks nothing for it."""
         return self._heartbeats.is_registered(self._cluster.master(queue.broker_name))
 
-    def abandon(self) -> None:
+    async def abandon(self) -> None:
         """The end, also where there was no time to hand over: nothing is ours any more."""
-        for ending in self._ending.values():
-            ending.cancel()
         held = self.owned | self._releasing
         self._locks.abandon(held)
         self.owned.clear()
+        self._releasing.clear()
         for queue, lease in held.items():
             lease.end()
             self._user.lose_queue(queue)
+        await cancelled(self._handing_over.values())
+        for ending in self._ending.values():
+            ending.cancel()
 
     def _end(self, queue: Queue, lease: Lease) -> None:
         """The queue is not ours any more. It is not taken again before what runs of it has ended."""
@@ -253,23 +277,43 @@ class Leases:
         del self._ending[queue]
         self._wake.set()
 
-    async def _commit_at_last(self, queue: Queue, offset: int, lease: Lease) -> None:
-        """The commit before the unlock: without it what was acknowledged would be delivered again. A broker that has
-        restarted takes it when the lock has been reclaimed; the renewal says whether it still is ours."""
+    async def _commit_at_last(self, queue: Queue, offset: int, lease: Lease) -> RocketletError | None:
+        """The commit before the unlock: without it what was acknowledged would be delivered again. Why it is not stored; None
+        if it is, or the queue was lost meanwhile."""
         may_be_undone = not lease.epoch and self._user.is_pull_committing(queue)
         if may_be_undone:
             await self._offsets.pulls_stored(queue, offset)
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + HAND_OVER_PATIENCE_S
-        while queue in self._releasing:
-            fault = await self._commit_one(queue, offset, lease)
-            if fault is None or _is_final(fault) or loop.time() >= end_s:
-                break
-            await asyncio.sleep(RECONNECT_S)
-            await self._heartbeats.beat()
-            await self._renew(queue.broker_name, [queue])
-        if may_be_undone:
+        fault = await self._commit_while_ours(queue, offset, lease)
+        if may_be_undone and fault is None:
             await self._commit_until_it_stands(queue, offset, lease)
+        return fault
+
+    async def _commit_while_ours(self, queue: Queue, offset: int, lease: Lease) -> RocketletError | None:
+        """A broker that is away keeps the lease, and knows it when it is back: it takes the commit when it has heard a
+        renewal, or says that the queue is another's. So this waits for as long as the member lives. A broker that answers
+        and refuses is asked for a while."""
+        began_s = asyncio.get_running_loop().time()
+        refused_s = math.inf
+        fault: RocketletError | None = None
+        while queue in self._releasing:
+            if not lease.is_over and (fault is None or self._is_known_at(queue)):
+                fault = await self._commit_one(queue, offset, lease)
+                if fault is None or _is_final(fault):
+                    return fault
+            now_s = asyncio.get_running_loop().time()
+            refused_s = min(refused_s, now_s) if isinstance(fault, BrokerRefused) else math.inf
+            if now_s >= min(max(began_s, self._leaving_s), refused_s) + HAND_OVER_PATIENCE_S:
+                return fault or ConnectionFailed(f"the broker {queue.broker_name} has not renewed the lease")
+            await self._renewed_for_commit(queue)
+        return None
+
+    async def _renewed_for_commit(self, queue: Queue) -> None:
+        """Returns when a commit is worth another try: the broker has heard this member, and was asked for the lease."""
+        await asyncio.sleep(RECONNECT_S)
+        address = self._cluster.master(queue.broker_name)
+        if address is not None:
+            await self._heartbeats.register([address])
+        await self._renew_all([queue])
 
     async def _commit_until_it_stands(self, queue: Queue, offset: int, lease: Lease) -> None:
         """An offset that a pull carried may have been stored behind the last commit."""

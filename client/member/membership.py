@@ -20,7 +20,7 @@ from ...protocol.headers import UnregisterClient, write
 from ...protocol.queue import Queue
 from ...protocol.schema import BodyError
 from ...protocol.subscription import Subscription
-from ..config import HEARTBEAT_BYTES, HEARTBEAT_QUEUE_BYTES, At, Start
+from ..config import HEARTBEAT_BYTES, HEARTBEAT_QUEUE_BYTES, REGISTER_PATIENCE_S, At, Start
 from ..errors import RocketletError
 from ..lease import Lease
 from ..log import get_logger
@@ -121,8 +121,9 @@ class Membership:
         try:
             await cancelled(self._tasks[:1])  # from here on nothing is taken
             self._tasks.append(asyncio.create_task(self._rebalance.run_forever(leaving=True), name="leave"))
-            if self.owned:
-                await self._heartbeats.beat()  # says that we leave: the others prepare while our handlers end
+            if self.owned:  # says that we leave: the others prepare while our handlers end
+                self._tasks.append(asyncio.create_task(self._heartbeats.beat(), name="leaving heartbeat"))
+                await asyncio.wait(self._tasks[-1:], timeout=REGISTER_PATIENCE_S)
             await self._leases.give_all()
         finally:  # also when who leaves is cancelled
             await self.abandon()
@@ -130,8 +131,9 @@ class Membership:
 
     async def abandon(self) -> None:
         """Ends at once whatever still goes on. Harmless after `leave`."""
-        self._leases.abandon()
+        await self._leases.abandon()
         await cancelled(self._tasks)
+        await self._heartbeats.stop()
 
     async def _unregister(self, address: str) -> None:
         if not self.cluster.is_connected(address):

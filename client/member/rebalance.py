@@ -18,7 +18,7 @@ from ...protocol.allocation import subscribe_queues
 from ...protocol.bodies import Route
 from ...protocol.queue import Queue
 from ...protocol.schema import BodyError
-from ..config import LOCK_RETRY_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, RECONNECT_S
+from ..config import LOCK_RETRY_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, RECONNECT_S, REGISTER_PATIENCE_S
 from ..errors import RocketletError
 from ..lease import clock_s
 from ..log import get_logger
@@ -97,9 +97,9 @@ class Rebalance:
         if not complete or mine != leases.owned.keys():
             self._settled.clear()
             self._retry_s = min(self._retry_s, LOCK_RETRY_S)
-        elif not leases.releasing:
+        elif not leases.are_releasing:
             self._settled.set()
-            await self._heartbeats.beat_news()  # so that whoever watches sees the assignment as this member does
+            self._heartbeats.tell_news()  # so that whoever watches sees the assignment as this member does
 
     async def _keep_in_touch(self) -> None:
         self._retry_s = REBALANCE_INTERVAL_S
@@ -108,10 +108,9 @@ class Rebalance:
 
     async def _register(self) -> None:
         """A broker that is new, or back, hears this member before it is asked for anything."""
+        await self._heartbeats.register(patience_s=REGISTER_PATIENCE_S)
         if not all(map(self._heartbeats.is_registered, self._cluster.masters().values())):
-            await self._heartbeats.beat()
-            if self._heartbeats.are_failing:
-                self._retry_s = RECONNECT_S
+            self._retry_s = RECONNECT_S
 
     async def _look_up_grown(self) -> None:
         grown, self._grown = self._grown, set()

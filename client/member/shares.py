@@ -56,6 +56,7 @@ class Shares:
         self._by_position = strategy if isinstance(strategy, ByPosition) else None
         self._detail = "share" if isinstance(strategy, Sticky) else "position" if self._by_position else "members"
         self._told: dict[str, _Told] = {}
+        self._silent_s: dict[str, float] = {}  # when a broker last left a question unanswered
 
     @property
     def strategy_name(self) -> str:
@@ -109,7 +110,8 @@ class Shares:
 
     def _may_use(self, queues: list[Queue], told: _Told) -> bool:
         """Whether it is fresh, and of the broker that would be asked."""
-        first = self._cluster.connected(queues[0].broker_name) if queues else None
+        brokers = self._asked(queues)
+        first = self._cluster.connected(brokers[0]) if brokers else None
         is_fresh = clock_s() - told.told_s < PLACE_S
         return is_fresh and told.connection is first
 
@@ -120,13 +122,21 @@ class Shares:
         if detail == "share":
             counts = Counter(queue.broker_name for queue in queues)
             ext = {**ext, EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(counts)}
-        for broker_name in dict.fromkeys(queue.broker_name for queue in queues):
+        for broker_name in self._asked(queues):
             try:
                 connection = await self._cluster.broker(broker_name)
                 return await connection.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
             except (ConnectionFailed, RequestTimeout, BrokerRefused) as failed:
                 error = failed
+                if isinstance(failed, RequestTimeout):
+                    self._silent_s[broker_name] = clock_s()
         raise error
+
+    def _asked(self, queues: list[Queue]) -> list[str]:
+        """The brokers of the queues in the order in which they are asked: one that did not answer is the last for a while."""
+        since_s = clock_s() - PLACE_S
+        brokers = dict.fromkeys(queue.broker_name for queue in queues)
+        return sorted(brokers, key=lambda name: self._silent_s.get(name, since_s) > since_s)
 
 
 def _unknown(topic: str, queues: list[Queue], answer: Frame) -> list[Queue]:

@@ -1,0 +1,201 @@
+"""A hand-over waits for its broker for as long as its member lives: what was handled is committed before anybody reads on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client.member.heartbeats import Heartbeats
+from rocketlet.client.member.leases import Leases
+from rocketlet.protocol.queue import Queue
+
+from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
+
+
+@dataclass
+class Inbox:
+    """What members handle; a handler ends when the gate is open."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    bodies: list[bytes] = field(default_factory=list)
+
+    async def handle(self, message: Message) -> None:
+        self.bodies.append(message.body)
+        await self.gate.wait()
+
+
+@dataclass
+class Cluster:
+    """A name server with a broker, and a broker beside it that comes and goes."""
+
+    nodes: Nodes
+    home: Node
+    guest: Node
+
+    async def back(self) -> None:
+        port = int(self.guest.address.rpartition(":")[2])
+        self.guest = await self.nodes.start(name="guest", name_servers=(self.home.address,), port=port)
+
+    def member(self, inbox: Inbox) -> Consumer:
+        return Consumer(self.home.address, "g", "t", inbox.handle, start="first")
+
+
+QUEUES = [Queue("t", "guest", number) for number in range(2)]
+
+
+@pytest.fixture
+async def cluster(nodes: Nodes, connect: Connect) -> Cluster:
+    home = await nodes.start(name="a-home")
+    guest = await nodes.start(name="guest", name_servers=(home.address,))
+    await create_topic(await connect(guest.address), "t", len(QUEUES))
+    async with Producer(home.address) as producer:
+        for queue in QUEUES:
+            await producer.send("t", b"%d" % queue.queue_id, queue=queue)
+    return Cluster(nodes, home, guest)
+
+
+def leases(consumer: Consumer) -> Leases:
+    return consumer._membership._leases  # type: ignore[union-attr]
+
+
+async def handing_over(giver: Consumer) -> None:
+    await eventually(lambda: bool(leases(giver).releasing))
+
+
+@asynccontextmanager
+async def away_in_a_hand_over(
+    cluster: Cluster, inbox: Inbox, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[tuple[Consumer, Consumer]]:
+    """A member that has handled what it gives up to another one, after its broker has gone."""
+    async with cluster.member(inbox) as giver:
+        await eventually(lambda: len(inbox.bodies) == len(QUEUES))
+        async with cluster.member(inbox) as taker:
+            await handing_over(giver)
+            await cluster.guest.stop()
+            inbox.gate.set()
+            await eventually(lambda: "commit_failed" in caplog.text)
+            yield giver, taker
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends waits for no broker that is away."""
+    monkeypatch.setattr("rocketlet.client.member.leases.HAND_OVER_PATIENCE_S", 0.0)
+
+
+def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    real = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + seconds)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("away_s", [17.0, 40.0])
+async def test_a_hand_over_waits_for_its_broker_also_past_the_lease(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, away_s: float
+) -> None:
+    """The broker knows the lease when it is back, and nobody else has had the queue."""
+    inbox = Inbox()
+    async with away_in_a_hand_over(cluster, inbox, caplog) as (giver, taker):
+        later(monkeypatch, away_s)
+        await cluster.back()
+        await eventually(lambda: any(queue in taker.assignment() for queue in QUEUES))
+        await eventually(lambda: not leases(giver).releasing)
+        await eventually(lambda: [cluster.guest.broker.offsets.get("g", "t", number) for number in (0, 1)] == [1, 1])
+    assert sorted(inbox.bodies) == [b"0", b"1"]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_member_that_takes_again_what_it_gave_up_knows_how_far_it_had_come(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    inbox = Inbox()
+    async with away_in_a_hand_over(cluster, inbox, caplog) as (giver, taker):
+        await taker.stop()
+        await cluster.back()
+        await eventually(lambda: set(QUEUES) <= giver.assignment())
+        async with Producer(cluster.home.address) as producer:
+            for queue in QUEUES:
+                await producer.send("t", b"last", queue=queue)
+        await eventually(lambda: inbox.bodies.count(b"last") == len(QUEUES))
+    assert sorted(inbox.bodies) == [b"0", b"1", b"last", b"last"]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_process_that_ends_gives_up_and_says_so(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    inbox = Inbox()
+    caplog.set_level("INFO", "rocketlet.membership")
+    async with away_in_a_hand_over(cluster, inbox, caplog) as (giver, _):
+        async with asyncio.timeout(PATIENCE_S):
+            await giver.stop()
+    assert "hand_over_failed" in caplog.text
+    assert "queue_handed_over" not in caplog.text.partition("hand_over_failed")[0]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_stop_that_is_cancelled_leaves_no_hand_over_behind(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.client.member.leases.HAND_OVER_PATIENCE_S", 10 * PATIENCE_S)
+    inbox = Inbox()
+    async with away_in_a_hand_over(cluster, inbox, caplog) as (giver, _):
+        ends = asyncio.create_task(giver.stop())
+        await eventually(lambda: len(leases(giver).releasing) > 1)
+        ends.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ends
+        assert not leases(giver).releasing
+        await cluster.back()
+
+
+async def test_a_commit_that_is_refused_for_good_ends_the_hand_over_and_is_named(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not committed was not handed over as it should be."""
+    caplog.set_level("INFO", "rocketlet.membership")
+    inbox = Inbox()
+    async with cluster.member(inbox) as giver:
+        await eventually(lambda: len(inbox.bodies) == len(QUEUES))
+        async with cluster.member(inbox) as taker:
+            await handing_over(giver)
+            refuse_commits(monkeypatch)
+            inbox.gate.set()
+            await eventually(lambda: "hand_over_failed" in caplog.text)
+            assert "queue_handed_over" not in caplog.text
+            monkeypatch.undo()
+            await eventually(lambda: any(queue in taker.assignment() for queue in QUEUES))
+
+
+def refuse_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No offset is stored, as if the queues ended before it."""
+    for room in ("offsets", "membership"):
+        monkeypatch.setattr(f"rocketlet.broker.remoting.requests.{room}.offset_fault", lambda *about: "it is not there")
+
+
+async def test_a_hand_over_waits_for_no_heartbeat_of_another_broker(
+    cluster: Cluster, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one stands still: it answers nothing, and its connection stays."""
+    inbox, goes_on, beat_at = Inbox(), asyncio.Event(), Heartbeats._beat_at
+    goes_on.set()
+
+    async def answered_later(self: Heartbeats, address: str, body: bytes) -> None:
+        if address == cluster.home.address:
+            await goes_on.wait()
+        await beat_at(self, address, body)
+
+    monkeypatch.setattr(Heartbeats, "_beat_at", answered_later)
+    await create_topic(await connect(cluster.home.address), "t", 1)
+    async with away_in_a_hand_over(cluster, inbox, caplog) as (giver, taker):
+        goes_on.clear()
+        giver._membership._heartbeats.forget(cluster.home.address)
+        try:
+            await cluster.back()
+            await eventually(lambda: any(queue in taker.assignment() for queue in QUEUES))
+            assert not leases(giver).releasing
+        finally:
+            goes_on.set()
