@@ -7,6 +7,7 @@ config       every setting and limit
 remoting/    the door for RocketMQ's remoting protocol: sockets, frames, the handlers of requests
 listening/   what doors share of a listening socket: TLS
 observing/   metrics and health checks
+pops/        messages shared among the clients of a group
 groups/, messages/  the state that the doors read and change
 sessions/    who is there
 access/      who may do what

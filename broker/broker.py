@@ -41,6 +41,7 @@ from .messages.statistics import Statistics
 from .messages.topics import Topics
 from .messages.transactions import Transactions
 from .nameserver.routes import Routes
+from .pops.pops import Pops
 from .remoting.connection import Connection
 from .running.histogram import Histogram
 from .running.jobs import Call, Job, do, make_all, run
@@ -48,8 +49,10 @@ from .running.open_files import shares
 from .running.tasks import Tasks
 from .running.turns import Line, Turns
 from .sessions.clients import Clients
+from .store.consume_queue import ConsumeQueue
 from .store.files import Save
 from .store.flusher import Flusher
+from .store.frames import Frames
 from .store.store import Store, StoreFull
 
 T = TypeVar("T")
@@ -98,7 +101,7 @@ class Broker:
         )
         self.topics.adopt(self.recovered.unknown_topics)
         self.held_pulls = HeldPulls(clock, self.turns)
-        self.appender = Appender(self.store, self.held_pulls)
+        self.appender = Appender(self.store, self._appended)
         self.delays = Delays(folder / "delays.json", config.delay_levels_ms, self.topics, self.appender, clock)
         self.transactions = Transactions(
             folder / "transactions.json", self.settings, self.appender, self.clients, clock
@@ -109,7 +112,8 @@ class Broker:
         self.offsets.forget_former(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
         self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
-        journals = (self.topics.journal, self.group_configs.journal)
+        pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
+        journals = (self.topics.journal, self.group_configs.journal, pop_frames)
         self.flusher = Flusher(self.store, journals, self._apart) if config.flush == "sync" else None
         self.groups = self._make_groups(config.name)
         self.locks = self._make_locks(folder / "locks.json")
@@ -118,6 +122,7 @@ class Broker:
         self.notifications = Notifications(
             self.groups, self.group_configs, self.history, self.clients, self.draining, clock, self.turns
         )
+        self.pops = self._make_pops(config.name, pop_frames)
         self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
         self.registration = self._make_registration()
 
@@ -159,6 +164,10 @@ class Broker:
             self._queue_drained,
         )
 
+    def _make_pops(self, broker_name: str, frames: Frames) -> Pops:
+        appender, offsets, settings = self.appender, self.offsets, self.group_configs
+        return Pops(broker_name, self.topics, appender, offsets, settings, frames, self.clock, self.when_kept)
+
     def _make_registration(self) -> Registration:
         return Registration(
             self.settings,
@@ -175,6 +184,10 @@ class Broker:
         return self.settings.now
 
     # What below reports to what above: made first, it cannot know the other
+
+    def _appended(self, queues: list[ConsumeQueue]) -> None:
+        self.held_pulls.wake(queues)
+        self.pops.appended(queues)
 
     def _topic_changed(self, topic: TopicConfig) -> None:
         self.registration.topic_changed(topic)
@@ -208,6 +221,7 @@ class Broker:
         every(limits.LEASE_SWEEP_S, "leases", partial(alone, "leases", self.locks.expiring))
         every(limits.RETENTION_SWEEP_S, "retention", lambda: self.tasks.spawn(self.expire_segments()))
         every(limits.SWEEP_INTERVAL_S, "members", partial(alone, "members", self._expiring_members))
+        every(limits.POP_CLIENTS_LOOK_S, "silent clients", self.pops.look_for_silent_clients)
         every(limits.LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.looking))
         every(limits.LEASE_SWEEP_S, "rebalances", self.history.rebalances.look)
         every(limits.SAMPLE_INTERVAL_S, "samples", partial(alone, "samples", self.statistics.sampling))
@@ -227,6 +241,7 @@ class Broker:
         self.delays.stop()
         self.searches.stop()
         self.held_pulls.answer_all()
+        self.pops.stop()
         await self.turns.done()
         if self.flusher is not None:
             await self.flusher.drain()
@@ -295,6 +310,7 @@ class Broker:
         steps += [
             self.topics.saving(self.store.begin),
             self.group_configs.saving(),
+            self.pops.saving(),
             self.locks.saving(closes=closes),
             self.store.checkpointing(is_synced, closes=closes),
         ]

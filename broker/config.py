@@ -116,6 +116,28 @@ SAMPLE_INTERVAL_S: Final = 10.0  # of the counters behind the rates
 MAX_SAMPLED: Final = 300_000  # counters in all samples of an hour; beyond, the oldest samples are forgotten
 MAX_COUNTED_READS: Final = 100_000  # topics, by the groups that read them; of more, those that nobody reads now
 
+# Messages shared (POP)
+
+MAX_POP_MESSAGES: Final = 32  # of one receive, as Apache's
+MAX_POP_BYTES: Final = 4 * 1024 * 1024  # of one answer; its first message is always given
+MAX_UNFINISHED: Final = 20_000  # deliveries of a group in one queue that are not acknowledged; beyond, receives wait
+MAX_UNFINISHED_OF_GROUP: Final = 200_000  # in all queues; about 350 bytes each
+MAX_UNFINISHED_IN_ORDER: Final = (
+    2000  # of a group in order, those that wait behind others of their message group included
+)
+MAX_WAITING_RECEIVES: Final = 100_000
+MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # as Apache's
+MAX_ACKS: Final = 4096  # handles in one acknowledgement
+POP_LOOKS: Final = 8  # reads of a receive whose filter finds nothing, before others have their turn
+EXPIRED_AT_ONCE: Final = 256  # batches whose time is over, in one turn
+MAX_ATTEMPT_IDS: Final = 10_000  # of receives in order, whose batches are given again to who asks again
+RENEWAL_STEPS_S: Final = (60.0, 180.0, 300.0, 600.0, 1800.0, 3600.0)  # by which a delivery is prolonged, as Apache's
+MAX_RENEWED_S: Final = 3 * 3600.0  # since it was popped, as Apache's
+POP_CLIENT_SILENT_S: Final = 120.0  # after which a client that renews counts as gone
+POP_CLIENTS_LOOK_S: Final = 5.0
+DEAD_LETTER_RETRY_S: Final = 1.0  # before a dead letter that could not be stored is tried again
+POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # of what is popped and finished, before the file is written anew
+
 # Groups
 
 MAX_OFFSETS: Final = 1_000_000  # of all groups in all queues; about 100 bytes each

@@ -13,7 +13,8 @@ from .schema import Long, Shape, Text, reads, shaped
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
     """A consumer group's settings at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200). `strict` is ours: a member
-    whose subscriptions differ from the others' is refused."""
+    whose subscriptions differ from the others' is refused. `consume_orderly`: clients that pop get messages of one message
+    group in order."""
 
     name: str
     consume_enable: bool = True
@@ -25,6 +26,7 @@ class GroupConfig:
     slow_broker_id: int = 1
     notify_enable: bool = True
     strict: bool = False
+    consume_orderly: bool = False
 
 
 def group_json(group: GroupConfig) -> dict[str, Any]:
@@ -33,6 +35,7 @@ def group_json(group: GroupConfig) -> dict[str, Any]:
         "consumeBroadcastEnable": group.consume_broadcast_enable,
         "consumeEnable": group.consume_enable,
         "consumeFromMinEnable": group.consume_from_min_enable,
+        "consumeMessageOrderly": group.consume_orderly,
         "groupName": group.name,
         "notifyConsumerIdsChangedEnable": group.notify_enable,
         "retryMaxTimes": group.retry_max_times,
@@ -53,6 +56,7 @@ class GroupShape(Shape):
     which_broker_when_consume_slowly: Long = 1
     notify_consumer_ids_changed_enable: bool = True
     strict: bool = False
+    consume_message_orderly: bool = False
 
 
 def read_group(data: Any) -> GroupConfig:
@@ -72,6 +76,7 @@ def _group(data: GroupShape) -> GroupConfig:
         data.which_broker_when_consume_slowly,
         data.notify_consumer_ids_changed_enable,
         data.strict,
+        data.consume_message_orderly,
     )
 
 

@@ -82,8 +82,10 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.running broker.store",
         "broker.groups.foreign": "broker.clock broker.config broker.groups broker.groups.owning broker.messages "
         "broker.remoting broker.running",
+        "broker.pops": "broker.clock broker.config broker.groups broker.groups.owning broker.messages broker.running "
+        "broker.store",
         "broker.broker": "broker.access broker.clock broker.cluster broker.config broker.groups broker.groups.foreign "
-        "broker.groups.owning broker.listening broker.messages broker.nameserver broker.remoting broker.running "
+        "broker.groups.owning broker.listening broker.messages broker.nameserver broker.pops broker.remoting broker.running "
         "broker.sessions broker.store",
         "broker.remoting": "broker.access broker.broker broker.config broker.groups broker.groups.foreign "
         "broker.messages broker.nameserver broker.running broker.sessions broker.store",

@@ -1,25 +1,24 @@
-"""The only way of a message into the store: begin, stage, commit. Then the pulls that wait for it are answered.
+"""The only way of a message into the store: begin, stage, commit. Then those that wait for it are answered.
 
 What is staged in one turn of the event loop is committed in the same turn, so that nobody reads the store in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ...protocol.message import Record
 from ..store.consume_queue import ConsumeQueue
 from ..store.store import Store
-from .held_pulls import HeldPulls
 
 
 class Appender:
-    """Who only reads uses `store` itself."""
+    """Who only reads uses `store` itself. wake: hears of the queues that messages have come to."""
 
-    def __init__(self, store: Store, held_pulls: HeldPulls) -> None:
+    def __init__(self, store: Store, wake: Callable[[list[ConsumeQueue]], None]) -> None:
         self.store = store
-        self._wake = held_pulls.wake
+        self._wake = wake
         self.begin = store.begin_batch
         self.stage = store.stage  # the store's own: a call between would cost every message
         self.stage_batch = store.stage_batch

@@ -1,0 +1,18 @@
+"""Messages shared instead of queues: POP. The state below both doors; it knows no socket, no frame and no Broker.
+
+pops        the whole: receive, acknowledge, change, forward, and what clients and topics do meanwhile
+values      what goes in and comes out
+handles     the receipt handle of a delivery, as text
+pools       the pools of all groups
+pool        the queues of a topic that a group pops, and the receives that wait for them
+deliveries  what is popped and not finished, of one group and queue
+states      the states of a delivery
+order       which messages of a queue wait for an earlier one of their message group
+batches     what receives in order were given, by attempt
+deadlines   when deliveries that nobody acknowledged come again
+hands       the clients for which the broker prolongs the time
+letters     copies for the dead-letter topic
+settling    what was acknowledged in a turn of the loop: one write, then the answers
+book        what of this is on the disk
+records     the same as bytes
+"""

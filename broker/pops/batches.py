@@ -1,0 +1,46 @@
+"""What receives in order were given, by attempt. A client that did not get the answer asks again in the same attempt, and
+gets the same: otherwise it would wait until the time of messages is over that it never saw."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from ..config import MAX_ATTEMPT_IDS
+from .deliveries import Deliveries
+from .states import Delivery, State
+from .values import Delivered, Received, Request, Why
+
+Give = Callable[[Deliveries, Delivery, Request], Delivered | None]
+_Key = tuple[str, str, str, str]  # client, group, topic, attempt
+
+
+class Batches:
+    def __init__(self) -> None:
+        self._given: OrderedDict[_Key, list[tuple[Deliveries, Delivery, int]]] = OrderedDict()
+
+    def note(self, request: Request, batch: Sequence[tuple[Deliveries, Delivery]]) -> None:
+        if request.attempt_id:
+            self._given[_key(request)] = [(deliveries, delivery, delivery.pop_ms) for deliveries, delivery in batch]
+            if len(self._given) > MAX_ATTEMPT_IDS:
+                self._given.popitem(last=False)
+
+    def again(self, request: Request, give: Give) -> Received | None:
+        """What the attempt was given and has in flight; None if it has nothing."""
+        given = self._given.pop(_key(request), None) if request.attempt_id else None
+        if given is None:
+            return None
+        still = [
+            (deliveries, delivery)
+            for deliveries, delivery, pop_ms in given
+            if delivery.state is State.IN_FLIGHT and delivery.pop_ms == pop_ms
+        ]
+        found = [message for of, delivery in still if (message := give(of, delivery, request)) is not None]
+        if not found:
+            return None
+        self.note(request, still)
+        return Received(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms)
+
+
+def _key(request: Request) -> _Key:
+    return request.client_id, request.group, request.topic, request.attempt_id or ""

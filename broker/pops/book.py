@@ -1,0 +1,186 @@
+"""What of the deliveries is on the disk. All that happens in a turn of the loop is one frame of the journal, and one write.
+
+An acknowledgement is answered behind that write. What is popped or gets another time is answered before it: a broker that is
+killed in between gives those messages again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from ..clock import Clock
+from ..config import POP_JOURNAL_BYTES
+from ..running.jobs import Job
+from ..store.files import StoreError, StoreFull
+from ..store.frames import Frames
+from . import records
+from .deliveries import Deliveries, Taken
+from .records import KeptQueue, Place
+from .states import Delivery, State
+
+_AT_ONCE = 512  # deliveries in one record of a file that is written anew
+
+
+class Book:
+    """identity_of: as of `Topics`."""
+
+    def __init__(self, frames: Frames, identity_of: Callable[[str], str], clock: Clock) -> None:
+        self.frames = frames
+        self._identity_of = identity_of
+        self._clock = clock
+        self._content: list[bytes] = []
+        self._defined: set[int] = set()
+        self._clients: dict[str, int] = {}
+        self._last = 0
+        self._is_behind = False  # whether the file lacks something that was not acknowledged to anybody
+
+    def read(self) -> list[KeptQueue]:
+        """What the run before has left. Raises StoreError."""
+        try:
+            queues = records.replay(self.frames.read())
+        except records.Unreadable as fault:
+            hint = "start the release that wrote it, or remove it: messages in flight are then given again"
+            raise StoreError(f"{self.frames.path} cannot be understood ({fault}); {hint}") from fault
+        self._last = max(queues, default=0)
+        self._is_behind = bool(queues)  # numbers and clients of before are not known: a file of this run is written
+        return list(queues.values())
+
+    def next_number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def wall_ms(self, monotonic_s: float) -> int:
+        ahead_s = monotonic_s - self._clock.monotonic_s()
+        return max(self._clock.time_ms() + round(ahead_s * 1000), 0)
+
+    def monotonic_s(self, wall_ms: int) -> float:
+        return self._clock.monotonic_s() + (wall_ms - self._clock.time_ms()) / 1000
+
+    # What happens
+
+    def popped(self, deliveries: Deliveries, taken: Sequence[Taken]) -> None:
+        """As they are now: all with the same times."""
+        if deliveries.fresh_behind:
+            self.waiting(deliveries)
+        first = taken[0].delivery
+        self._define(deliveries)
+        client = self._client(first.client_id)
+        popped = [(delivery.offset, delivery.attempts) for delivery, _ in taken]
+        deadline_ms = self.wall_ms(first.deadline_s)
+        self._content.append(
+            records.pop(deliveries.number, deliveries.next, first.pop_ms, deadline_ms, client, _renewals(first), popped)
+        )
+        deliveries.is_passed = False
+
+    def waiting(self, deliveries: Deliveries) -> None:
+        """What was looked at only."""
+        fresh, deliveries.fresh_behind = deliveries.fresh_behind, []
+        self._define(deliveries)
+        offsets = [(delivery.offset, 0) for delivery in fresh if delivery.state is State.BEHIND]
+        number = deliveries.number
+        self._content.append(records.pop(number, deliveries.next, 0, 0, 0, records.NOT_RENEWED, offsets))
+
+    def changed(self, deliveries: Deliveries, delivery: Delivery) -> None:
+        self._define(deliveries)
+        is_in_flight = delivery.state is State.IN_FLIGHT
+        deadline_ms = self.wall_ms(delivery.deadline_s) if is_in_flight else 0
+        self._content.append(
+            records.change(deliveries.number, delivery.offset, deadline_ms, delivery.attempts, _renewals(delivery))
+        )
+
+    def acknowledged(self, deliveries: Deliveries, done: Iterable[Delivery]) -> None:
+        self._define(deliveries)
+        self._content.extend(records.ack(deliveries.number, [delivery.offset for delivery in done]))
+
+    def passed(self, deliveries: Deliveries) -> None:
+        deliveries.is_passed = False
+        self._define(deliveries)
+        self._content.append(records.passed(deliveries.number, deliveries.next))
+
+    def restarted(self, deliveries: Deliveries) -> None:
+        self._define(deliveries)
+        self._content.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
+
+    def forgotten(self, deliveries: Deliveries) -> None:
+        if deliveries.number in self._defined:
+            self._content.append(records.forget(deliveries.number))
+
+    def _define(self, deliveries: Deliveries) -> None:
+        if deliveries.number not in self._defined:
+            self._defined.add(deliveries.number)
+            self._content.append(self._definition(deliveries))
+            self._content.append(records.base(deliveries.number, deliveries.reported, deliveries.floor_ms))
+
+    def _definition(self, deliveries: Deliveries) -> bytes:
+        queue = deliveries.queue
+        place = Place(self._identity_of(queue.topic), deliveries.group, queue.topic, queue.queue_id)
+        return records.define(deliveries.number, place)
+
+    def _client(self, client_id: str) -> int:
+        if not client_id:
+            return 0
+        number = self._clients.get(client_id)
+        if number is None:
+            number = self._clients[client_id] = len(self._clients) + 1
+            self._content.append(records.client(number, client_id))
+        return number
+
+    # Writing
+
+    def write(self) -> None:
+        """Writes what has happened. Raises StoreFull; nothing is acknowledged then until the file was written anew."""
+        content, self._content = self._content, []
+        if self._is_behind:
+            raise StoreFull(f"{self.frames.path} lacks what happened before; it is written anew within some seconds")
+        if not content:
+            return
+        try:
+            self.frames.append(b"".join(content))
+        except StoreFull:
+            self._is_behind = True
+            raise
+
+    def saving(self, all_deliveries: Callable[[], Iterable[Deliveries]]) -> Job[None]:
+        """Writes the file anew when it has become long, or lacks something. Raises StoreFull; it is tried again then."""
+        if not self._is_behind and self.frames.size <= POP_JOURNAL_BYTES + 2 * self.frames.base:
+            return
+        if not self._is_behind:
+            self.write()  # what refers to clients as they are known now
+        was_behind, self._is_behind = self._is_behind, False
+        self._content.clear()
+        self._clients.clear()
+        self._defined = {deliveries.number for deliveries in all_deliveries()}
+        try:
+            yield from self.frames.renewing(self._contents(all_deliveries()))
+        except StoreFull:
+            self._is_behind = self._is_behind or was_behind
+            raise
+
+    def _contents(self, all_deliveries: Iterable[Deliveries]) -> Iterator[bytes]:
+        """The state in frames. What happens while they are made is appended behind them."""
+        clients: dict[str, int] = {}
+        for deliveries in list(all_deliveries):
+            frame = [self._definition(deliveries)]
+            frame.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
+            for delivery in list(deliveries.unfinished.values()):
+                number = clients.get(delivery.client_id, 0)
+                if delivery.client_id and not number:
+                    number = clients[delivery.client_id] = len(clients) + 1
+                    frame.append(records.client(number, delivery.client_id))
+                if delivery.state is not State.ACKNOWLEDGED:
+                    frame.append(self._kept(deliveries, delivery, number))
+                if len(frame) > _AT_ONCE:
+                    yield b"".join(frame)
+                    frame = []
+            yield b"".join(frame)
+
+    def _kept(self, deliveries: Deliveries, delivery: Delivery, client: int) -> bytes:
+        deadline_ms = self.wall_ms(delivery.deadline_s) if delivery.state is State.IN_FLIGHT else 0
+        popped = [(delivery.offset, delivery.attempts)]
+        return records.pop(
+            deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, client, _renewals(delivery), popped
+        )
+
+
+def _renewals(delivery: Delivery) -> int:
+    return min(delivery.renewals, records.MAX_RENEWALS)

@@ -1,0 +1,121 @@
+"""The queues of a topic that a group pops, and the receives that wait for a message of any of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from ..clock import Timer
+from .deliveries import Deliveries, Tally
+from .values import Received, Request
+
+_arrivals = count()
+
+
+class Wait:
+    """A receive that waits. `cancel` when its client has gone away or does not want an answer any more."""
+
+    __slots__ = ("_answer", "_cancel", "arrival", "is_over", "request", "timer")
+
+    def __init__(
+        self, request: Request, answer: Callable[[Received], object], cancel: Callable[[Wait], object]
+    ) -> None:
+        self.request = request
+        self.arrival = next(_arrivals)
+        self.is_over = False
+        self.timer: Timer | None = None
+        self._answer = answer
+        self._cancel = cancel
+
+    @property
+    def place(self) -> int | None:
+        """The queue that it waits for; None: any."""
+        return self.request.queue_id if self.request.is_strict else None
+
+    def end(self) -> bool:
+        """False if it has ended before."""
+        if self.is_over:
+            return False
+        self.is_over = True
+        if self.timer is not None:
+            self.timer.cancel()
+        return True
+
+    def answer(self, received: Received) -> None:
+        self._answer(received)
+
+    def cancel(self) -> None:
+        """Nothing is answered any more. After an answer this does nothing."""
+        if not self.is_over:
+            self._cancel(self)
+
+
+class Pool:
+    """Of one group and topic. `queues`: what of them was popped, by queue id. `ready`: the queues in which something may be,
+    the one that was served longest ago first."""
+
+    def __init__(self, group: str, topic: str, tally: Tally) -> None:
+        self.group = group
+        self.topic = topic
+        self.tally = tally
+        self.queues: dict[int, Deliveries] = {}
+        self.ready: OrderedDict[int, None] = OrderedDict()
+        self._waiting: dict[int | None, OrderedDict[Wait, None]] = {}
+        self.waits = 0
+        self.is_cut = False  # the last look at the queues has ended early, and found nothing
+        self.is_served_later = False
+
+    def hold(self, wait: Wait) -> None:
+        self._waiting.setdefault(wait.place, OrderedDict())[wait] = None
+        self.waits += 1
+
+    def drop(self, wait: Wait) -> None:
+        waiting = self._waiting[wait.place]
+        del waiting[wait]
+        if not waiting:
+            del self._waiting[wait.place]
+        self.waits -= 1
+
+    def waiting(self) -> list[Wait]:
+        """All, in no order."""
+        return [wait for waiting in self._waiting.values() for wait in waiting]
+
+    def next_wait(self) -> Wait | None:
+        """The receive that waits longest, of those for which a queue may have something."""
+        found = self._first(None) if self.ready else None
+        if len(self._waiting) > (found is not None):  # receives of single queues, which are rare
+            for queue_id in self.ready:
+                wait = self._first(queue_id)
+                if wait is not None and (found is None or wait.arrival < found.arrival):
+                    found = wait
+        return found
+
+    def _first(self, place: int | None) -> Wait | None:
+        waiting = self._waiting.get(place)
+        return next(iter(waiting)) if waiting else None
+
+    def places(self, request: Request) -> Iterator[int]:
+        """The ready queues, in the order in which a receive looks at them."""
+        if request.queue_id is not None and request.queue_id in self.ready:
+            yield request.queue_id
+        if request.is_strict:
+            return
+        for _ in range(len(self.ready)):  # each is the last one when it was looked at
+            queue_id = next(iter(self.ready), None)
+            if queue_id is None:
+                return
+            yield queue_id
+
+    def rest(self) -> int:
+        """How many messages of the queues that were looked at nobody has popped."""
+        return sum(max(deliveries.queue.next - deliveries.next, 0) for deliveries in self.queues.values())
+
+    def note(self, queue_id: int) -> None:
+        """A queue has been looked at: it is ready or not, and the last of those that are."""
+        deliveries = self.queues.get(queue_id)
+        if deliveries is not None and deliveries.is_ready:
+            self.ready[queue_id] = None
+            self.ready.move_to_end(queue_id)
+        else:
+            self.ready.pop(queue_id, None)

@@ -1,0 +1,160 @@
+"""The pools of all groups: which there are, where a group begins, and whom a message concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import structlog
+
+from ..groups.owning.offsets import Offsets
+from ..messages.topics import Topics
+from ..store.consume_queue import ConsumeQueue
+from ..store.store import Store
+from .deliveries import Deliveries, Tally
+from .handles import TOPIC_MARK, Handle
+from .pool import Pool
+from .records import KeptQueue
+from .values import Request
+
+log = structlog.get_logger("rocketlet.pops")
+
+
+class Pools:
+    """number: gives each new queue what stands for it on the disk."""
+
+    def __init__(self, topics: Topics, store: Store, offsets: Offsets, number: Callable[[], int]) -> None:
+        self._topics = topics
+        self._store = store
+        self._offsets = offsets
+        self._number = number
+        self._pools: dict[tuple[str, str], Pool] = {}
+        self._of_topic: dict[str, dict[str, Pool]] = {}
+        self._tallies: dict[str, Tally] = {}
+
+    def find(self, group: str, topic: str) -> Pool | None:
+        return self._pools.get((group, topic))
+
+    def get(self, request: Request) -> Pool:
+        """The pool, made if it is not there. Raises LimitExceeded for a group that has too many offsets."""
+        pool = self._pools.get((request.group, request.topic))
+        if pool is None:
+            begins = list(self._begins(request))
+            for queue, offset in begins:
+                if self._offsets.get(request.group, request.topic, queue.queue_id) is None:
+                    self._offsets.put(request.group, request.topic, queue.queue_id, offset)
+            pool = self._make(request.group, request.topic)
+            pool.ready.update((queue.queue_id, None) for queue, offset in begins if offset < queue.next)
+        return pool
+
+    def _make(self, group: str, topic: str) -> Pool:
+        pool = self._pools[group, topic] = Pool(group, topic, self._tallies.setdefault(group, Tally()))
+        self._of_topic.setdefault(topic, {})[group] = pool
+        return pool
+
+    def _begins(self, request: Request) -> Iterator[tuple[ConsumeQueue, int]]:
+        """The queues of the topic and where the group goes on. A group that is new to it begins at the first message if that
+        is still there, as everywhere on this broker; otherwise at the first or the last one, as it is asked for."""
+        group, topic = request.group, request.topic
+        is_known = self._offsets.knows(group, topic)
+        for queue_id in range(self._topics.queues_of(topic)):
+            queue = self._store.queues.get((topic, queue_id))
+            if queue is None:
+                continue
+            offset = self._offsets.get(group, topic, queue_id)
+            if offset is None:
+                is_first = is_known or request.from_first or queue.begin == 0
+                offset = queue.begin if is_first else max(queue.next - 1, queue.begin)
+            yield queue, offset
+
+    def deliveries_at(self, pool: Pool, queue_id: int) -> Deliveries:
+        """Of a queue that has messages."""
+        found = pool.queues.get(queue_id)
+        if found is None:
+            queue = self._store.queue(pool.topic, queue_id)
+            begin = self._offsets.get(pool.group, pool.topic, queue_id)
+            if begin is None:  # a queue that is newer than the pool
+                begin = queue.begin
+                self._offsets.put(pool.group, pool.topic, queue_id, begin)
+            found = self._deliveries(pool, queue, begin)
+        return found
+
+    def _deliveries(self, pool: Pool, queue: ConsumeQueue, begin: int) -> Deliveries:
+        found = Deliveries(self._number(), pool.group, queue, begin, self._store.fetch, pool.tally)
+        pool.queues[queue.queue_id] = found
+        return found
+
+    def deliveries_of(self, group: str, topic: str, handle: Handle) -> Deliveries | None:
+        """What a handle is of."""
+        pool = self._pools.get((group, topic))
+        return pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
+
+    def deliveries(self) -> Iterator[Deliveries]:
+        for pool in list(self._pools.values()):
+            yield from list(pool.queues.values())
+
+    def appended(self, queues: Iterable[ConsumeQueue]) -> Iterator[Pool]:
+        """The pools that messages have come to, of those in which somebody waits."""
+        for queue in dict.fromkeys(queues):
+            pools = self._of_topic.get(queue.topic)
+            if pools is not None:
+                for pool in list(pools.values()):
+                    if queue.queue_id not in pool.ready:
+                        pool.ready[queue.queue_id] = None
+                    if pool.waits:
+                        yield pool
+
+    def refresh(self, deliveries: Deliveries) -> None:
+        """Something has become free in a queue."""
+        pool = self._pools.get((deliveries.group, deliveries.queue.topic))
+        if pool is not None and deliveries.queue.queue_id not in pool.ready:
+            pool.note(deliveries.queue.queue_id)
+
+    def serving(self, deliveries: Deliveries) -> Sequence[Pool]:
+        """The pools that serve a queue."""
+        pool = self._pools.get((deliveries.group, deliveries.queue.topic))
+        return (pool,) if pool is not None else ()
+
+    def of_group(self, group: str) -> list[Pool]:
+        return [pool for pool in self._pools.values() if pool.group == group]
+
+    def of_topic(self, topic: str) -> list[Pool]:
+        return list(self._of_topic.get(topic, {}).values())
+
+    def drop(self, pool: Pool) -> None:
+        """The group or the topic is gone."""
+        del self._pools[pool.group, pool.topic]
+        pools = self._of_topic[pool.topic]
+        del pools[pool.group]
+        if not pools:
+            del self._of_topic[pool.topic]
+
+    # A restart
+
+    def adopt(self, kept: Iterable[KeptQueue], to_monotonic_s: Callable[[int], float]) -> Iterator[Deliveries]:
+        """Takes over what a run before has left, of topics that are still the same."""
+        for item in kept:
+            _, group, topic, queue_id = item.place
+            queue = self._store.queues.get((topic, queue_id))
+            if self._topics.get(topic) is None or self._topics.identity(topic) != item.place.identity or queue is None:
+                continue
+            if item.next > queue.next:
+                log.warning(
+                    "offset_set_back", group=group, topic=topic, queue=queue_id, offset=item.next, end=queue.next,
+                    hint="it was beyond the end of the queue",
+                )  # fmt: skip
+            pool = self._pools.get((group, topic)) or self._make(group, topic)
+            deliveries = self._deliveries(pool, queue, 0)
+            deliveries.adopt(item, to_monotonic_s)
+            deliveries.reported = deliveries.committed
+            self._offsets.put(group, topic, queue_id, deliveries.committed)
+            yield deliveries
+        for pool in self._pools.values():
+            self._make_ready(pool)
+
+    def _make_ready(self, pool: Pool) -> None:
+        for queue_id in range(self._topics.queues_of(pool.topic)):
+            queue = self._store.queues.get((pool.topic, queue_id))
+            if queue_id in pool.queues:
+                pool.note(queue_id)
+            elif queue is not None and (self._offsets.get(pool.group, pool.topic, queue_id) or 0) < queue.next:
+                pool.ready[queue_id] = None

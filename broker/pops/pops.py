@@ -1,0 +1,479 @@
+"""Messages shared among the clients of a group: each is in the hands of one at a time, until it is done with it.
+
+A door says what a client wants, in values, and hands in where the answer goes. An answer is given at once or later, never
+twice. Acknowledgements are answered when they are on the disk, all those of one turn of the loop behind one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import structlog
+
+from ..clock import Clock
+from ..config import (
+    DEAD_LETTER_RETRY_S,
+    MAX_POP_MESSAGES,
+    MAX_UNFINISHED_OF_GROUP,
+    MAX_WAITING_RECEIVES,
+)
+from ..groups.owning.offsets import Offsets
+from ..groups.settings import GroupConfigs
+from ..messages.appender import Appender
+from ..messages.topics import Topics
+from ..running.jobs import Job, run
+from ..store.consume_queue import ConsumeQueue
+from ..store.files import StoreError, StoreFull
+from ..store.frames import Frames
+from .batches import Batches
+from .book import Book
+from .deadlines import Deadlines
+from .deliveries import Deliveries, Taken
+from .handles import decode_handle, encode_handle
+from .hands import Hands
+from .letters import Letters
+from .pool import Pool, Wait
+from .pools import Pools
+from .settling import Answered, Settling, When
+from .states import Delivery, Event, State
+from .values import Changed, Delivered, Numbers, Outcome, Received, Request, Why
+
+log = structlog.get_logger("rocketlet.pops")
+
+Answer = Callable[[Received], object]
+
+
+class Pops:
+    """when_kept: calls the first as soon as what was written is kept as well as the broker's settings want, the second if it
+    is not. soon: calls what it gets when this turn of the loop is over.
+
+    Raises StoreError if what a run before has left cannot be read."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        topics: Topics,
+        appender: Appender,
+        offsets: Offsets,
+        settings: GroupConfigs,
+        frames: Frames,
+        clock: Clock,
+        when_kept: When,
+        soon: Callable[[Callable[[], object]], object] | None = None,
+    ) -> None:
+        self._broker_name = broker_name
+        self._settings = settings
+        self._clock = clock
+        self._soon = soon or _soon
+        self._hands = Hands(clock)
+        self._letters = Letters(topics, appender)
+        self._deadlines = Deadlines(clock, self._expire)
+        self._batches = Batches()
+        self._book = Book(frames, topics.identity, clock)
+        self._pools = Pools(topics, appender.store, offsets, self._book.next_number)
+        self._settling = Settling(self._book, offsets, clock, when_kept, self._soon, self._freed)
+        self._waits_of: dict[str, dict[Wait, None]] = {}
+        self._waiting = 0
+        self._is_stopped = False
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """What the run before has left: handles are still good, and times go on."""
+        for deliveries in self._pools.adopt(self._book.read(), self._book.monotonic_s):
+            for delivery in deliveries.unfinished.values():
+                if delivery.state is State.IN_FLIGHT:
+                    self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
+                    if delivery.renewals >= 0:
+                        self._hands.give(deliveries, delivery)
+        try:
+            run(self._book.saving(self._pools.deliveries))
+        except StoreFull as error:
+            log.error("save_failed", reason=str(error))
+
+    # Receiving
+
+    def receive(self, request: Request, answer: Answer) -> Wait:
+        """Gives messages to a client: at once, or the first that come within `request.wait_ms`. `answer` is called once,
+        perhaps before this returns; not at all after `cancel` of what is returned.
+
+        An answer that did not reach its client goes back with `put_back`. Raises what reading raises (StoreError, OSError),
+        and LimitExceeded for a group that has too many offsets."""
+        self._hands.heard(request.client_id)
+        wait = Wait(request, answer, self._drop)
+        if self._is_stopped:
+            return _answered(wait, Received(Why.STOPPED))
+        pool = self._pools.get(request)
+        received = self._batches.again(request, self._give_again) or self._pop(pool, request)
+        if received.messages or request.wait_ms <= 0:
+            return _answered(wait, received)
+        if self._waiting >= MAX_WAITING_RECEIVES:
+            return _answered(wait, Received(Why.TOO_MANY_WAIT))
+        self._hold(pool, wait)
+        return wait
+
+    def _hold(self, pool: Pool, wait: Wait) -> None:
+        request = wait.request
+        pool.hold(wait)
+        self._waits_of.setdefault(request.client_id, {})[wait] = None
+        self._waiting += 1
+        wait.timer = self._clock.call_later(request.wait_ms / 1000, self._end, wait, Received(Why.NOTHING_NEW))
+        if pool.is_cut:
+            self._serve_later(pool)
+
+    def _drop(self, wait: Wait) -> None:
+        if wait.end():
+            request = wait.request
+            pool = self._pools.find(request.group, request.topic)
+            if pool is not None:
+                pool.drop(wait)
+            waits = self._waits_of[wait.request.client_id]
+            del waits[wait]
+            if not waits:
+                del self._waits_of[wait.request.client_id]
+            self._waiting -= 1
+
+    def _end(self, wait: Wait, received: Received) -> None:
+        """A wait is answered. A door that fails must not harm who sent the message."""
+        if wait.is_over:
+            return
+        self._drop(wait)
+        try:
+            wait.answer(received)
+        except Exception:
+            log.exception("receive_not_answered", group=wait.request.group, topic=wait.request.topic)
+            self.put_back(wait.request.group, wait.request.topic, received.messages)
+
+    def _pop(self, pool: Pool, request: Request) -> Received:
+        now_ms = self._clock.time_ms()
+        count, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
+        is_in_order = self._is_in_order(request.group)
+        found: list[Delivered] = []
+        batch: list[tuple[Deliveries, Delivery]] = []
+        pool.is_cut = False
+        for queue_id in pool.places(request):
+            deliveries = self._pools.deliveries_at(pool, queue_id)
+            self._settling.has_left(deliveries)
+            deliveries.set_order(is_in_order)
+            before = deliveries.next
+            allowed = MAX_UNFINISHED_OF_GROUP - pool.tally.unfinished
+            taken = deliveries.take(request, count - len(found), room, allowed)
+            if taken:
+                found += self._hand_out(deliveries, taken, request, now_ms)
+                room -= sum(len(item.record) for item in taken)
+                batch += [(deliveries, item.delivery) for item in taken]
+            else:
+                pool.is_cut = pool.is_cut or before < deliveries.next < deliveries.queue.next
+            self._note_passed(deliveries)
+            pool.note(queue_id)
+            if len(found) >= count or room <= 0:
+                break
+        if not found:
+            return Received(Why.NOTHING_NEW)
+        if is_in_order:
+            self._batches.note(request, batch)
+        return Received(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms, pool.rest())
+
+    def _is_in_order(self, group: str) -> bool:
+        settings = self._settings.ensure(group)
+        return settings is not None and settings.consume_orderly
+
+    def _note_passed(self, deliveries: Deliveries) -> None:
+        """What was looked at and not handed out."""
+        if deliveries.fresh_behind:
+            self._book.waiting(deliveries)
+        if deliveries.is_passed:
+            self._book.passed(deliveries)
+        elif not deliveries.fresh_behind:
+            return
+        self._settling.note(deliveries)
+
+    def _hand_out(self, deliveries: Deliveries, taken: list[Taken], request: Request, now_ms: int) -> list[Delivered]:
+        now_s = self._clock.monotonic_s()
+        deadline_s = now_s + request.invisible_ms / 1000
+        for delivery, _ in taken:  # of a batch in order, some may be in other hands
+            if delivery.renewals >= 0:
+                self._hands.take(delivery)
+        deliveries.hand_out(taken, now_ms)
+        for delivery, _ in taken:
+            delivery.client_id, delivery.deadline_s, delivery.since_s = request.client_id, deadline_s, now_s
+            if request.auto_renew:
+                delivery.renewals = 0
+                self._hands.give(deliveries, delivery)
+        self._deadlines.put(deliveries, [item.delivery for item in taken], deadline_s)
+        self._book.popped(deliveries, taken)
+        self._settling.note(deliveries)
+        return [self._delivered(deliveries, item, request.invisible_ms) for item in taken]
+
+    def _delivered(self, deliveries: Deliveries, taken: Taken, invisible_ms: int) -> Delivered:
+        delivery, record = taken
+        queue = deliveries.queue
+        handle = encode_handle(self._broker_name, queue.queue_id, delivery.offset, delivery.pop_ms, invisible_ms)
+        return Delivered(
+            record, queue.topic, queue.queue_id, delivery.offset, delivery.attempts, handle, delivery.pop_ms
+        )
+
+    def _give_again(self, deliveries: Deliveries, delivery: Delivery, request: Request) -> Delivered | None:
+        """To a client that asks again in the same attempt, because the answer did not reach it."""
+        record = deliveries.record(delivery.offset)
+        if record is None:
+            return None
+        delivery.deadline_s = self._clock.monotonic_s() + request.invisible_ms / 1000
+        self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
+        self._changed(deliveries, delivery)
+        return self._delivered(deliveries, Taken(delivery, record), request.invisible_ms)
+
+    def appended(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Messages have been stored in these queues: wakes those that wait for them."""
+        for pool in self._pools.appended(queues):
+            self._serve(pool)
+
+    def _serve(self, pool: Pool) -> None:
+        pool.is_served_later = False
+        while (wait := pool.next_wait()) is not None:
+            try:
+                received = self._pop(pool, wait.request)
+            except Exception as error:
+                log.exception("receive_failed", group=pool.group, topic=pool.topic)
+                self._end(wait, Received(Why.FAILED, fault=str(error)))
+                continue
+            if received.messages:
+                self._end(wait, received)
+                continue
+            if pool.is_cut:
+                self._serve_later(pool)
+            return
+
+    def _serve_later(self, pool: Pool) -> None:
+        """A filter that finds nothing looks on when others had their turn."""
+        if not pool.is_served_later:
+            pool.is_served_later = True
+            self._soon(partial(self._serve, pool))
+
+    # What clients say of what they got
+
+    def put_back(self, group: str, topic: str, messages: Iterable[Delivered]) -> None:
+        """An answer has not reached its client: its messages can be popped at once, and do not count as tried."""
+        for message in messages:
+            found = self._find(group, topic, message.handle)
+            if isinstance(found, Outcome) or found[1].state is not State.IN_FLIGHT:
+                continue
+            deliveries, delivery = found
+            delivery.attempts = max(delivery.attempts - 1, 0)
+            self._release(deliveries, delivery)
+            self._serve_all(deliveries)
+
+    def ack(self, group: str, topic: str, handles: Sequence[str], answer: Answered) -> None:
+        """The client is done with these messages. `answer` gets an outcome for each, when that is on the disk."""
+        self._settling.settle([self._done(self._find(group, topic, handle)) for handle in handles], answer)
+
+    def _done(self, found: tuple[Deliveries, Delivery] | Outcome) -> Outcome:
+        if isinstance(found, Outcome):
+            return found
+        if found[1].renewals >= 0:
+            self._hands.take(found[1])
+        return self._settling.acknowledge(*found)
+
+    def change(self, group: str, topic: str, handle: str, invisible_ms: int, *, is_counted: bool = True) -> Changed:
+        """The message comes again after that time; 0: at once, a nack. It is not prolonged any more. is_counted: whether this
+        was a try. What is done already stays done."""
+        found = self._find(group, topic, handle)
+        if isinstance(found, Outcome):
+            return Changed(found, handle)
+        deliveries, delivery = found
+        if delivery.state is State.ACKNOWLEDGED:
+            return Changed(Outcome.DONE, handle, delivery.pop_ms)
+        outcome = Outcome.LATE if delivery.state is State.VISIBLE else Outcome.DONE
+        if delivery.renewals >= 0:
+            self._hands.take(delivery)
+        if not is_counted:
+            delivery.attempts = max(delivery.attempts - 1, 0)
+        if invisible_ms > 0:
+            delivery.turn(Event.CHANGE)
+            delivery.deadline_s = self._clock.monotonic_s() + invisible_ms / 1000
+            self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
+            self._changed(deliveries, delivery)
+        elif delivery.state is State.IN_FLIGHT:
+            self._come_again(deliveries, delivery, "its last consumer could not handle it")
+            self._serve_all(deliveries)
+        until_ms = self._clock.time_ms() + invisible_ms
+        return Changed(outcome, handle, delivery.pop_ms, until_ms - delivery.pop_ms)
+
+    def to_dead_letters(self, group: str, topic: str, handle: str, reason: str, answer: Answered) -> None:
+        """Stores a copy in the group's dead-letter topic and acknowledges the message; a second time does nothing. Raises
+        StoreError if the message cannot be read or the copy not be stored."""
+        found = self._find(group, topic, handle)
+        if not isinstance(found, Outcome) and found[1].state is not State.ACKNOWLEDGED:
+            self._letters.bury(*found, reason)
+        self._settling.settle([self._done(found)], answer)
+
+    def _find(self, group: str, topic: str, text: str) -> tuple[Deliveries, Delivery] | Outcome:
+        handle = decode_handle(text)
+        if handle is None:
+            return Outcome.UNREADABLE
+        deliveries = self._pools.deliveries_of(group, topic, handle)
+        if handle.broker_name != self._broker_name or deliveries is None or handle.offset >= deliveries.next:
+            return Outcome.UNKNOWN
+        delivery = deliveries.unfinished.get(handle.offset)
+        if delivery is None:
+            return Outcome.DONE
+        if delivery.pop_ms != handle.pop_ms:
+            return Outcome.EXPIRED if handle.pop_ms < delivery.pop_ms else Outcome.UNKNOWN
+        return deliveries, delivery
+
+    # Time
+
+    def _expire(self, deliveries: Deliveries, due: list[Delivery]) -> None:
+        for delivery in due:
+            until_s = self._hands.prolonged_s(delivery)
+            if until_s is None:
+                self._come_again(deliveries, delivery, "nobody has acknowledged it in time")
+            else:
+                self._prolong(deliveries, delivery, until_s)
+        self._serve_all(deliveries)
+
+    def _prolong(self, deliveries: Deliveries, delivery: Delivery, until_s: float) -> None:
+        delivery.deadline_s = until_s
+        self._deadlines.put(deliveries, (delivery,), until_s)
+        self._changed(deliveries, delivery)
+
+    def _come_again(self, deliveries: Deliveries, delivery: Delivery, reason: str) -> None:
+        """It can be popped again, or is given up if it was tried often enough."""
+        settings = self._settings.ensure(deliveries.group)
+        if settings is None or delivery.attempts <= settings.retry_max_times:
+            self._release(deliveries, delivery)
+            return
+        try:
+            self._letters.bury(deliveries, delivery, f"tried {delivery.attempts} times; {reason}")
+        except StoreError as error:
+            log.error("dead_letter_failed", group=deliveries.group, reason=str(error))
+            self._prolong(deliveries, delivery, self._clock.monotonic_s() + DEAD_LETTER_RETRY_S)
+            return
+        self._done((deliveries, delivery))
+
+    def _release(self, deliveries: Deliveries, delivery: Delivery) -> None:
+        if delivery.renewals >= 0:
+            self._hands.take(delivery)
+        deliveries.release(delivery)
+        self._changed(deliveries, delivery)
+        self._pools.refresh(deliveries)
+
+    def _changed(self, deliveries: Deliveries, delivery: Delivery) -> None:
+        self._book.changed(deliveries, delivery)
+        self._settling.write_soon()
+
+    def _serve_all(self, deliveries: Deliveries) -> None:
+        for pool in self._pools.serving(deliveries):
+            if pool.waits:
+                self._serve(pool)
+
+    def _freed(self, touched: Iterable[Deliveries]) -> None:
+        """Something is finished, so more may be popped."""
+        for deliveries in touched:
+            self._pools.refresh(deliveries)
+            self._serve_all(deliveries)
+
+    def look_for_silent_clients(self) -> None:
+        """What clients that are not heard any more have in their hands comes again."""
+        for client_id in self._hands.silent():
+            self.client_gone(client_id)
+
+    def heard(self, client_id: str) -> None:
+        """Something was heard of a client, such as a heartbeat: what it has in its hands is prolonged if it wants that."""
+        self._hands.heard(client_id)
+
+    def client_gone(self, client_id: str) -> None:
+        """The client has said good-bye or is not heard any more: its receives end, and what the broker prolongs for it comes
+        again at once. What it gave a time of its own stays with it until then."""
+        for wait in list(self._waits_of.get(client_id, ())):
+            self._end(wait, Received(Why.CLIENT_GONE))
+        touched: dict[Deliveries, None] = {}
+        for deliveries, delivery in self._hands.of(client_id):
+            self._come_again(deliveries, delivery, "its last consumer has gone")
+            touched[deliveries] = None
+        for deliveries in touched:
+            self._serve_all(deliveries)
+
+    def sent_elsewhere(self, group: str, topic: str) -> None:
+        """Somebody has changed the group's offsets in a topic. What was popped before can be acknowledged no more. On the
+        disk when this returns; raises StoreFull."""
+        pool = self._pools.find(group, topic)
+        if pool is None:
+            return
+        for queue_id, deliveries in list(pool.queues.items()):
+            if self._settling.has_left(deliveries):
+                pool.note(queue_id)
+        self._book.write()
+        self._serve(pool)
+
+    def forget_group(self, group: str) -> None:
+        """The group was deleted, with its offsets. On the disk when this returns; raises StoreFull."""
+        self._forget(self._pools.of_group(group), Why.GROUP_GONE)
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic was deleted. Another one of this name has another identity, whatever the disk says of this one."""
+        self._forget(self._pools.of_topic(topic), Why.TOPIC_GONE)
+
+    def _forget(self, pools: Iterable[Pool], why: Why) -> None:
+        for pool in pools:
+            for wait in pool.waiting():
+                self._end(wait, Received(why))
+            for deliveries in pool.queues.values():
+                for delivery in deliveries.unfinished.values():
+                    if delivery.renewals >= 0:
+                        self._hands.take(delivery)
+                deliveries.forget()
+                self._book.forgotten(deliveries)
+                self._settling.forget(deliveries)
+            self._pools.drop(pool)
+        self._book.write()
+
+    def saving(self) -> Job[None]:
+        """Writes the file anew if it has become long. Raises StoreFull; it is tried again with the next call."""
+        yield from self._book.saving(self._pools.deliveries)
+
+    def stop(self) -> None:
+        """All that wait are told. What is in flight stays so over a restart."""
+        self._is_stopped = True
+        self._deadlines.stop()
+        for waits in list(self._waits_of.values()):
+            for wait in list(waits):
+                self._end(wait, Received(Why.STOPPED))
+        self._settling.write()
+        self._book.frames.close()
+
+    # Looking
+
+    @property
+    def waiting(self) -> int:
+        """How many receives wait."""
+        return self._waiting
+
+    @property
+    def given_up(self) -> int:
+        """How many messages became dead letters since the start."""
+        return self._letters.count
+
+    def waits(self, group: str, topic: str) -> int:
+        pool = self._pools.find(group, topic)
+        return pool.waits if pool is not None else 0
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics that the group pops."""
+        return [pool.topic for pool in self._pools.of_group(group)]
+
+    def numbers(self, group: str, topic: str) -> dict[int, Numbers]:
+        """By queue id, of those of which something was popped. The others are where the group's offsets say."""
+        pool = self._pools.find(group, topic)
+        return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
+
+
+def _soon(action: Callable[[], object]) -> object:
+    return asyncio.get_running_loop().call_soon(action)
+
+
+def _answered(wait: Wait, received: Received) -> Wait:
+    wait.end()
+    wait.answer(received)
+    return wait

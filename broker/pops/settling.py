@@ -1,0 +1,147 @@
+"""What clients are done with: one write for all that was acknowledged in a turn of the loop, and the answers behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from ..clock import Clock
+from ..groups.owning.offsets import Offsets
+from ..store.files import StoreFull
+from .book import Book
+from .deliveries import Deliveries
+from .states import Delivery, Event, State
+from .values import Outcome
+
+log = structlog.get_logger("rocketlet.pops")
+
+Answered = Callable[[Sequence[Outcome]], object]
+When = Callable[[Callable[[], None], Callable[[], None]], None]
+
+
+class _Waiting(NamedTuple):
+    """What one request has acknowledged, and who waits for the disk."""
+
+    outcomes: list[Outcome]
+    answer: Answered
+
+
+class Settling:
+    """when_kept, soon: as of `Pops`. on_finished: hears of the queues in which something is finished, behind the answers."""
+
+    def __init__(
+        self,
+        book: Book,
+        offsets: Offsets,
+        clock: Clock,
+        when_kept: When,
+        soon: Callable[[Callable[[], object]], object],
+        on_finished: Callable[[Iterable[Deliveries]], None],
+    ) -> None:
+        self._book = book
+        self._offsets = offsets
+        self._clock = clock
+        self._when_kept = when_kept
+        self._soon = soon
+        self._on_finished = on_finished
+        self._acked: dict[Deliveries, list[Delivery]] = {}
+        self._waiting: list[_Waiting] = []
+        self._touched: dict[Deliveries, None] = {}
+        self._is_writing = False
+
+    def acknowledge(self, deliveries: Deliveries, delivery: Delivery) -> Outcome:
+        """It is finished when it is on the disk."""
+        if delivery.state is State.ACKNOWLEDGED:
+            return Outcome.DONE
+        outcome = Outcome.LATE if delivery.state is State.VISIBLE else Outcome.DONE
+        delivery.turn(Event.ACKNOWLEDGE)
+        self._acked.setdefault(deliveries, []).append(delivery)
+        self.note(deliveries)
+        return outcome
+
+    def settle(self, outcomes: list[Outcome], answer: Answered) -> None:
+        """Answers when what was acknowledged is on the disk."""
+        if any(outcome.is_done for outcome in outcomes):
+            self._waiting.append(_Waiting(outcomes, answer))
+            self.write_soon()
+        else:
+            answer(outcomes)
+
+    def note(self, deliveries: Deliveries) -> None:
+        """How far the group has come may be another offset."""
+        self._touched[deliveries] = None
+        self.write_soon()
+
+    def forget(self, deliveries: Deliveries) -> None:
+        self._touched.pop(deliveries, None)
+
+    def write_soon(self) -> None:
+        if not self._is_writing:
+            self._is_writing = True
+            self._soon(self.write)
+
+    def write(self) -> None:
+        """Once in a turn of the loop, for all that happened in it."""
+        self._is_writing = False
+        acked, self._acked = self._acked, {}
+        waiting, self._waiting = self._waiting, []
+        for deliveries, done in acked.items():
+            self._book.acknowledged(deliveries, done)
+        try:
+            self._book.write()
+        except StoreFull as error:
+            log.error("acknowledgements_refused", reason=str(error), count=len(waiting))
+            for deliveries, done in acked.items():
+                for delivery in done:
+                    deliveries.refuse(delivery)
+            answer = partial(_refuse, waiting)
+        else:
+            for deliveries, done in acked.items():
+                deliveries.finish(done)
+            answer = partial(self._when_kept, partial(_answer, waiting), partial(_refuse, waiting))
+        self._report()
+        if waiting:
+            answer()
+        self._on_finished(acked)
+
+    def _report(self) -> None:
+        """Says how far groups have come, where everybody looks for that."""
+        touched, self._touched = self._touched, {}
+        for deliveries in touched:
+            committed = deliveries.committed
+            if committed != deliveries.reported and not self.has_left(deliveries):
+                queue = deliveries.queue
+                self._offsets.put(deliveries.group, queue.topic, queue.queue_id, committed)
+                deliveries.reported = committed
+
+    def has_left(self, deliveries: Deliveries) -> bool:
+        """Whether somebody, such as an administrator, has given the group another offset: it goes on from there."""
+        queue = deliveries.queue
+        offset = self._offsets.get(deliveries.group, queue.topic, queue.queue_id)
+        if offset is None or offset == deliveries.reported:
+            return False
+        deliveries.restart(offset, self._clock.time_ms())
+        self._book.restarted(deliveries)
+        self.write_soon()
+        return True
+
+
+def _answer(waiting: Iterable[_Waiting]) -> None:
+    for outcomes, answer in waiting:
+        _call(answer, outcomes)
+
+
+def _refuse(waiting: Iterable[_Waiting]) -> None:
+    for outcomes, answer in waiting:
+        _call(answer, [Outcome.NOT_KEPT if outcome.is_done else outcome for outcome in outcomes])
+
+
+def _call(answer: Answered, outcomes: list[Outcome]) -> None:
+    """A door that fails must not take the answers of others along."""
+    try:
+        answer(outcomes)
+    except Exception:
+        log.exception("acknowledgement_not_answered")

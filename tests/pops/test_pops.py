@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.pops.values import Outcome, Why
+
+from .world import World, bodies, handles
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "data")
+
+
+def test_messages_are_in_one_client_s_hands_and_gone_when_acknowledged(world: World) -> None:
+    for number in range(4):
+        world.send(f"m{number}", queue=number % 2)
+    first = world.receive(3)
+    assert sorted(bodies(first)) == ["m0", "m1", "m2"] or len(first.messages) == 3
+    assert {message.attempt for message in first.messages} == {1}
+    second = world.receive(client="d")
+    assert len(second.messages) == 1
+    assert world.receive().why is Why.NOTHING_NEW
+    assert set(world.ack(*handles(first), *handles(second))) == {Outcome.DONE}
+    assert {number.lag for number in world.state.numbers("g", "t").values()} == {0}
+    assert [world.offsets.get("g", "t", queue) for queue in (0, 1)] == [2, 2]
+
+
+def test_one_that_is_not_acknowledged_comes_again_to_the_millisecond(world: World) -> None:
+    world.send("m")
+    first = world.receive(invisible_ms=10_000)
+    got = world.wait(wait_ms=20_000)
+    world.advance(9.999)
+    assert not got
+    world.advance(0.001)
+    assert bodies(got[0]) == ["m"]
+    assert got[0].messages[0].attempt == 2
+    assert got[0].messages[0].handle != first.messages[0].handle
+    assert world.ack(*handles(first)) == [Outcome.EXPIRED]
+    assert world.ack(*handles(got[0])) == [Outcome.DONE]
+    assert world.ack(*handles(got[0])) == [Outcome.DONE]
+
+
+def test_a_receive_waits_for_a_message_and_each_message_wakes_one(world: World) -> None:
+    waits = [world.wait(client=f"c{number}", invisible_ms=60_000) for number in range(3)]
+    world.send("a", queue=1)
+    assert [bodies(got[0]) if got else None for got in waits] == [["a"], None, None]
+    world.send("b", queue=0)
+    world.advance(20)
+    assert [got[0].why for got in waits] == [Why.FOUND, Why.FOUND, Why.NOTHING_NEW]
+
+
+def test_a_nack_comes_again_at_its_time_and_at_once_with_none(world: World) -> None:
+    world.send("m")
+    handle = handles(world.receive())[0]
+    got = world.wait()
+    assert world.state.change("g", "t", handle, 3000).outcome is Outcome.DONE
+    world.advance(2.999)
+    assert not got
+    world.advance(0.001)
+    again = world.wait()
+    world.state.change("g", "t", handles(got[0])[0], 0)
+    assert [message.attempt for message in again[0].messages] == [3]
+
+
+def test_a_handle_stays_the_same_when_its_time_is_changed(world: World) -> None:
+    world.send("m")
+    handle = handles(world.receive(invisible_ms=1000))[0]
+    changed = world.state.change("g", "t", handle, 60_000)
+    assert changed.handle == handle
+    world.advance(59)
+    assert world.ack(handle) == [Outcome.DONE]
+
+
+def test_an_acknowledgement_that_is_late_counts_until_somebody_else_has_the_message(world: World) -> None:
+    world.send("m")
+    received = world.receive(invisible_ms=1000)
+    world.advance(2)
+    assert world.ack(*handles(received)) == [Outcome.LATE]
+    assert world.receive().why is Why.NOTHING_NEW
+
+
+def test_an_answer_that_was_not_taken_is_there_at_once_and_counts_as_no_try(world: World) -> None:
+    world.send("m")
+    received = world.receive()
+    got = world.wait()
+    world.state.put_back("g", "t", received.messages)
+    assert [message.attempt for message in got[0].messages] == [1]
+
+
+def test_a_message_that_fails_too_often_becomes_a_dead_letter_with_the_reason(world: World) -> None:
+    world.group("g", retry_max_times=2)
+    world.send("m", UNIQ_KEY="id")
+    for attempt in (1, 2, 3):
+        received = world.receive(invisible_ms=1000)
+        assert [message.attempt for message in received.messages] == [attempt]
+        world.advance(1)
+    assert world.receive().why is Why.NOTHING_NEW
+    (dead,) = world.receive(group="undertaker", topic="%DLQ%g").messages
+    assert b"DLQ_ORIGIN_TOPIC\x01t" in dead.record
+    assert b"DLQ_ORIGIN_MESSAGE_ID\x01id" in dead.record
+    assert b"DLQ_REASON\x01tried 3 times; nobody has acknowledged it in time" in dead.record
+    assert world.offsets.get("g", "t", 0) == 1
+
+
+def test_a_dead_letter_that_a_client_asks_for_twice_is_one(world: World) -> None:
+    world.send("m")
+    handle = handles(world.receive())[0]
+    got: list[Outcome] = []
+    for _ in range(2):
+        world.state.to_dead_letters("g", "t", handle, "no", got.extend)
+    world.turn()
+    world.state.to_dead_letters("g", "t", handle, "no", got.extend)
+    world.turn()
+    assert got == [Outcome.DONE] * 3
+    assert len(world.receive(group="undertaker", topic="%DLQ%g").messages) == 1
+
+
+def test_handles_of_others_are_not_taken(world: World) -> None:
+    world.send("m")
+    world.send("m", topic="u")
+    handle = handles(world.receive())[0]
+    world.receive(group="other")
+    assert world.ack("rubbish") == [Outcome.UNREADABLE]
+    assert world.ack("1 2 3 4 5 6 7 ²") == [Outcome.UNREADABLE]
+    assert world.ack(handle.replace(" b ", " c ")) == [Outcome.UNKNOWN]
+    assert world.ack(handle, topic="u") == [Outcome.UNKNOWN]
+    assert world.ack(handle, group="nobody") == [Outcome.UNKNOWN]
+
+
+def test_a_restart_loses_neither_acknowledgements_nor_times(world: World) -> None:
+    for number in range(3):
+        world.send(f"m{number}")
+    received = world.receive(invisible_ms=10_000)
+    world.ack(received.messages[1].handle)
+    world.kill()
+    world.advance(4)
+    world.open()
+    got = world.wait()
+    assert not got
+    assert world.ack(received.messages[0].handle) == [Outcome.DONE]
+    world.advance(5.999)
+    assert not got
+    world.advance(0.001)
+    assert bodies(got[0]) == ["m2"]
+    assert got[0].messages[0].attempt == 2
+
+
+def test_what_the_broker_prolongs_stays_with_its_client_while_that_is_heard(world: World) -> None:
+    world.send("m")
+    world.receive(auto_renew=True, invisible_ms=60_000)
+    got = world.wait(client="d", wait_ms=4 * 3600_000)
+    for _ in range(100):
+        world.advance(60)
+        world.state.heard("c")
+    assert not got
+    world.state.client_gone("c")
+    assert [message.attempt for message in got[0].messages] == [2]
+
+
+def test_what_the_broker_prolongs_is_given_to_others_after_three_hours(world: World) -> None:
+    world.send("m")
+    world.receive(auto_renew=True, invisible_ms=60_000)
+    got = world.wait(client="d", wait_ms=4 * 3600_000)
+    for _ in range(179):
+        world.advance(60)
+        world.state.heard("c")
+    assert not got
+    world.advance(60)
+    assert bodies(got[0]) == ["m"]
+
+
+def test_a_client_that_is_silent_loses_what_the_broker_prolongs(world: World) -> None:
+    world.send("m")
+    world.receive(auto_renew=True, invisible_ms=60_000)
+    got = world.wait(client="d", wait_ms=4 * 3600_000)
+    world.advance(119)
+    world.state.look_for_silent_clients()
+    assert not got
+    world.advance(1)
+    world.state.look_for_silent_clients()
+    assert bodies(got[0]) == ["m"]
+
+
+def test_in_order_the_messages_of_a_message_group_wait_for_the_first(world: World) -> None:
+    world.group("g", consume_orderly=True)
+    for body, key in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("a3", "a"), ("b2", "b")):
+        world.send(body, __SHARDINGKEY=key)
+    first = world.receive(2)
+    assert bodies(first) == ["a1", "a2"]
+    second = world.receive(1)
+    assert bodies(second) == ["b1"]
+    assert world.receive().why is Why.NOTHING_NEW
+    world.ack(*handles(first))
+    assert bodies(world.receive()) == ["a3"]
+    world.ack(*handles(second))
+    assert bodies(world.receive()) == ["b2"]
+
+
+def test_in_order_a_nack_of_the_first_brings_all_behind_it(world: World) -> None:
+    world.group("g", consume_orderly=True)
+    for number in range(3):
+        world.send(f"a{number}", __SHARDINGKEY="a")
+    first = world.receive()
+    world.ack(first.messages[1].handle)
+    world.state.change("g", "t", first.messages[0].handle, 0)
+    again = world.receive()
+    assert bodies(again) == ["a0", "a1", "a2"]
+    assert [message.attempt for message in again.messages] == [2, 1, 2]
+    world.ack(*handles(again))
+    assert world.offsets.get("g", "t", 0) == 3
+
+
+def test_in_order_the_same_attempt_gets_the_same_messages(world: World) -> None:
+    world.group("g", consume_orderly=True)
+    world.send("a0", __SHARDINGKEY="a")
+    first = world.receive(attempt_id="x")
+    again = world.receive(attempt_id="x")
+    assert again.messages == first.messages
+    assert world.receive(attempt_id="y").why is Why.NOTHING_NEW
+
+
+def test_a_group_that_is_sent_elsewhere_goes_on_from_there(world: World) -> None:
+    for number in range(3):
+        world.send(f"m{number}")
+    received = world.receive()
+    world.ack(received.messages[0].handle)
+    world.offsets.put("g", "t", 0, 0)
+    world.state.sent_elsewhere("g", "t")
+    again = world.receive()
+    assert bodies(again) == ["m0", "m1", "m2"]
+    assert world.ack(received.messages[1].handle) == [Outcome.EXPIRED]
+    world.ack(*handles(again))
+    assert world.offsets.get("g", "t", 0) == 3
+
+
+def test_a_topic_or_group_that_is_deleted_ends_its_receives(world: World) -> None:
+    got = world.wait()
+    other = world.wait(group="h")
+    world.state.forget_group("g")
+    assert [received.why for received in got] == [Why.GROUP_GONE]
+    world.state.forget_topic("t")
+    assert [received.why for received in other] == [Why.TOPIC_GONE]
+
+
+def test_tags_that_share_a_hash_are_told_apart_and_others_are_passed(world: World) -> None:
+    from rocketlet.protocol.subscription import parse_subscription
+
+    world.send("a", TAGS="Aa")
+    world.send("b", TAGS="BB")  # the same hash in Java
+    world.send("c", TAGS="c")
+    received = world.receive(subscription=parse_subscription("t", "BB"))
+    assert bodies(received) == ["b"]
+    world.ack(*handles(received))
+    assert world.offsets.get("g", "t", 0) == 3
+
+
+def test_a_disk_that_takes_nothing_keeps_acknowledgements_from_being_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rocketlet.broker.store import disk
+
+    world.send("m")
+    received = world.receive(invisible_ms=10_000)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write", full)
+        assert world.ack(*handles(received)) == [Outcome.NOT_KEPT]
+    again = world.receive()
+    assert bodies(again) == ["m"]
+    assert world.ack(*handles(again)) == [Outcome.NOT_KEPT]
+    world.save()  # the file is written anew
+    assert world.ack(*handles(world.receive())) == [Outcome.DONE]
+    world.kill()
+    world.open()
+    assert world.receive().why is Why.NOTHING_NEW
