@@ -22,6 +22,7 @@ from typing import Final, Literal, cast
 
 import structlog
 
+from ...host.files import check_file
 from ...protocol.codes import ResponseCode
 from ...protocol.frame import FrameError, FrameReader
 from ..config import (
@@ -32,7 +33,7 @@ from ..config import (
 )
 from ..remoting.answers import answer
 from ..remoting.connection import Connection
-from ..running.settings_files import Unsettled, Watched, check_file
+from ..running.settings_files import Unsettled, Watched
 from ..sessions.reports import Reports
 from .handshakes import Handshakes
 from .records import Records
