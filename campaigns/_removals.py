@@ -41,6 +41,7 @@ from rocketlet.broker.store.journal import Journal
 from rocketlet.broker.store.recovery import Recovery
 from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
+from rocketlet.broker.store.written import Written
 from rocketlet.client.consuming import handling
 from rocketlet.protocol import bodies, frame, names, registration_body, schema
 from rocketlet.protocol.allocation import TopicQueues
@@ -232,7 +233,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "older-records-checked": Removal(
         "records of earlier runs are checked", "files", 100,
-        [Change(Recovery, "run", Lines("return found, checked_from", "return found, 0"))], "M",
+        [Change(commit_log, "Written", lambda end: Written(0))], "M",
     ),
     "topics-of-the-log": Removal(
         "topics that only the log knows are taken in", "files", 200,

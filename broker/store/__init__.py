@@ -4,6 +4,7 @@ store          opens the folder; append and expire
 reading        messages out of the log: by queue and offset, by position, by time
 searching      by a text in them
 commit_log     its records: whole ones, and those behind damage
+written        what this process wrote, by sums: reads are checked by them
 marks          where records begin, as no client can say it
 recovery       what happens after a crash
 inspection     what of a folder is whole, for `rocketlet fsck`

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ...protocol.checksum import crc32
 from ...protocol.config import MAX_BODY_BYTES, MAX_FRAME_BYTES, MAX_TOPIC_CHARS
 from ...protocol.message import (
     BEGIN_BYTES,
@@ -27,9 +28,10 @@ from ...protocol.message import (
     record_size,
 )
 from ..config import RECOVERY_READ_BYTES
-from .files import OpenFiles
+from .files import Damaged, OpenFiles
 from .marks import NOWHERE, Marks
 from .segments import SegmentedFile
+from .written import Written
 
 _MAGIC: Final = MAGIC.to_bytes(4, "big")
 _HEAD_BYTES: Final = 36  # up to the position in the log
@@ -37,6 +39,7 @@ _LONGEST: Final = (
     MAX_RECORD_BYTES - MAX_BODY_BYTES + MAX_FRAME_BYTES
 )  # of an earlier release, whose replies had no limit
 
+Buffer = bytes | memoryview
 IsNamed = Callable[[str, int, int, int, int], bool]
 """Whether the index of a topic's queue has, at an offset, a record of that position and size."""
 
@@ -56,7 +59,29 @@ class CommitLog(SegmentedFile):
     ) -> None:
         super().__init__(folder / "commitlog", segment_bytes, open_files, stays_open=True, is_synced=is_synced)
         self.summed_from = NOWHERE
+        self.written = Written(self.end)
         self._marks = marks
+
+    def append(self, data: bytes | bytearray) -> None:
+        super().append(data)
+        self.written.add(data)
+
+    def read_written(self, position: int, size: int) -> Buffer:
+        """What was written at a position, which must be one that `written` has. Raises Damaged if it is another now, also
+        near these bytes."""
+        begin, end, before, behind = self.written.part(position, position + size)
+        data = self.read(begin, end - begin)
+        if crc32(data, before) != behind:
+            raise Damaged(f"{self.directory} is not as it was written between {begin} and {end}")
+        return data if len(data) == size else memoryview(data)[position - begin : position - begin + size]
+
+    def truncate(self, end: int) -> None:
+        super().truncate(end)
+        self.written = Written(self.end)
+
+    def drop_first(self) -> None:
+        super().drop_first()
+        self.written.forget_before(self.begin)
 
     def record_in(self, data: bytes, at: int, position: int) -> Record | None:
         """The record that `data` holds at `at`, if it is what was written at that position of the log."""

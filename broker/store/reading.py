@@ -1,7 +1,8 @@
 """Messages out of the log: by queue and offset, by position, by time.
 
-What this process has written, or has checked at its start, is handed out as it is, many records at a time. Older records are
-checked one by one. A damaged one is skipped, counted and logged; those behind it are delivered.
+What this process has written is read many records at a time, and checked by sums that it kept (`written`). Older records, and
+those where such a sum is wrong, are checked one by one. A damaged one is skipped, counted and logged; those behind it are
+delivered.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ...protocol.subscription import Subscription
 from ..config import (
     BULK_PULL_BYTES,
     BULK_PULL_MESSAGES,
+    CHECKED_GAP_BYTES,
     DAMAGE_NEIGHBOURS,
     MAX_NOTED_DAMAGE,
     PULL_BYTES,
@@ -30,7 +32,7 @@ from ..config import (
     SCAN_ENTRIES,
     SHARED_READ_BYTES,
 )
-from .commit_log import CommitLog
+from .commit_log import Buffer, CommitLog
 from .consume_queue import ENTRY_BYTES, ConsumeQueue
 from .files import Damaged
 
@@ -43,7 +45,6 @@ def _unpacker(count: int) -> Callable[[bytes], tuple[int, ...]]:
     return struct.Struct(">" + "QIq" * count).unpack
 
 
-Buffer = bytes | memoryview
 Entry = tuple[int, int, int]  # queue offset, commit log position, size
 
 
@@ -56,14 +57,13 @@ class Fetched(NamedTuple):
 
 
 class Reader:
-    """Reads the log. Records behind `checked_from` need no check. `queues` are those that there are, by topic and number."""
+    """Reads the log. `queues` are those that there are, by topic and number."""
 
     def __init__(self, segments: CommitLog, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
         self._log = segments
         self._queues = queues
-        self.checked_from = segments.end
         self._damaged: set[tuple[str, int, int]] = set()
-        self._latest: tuple[int, int, bytes] = (0, 0, b"")  # position, size and what was read there
+        self._latest: tuple[int, int, Buffer] = (0, 0, b"")  # position, size and what was read there
 
     @property
     def damaged(self) -> frozenset[tuple[str, int, int]]:
@@ -101,8 +101,8 @@ class Reader:
         if sum(sizes) > room:
             kept = max(bisect_right(list(itertools.accumulate(sizes)), room), 1)
             positions, sizes, count = positions[:kept], sizes[:kept], kept
-        # An index entry without a size stands for a message that was lost; below `checked_from` damage is possible.
-        if positions[0] >= self.checked_from and all(sizes):
+        # An index entry without a size stands for a message that was lost.
+        if positions[0] >= self._log.written.begin and all(sizes):
             try:
                 return Fetched(self._read_records(positions, sizes), count, offset + count)
             except Damaged:
@@ -127,7 +127,7 @@ class Reader:
         return Fetched(pieces, count, offset + scanned)
 
     def _read_some(self, queue: ConsumeQueue, entries: list[Entry]) -> tuple[list[Buffer], int]:
-        if entries[0][1] >= self.checked_from:
+        if entries[0][1] >= self._log.written.begin:
             _, positions, sizes = zip(*entries, strict=True)
             if all(sizes):
                 try:
@@ -166,31 +166,37 @@ class Reader:
             return [self._read_once(begin, total)]
         # One read over small gaps is cheaper than one for each run of records.
         if end - begin <= 2 * total + READ_GAP_BYTES:
-            data = memoryview(self._log.read(begin, end - begin))
+            data = memoryview(self._log.read_written(begin, end - begin))
             return [data[at - begin : at - begin + size] for at, size in zip(positions, sizes, strict=True)]
         return self._read_runs(positions, sizes)
 
-    def _read_once(self, position: int, size: int) -> bytes:
+    def _read_once(self, position: int, size: int) -> Buffer:
         """Groups that keep up pull the same messages one after the other: they share a read. The log is never rewritten.
         Who drains a backlog gets much at once, which would only push the next read out of the processor's cache."""
         if size > SHARED_READ_BYTES:
-            return self._log.read(position, size)
+            return self._log.read_written(position, size)
         latest = self._latest
         if latest[0] == position and latest[1] == size and position >= self._log.begin:
             return latest[2]
-        data = self._log.read(position, size)
+        data = self._log.read_written(position, size)
         self._latest = (position, size, data)
         return data
 
     def _read_runs(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
+        """One read over a small gap is cheaper than two, and it checks what lies between, too."""
         pieces: list[Buffer] = []
-        run_begin = run_end = positions[0]
-        for position, size in zip(positions, sizes, strict=True):
-            if position != run_end:
-                pieces.append(self._log.read(run_begin, run_end - run_begin))
-                run_begin = position
-            run_end = position + size
-        pieces.append(self._log.read(run_begin, run_end - run_begin))
+        first, last = 0, len(positions)
+        for number in range(1, last + 1):
+            end = positions[number - 1] + sizes[number - 1]
+            if number < last and positions[number] - end <= CHECKED_GAP_BYTES:
+                continue
+            begin = positions[first]
+            data = memoryview(self._log.read_written(begin, end - begin))
+            pieces += [
+                data[at - begin : at - begin + size]
+                for at, size in zip(positions[first:number], sizes[first:number], strict=True)
+            ]
+            first = number
         return pieces
 
     # One by one
@@ -287,13 +293,16 @@ class Reader:
 
     def _time_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
         position, size, _ = queue.entry(offset)
-        if position < self.checked_from or not size:
-            record = self._record(queue, offset, position, self._bytes(position, size))
-            return record.store_ms if record else None
-        # the store time stands behind the born host; only an IPv6 one moves it
-        head = self._log.read(position + 36, 40)
-        at = 32 if head[3] & SYS_BORNHOST_V6 else 20
-        return int.from_bytes(head[at : at + 8], "big")
+        if position >= self._log.written.begin and size:
+            try:
+                # the store time stands behind the born host; only an IPv6 one moves it
+                head = self._log.read_written(position + 36, 40)
+                at = 32 if head[3] & SYS_BORNHOST_V6 else 20
+                return int.from_bytes(head[at : at + 8], "big")
+            except Damaged:
+                pass
+        record = self._record(queue, offset, position, self._bytes(position, size))
+        return record.store_ms if record else None
 
     def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
         """The offset that SEARCH_OFFSET_BY_TIMESTAMP answers: exact, or the nearer neighbour, the last one at most."""

@@ -121,8 +121,8 @@ class Recovery:
 
     def run(
         self, checkpoint: Checkpoint | None, on_disk: Iterable[tuple[str, int]], *, rebuilds: bool = False
-    ) -> tuple[Recovered, int]:
-        """What was found, and the position from which on the log holds nothing but whole records."""
+    ) -> Recovered:
+        """What was found."""
         states = self._states(checkpoint) if checkpoint else {}
         for key, state in states.items():
             if self._is_wanted(*key, is_known=state.next > 0):  # a topic that was deleted is in no checkpoint
@@ -133,17 +133,15 @@ class Recovery:
         start = self._start(checkpoint)
         self._most_lost = max(self._log.end, checkpoint.end if checkpoint else 0) // FIXED_BYTES
         records, damage, torn = self._log.replay(start, self._take, self._is_named)
-        checked_from = max([start, *(at + size for at, size in damage)])  # entries of whole indexes may point into it
         for key, state in states.items():
             if key in self._queues:
                 if checkpoint is not None and torn.position < checkpoint.end:  # whole indexes know what is cut off, too
                     self._queues[key].cut_from(torn.position)
                 self._lose_until(self._queues[key], state.next, torn.position)
         damage = self._damage + damage
-        found = Recovered(
+        return Recovered(
             records, torn.size, tuple(self._rebuilt), tuple(damage), tuple(self._lost), dict(self._unknown)
         )
-        return found, checked_from
 
     def _states(self, checkpoint: Checkpoint) -> dict[tuple[str, int], QueueState]:
         """What the checkpoint says of queues that are there still: of topics that were neither made nor deleted after it."""

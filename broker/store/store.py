@@ -119,7 +119,7 @@ class Store:
             self._log.summed_from = checkpoint.summed_from
         on_disk = self.folder.queues()
         recovery = Recovery(self._log, self.queue, self._tag_code_of, since, deleted, knows_topics=knows_topics)
-        found, self._reader.checked_from = recovery.run(checkpoint, on_disk, rebuilds=rebuilds)
+        found = recovery.run(checkpoint, on_disk, rebuilds=rebuilds)
         self._put_aside(found)
         self._next = self._log.end
         self._log.summed_from = min(self._log.summed_from, self._log.end)

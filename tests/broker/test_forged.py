@@ -7,7 +7,7 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_record
 
 from ..conftest import Node, Wire, create_topic
-from ..store import forged
+from ..support import forged
 from ..support.requests import send
 
 

@@ -14,8 +14,8 @@ from rocketlet.command.tools.fsck import fsck
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.message import BEGIN_BYTES, BEGIN_MARK, CHECKSUM_BYTES, MAX_RECORD_BYTES
 
+from ..support import forged
 from ..support.stores import TOPICS, bodies, kill, open_store, put
-from . import forged
 
 VICTIMS = [b"u-%d" % number for number in range(100)]
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocketlet.broker.running.jobs import run
+from rocketlet.broker.store.commit_log import Buffer, CommitLog
 from rocketlet.broker.store.files import (
     Folder,
     OpenFiles,
@@ -409,13 +410,13 @@ def test_what_is_stored_while_a_checkpoint_is_made_is_not_stored_twice(tmp_path:
 
 def test_groups_that_pull_the_same_messages_share_a_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[tuple[int, int]] = []
-    read = SegmentedFile.read
+    read = CommitLog.read_written
 
-    def counted(log: SegmentedFile, position: int, size: int) -> bytes:
+    def counted(log: CommitLog, position: int, size: int) -> Buffer:
         reads.append((position, size))
         return read(log, position, size)
 
-    monkeypatch.setattr(SegmentedFile, "read", counted)
+    monkeypatch.setattr(CommitLog, "read_written", counted)
     for number in range(3):
         put(store, b"%d" % number)
     queue = store.queue("t", 0)

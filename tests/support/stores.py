@@ -29,14 +29,17 @@ def kill(store: Store) -> None:
     store.close()
 
 
-def put(store: Store, body: bytes, topic: str = "t", queue: int = 0, tag: str = "") -> tuple[int, int]:
+def put(
+    store: Store, body: bytes, topic: str = "t", queue: int = 0, tag: str = "", *, commits: bool = True
+) -> tuple[int, int]:
     properties = f"TAGS\x01{tag}".encode() if tag else b""
     code = java_hash(tag) if tag else 0
     store.begin_batch()
     place = store.stage(
         store.queue(topic, queue), body, properties, code, flag=0, sys_flag=0, born_ms=1, born_host=HOST
     )
-    store.commit()
+    if commits:
+        store.commit()
     return place
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rocketlet.broker.store.store import Store
 from rocketlet.protocol.message import MAGIC, MAX_RECORD_BYTES, encode_record
 
-from ..support.stores import HOST
+from .stores import HOST
 
 HEAD_BYTES = 88  # of a record between two IPv4 hosts, before its body
 
