@@ -5,6 +5,7 @@ broker       a broker's state and its timers
 clock        the time that a broker reads and waits by
 config       every setting and limit
 remoting/    the door for RocketMQ's remoting protocol: sockets, frames, the handlers of requests
+grpc/        the door for the official clients of RocketMQ 5
 listening/   what doors share of a listening socket: TLS
 observing/   metrics and health checks
 pops/        messages shared among the clients of a group

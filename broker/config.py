@@ -18,6 +18,7 @@ MEMORY_SHARE: Final = 0.25  # of the machine or container: what connections may 
 MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024
 MEMORY_SWEEP_S: Final = 1.0
 LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold less are not closed to make room
+STREAM_BYTES: Final = 2048  # counted for a gRPC call that is open, beside its messages
 KEPT_FRAME_BYTES: Final = 1024  # counted for a request that waits, beside its body
 HELD_PULL_BYTES: Final = 2048  # counted for a held pull
 KEPT_BEAT_BYTES: Final = 4096  # of a heartbeat's body: who sends the same one again is not read anew
@@ -142,12 +143,28 @@ POP_CLIENTS_LOOK_S: Final = 5.0
 DEAD_LETTER_RETRY_S: Final = 1.0  # before a dead letter that could not be stored is tried again
 POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # of what is popped and finished, before the file is written anew
 
+# gRPC
+
+MAX_USER_PROPERTIES: Final = 128  # of a message, as Apache's
+MAX_USER_PROPERTY_BYTES: Final = 16_384  # of their names and values, with tag and keys
+MAX_NAMESPACE_CHARS: Final = 255  # of a request, which its answer repeats for each queue
+MAX_ENDPOINTS_BYTES: Final = 2048  # the same, of where a client has reached the broker
+MAX_GROUP_KEY_BYTES: Final = 63  # of a message group
+MAX_RECOVERY_S: Final = 3600  # after which a transaction without an outcome is asked for, at the latest
+MAX_DELIVERY_DELAY_MS: Final = 40 * 86_400_000
+DEADLINE_MARGIN_S: Final = 0.1  # before a client's deadline, in which a receive that waits is answered
+MAX_POLL_S: Final = 20.0  # how long a receive waits for messages at most
+POLL_S: Final = 20.0  # and how long clients are told to wait
+RECEIVE_BATCH: Final = 32  # messages that clients are told to ask for
+MAX_SEND_MESSAGES: Final = 1024  # in one call
+
 # Groups
 
 MAX_OFFSETS: Final = 1_000_000  # of all groups in all queues; about 100 bytes each
 MAX_GROUPS: Final = 10_000
 MAX_MEMBERSHIPS: Final = 256  # of one connection: all end at once when it closes
 MAX_MEMBERS: Final = 10_000
+MAX_GRPC_CLIENTS: Final = 20_000  # by their ids
 MAX_CLIENT_IDS: Final = 16  # that one connection goes by
 MAX_PRODUCER_GROUPS: Final = 256  # of one connection
 MEMBER_BYTES: Final = 1024  # counted for a membership, a producer's or a consumer's, against --memory

@@ -37,7 +37,11 @@ from .sessions.memory import Memory
 from .sessions.reports import Reports
 
 if TYPE_CHECKING:
+    from .grpc.door import Door
     from .observing.metrics_port import MetricsPort
+
+_HTTP2 = b"P"  # with which its preface begins; a frame of the other door cannot, it would be too long
+_NO_GRPC = "a gRPC client came, and gRPC is an extra here: pip install 'rocketlet[broker,grpc]'"
 
 log = structlog.get_logger("rocketlet.server")
 
@@ -46,8 +50,9 @@ class Server:
     """`async with Server(...)`: listens until the block ends, then drains and closes.
 
     external_port: a second port, for clients outside the brokers' network; routes asked for there hold the brokers'
-    external addresses. tls: of all its ports; without it they speak plain text. acl: who may do what;
-    without it everybody may do everything. connection_type: what stands for a client; tests put one in that they can tap.
+    external addresses. grpc_port: one of its own for gRPC, which the others take, too. tls: of all ports; without it they
+    speak plain text. acl: who may do what; without it everybody may do everything. connection_type: what stands for a
+    client; tests put one in that they can tap.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Server:
         broker: Broker | None,
         routes: Routes | None,
         external_port: int | None = None,
+        grpc_port: int | None = None,
         tls: Tls | None = None,
         acl: Acl | None = None,
         admin_is_local: bool = False,
@@ -66,6 +72,9 @@ class Server:
         self._host = host
         self._port = port
         self._external_port = external_port
+        self._grpc_port = grpc_port
+        self._grpc: asyncio.Server | None = None
+        self._grpc_door = _grpc_door(broker, acl)
         self._tls = tls or Tls()
         self._acl = acl
         self._external: asyncio.Server | None = None
@@ -125,6 +134,8 @@ class Server:
             self._external = await loop.create_server(
                 partial(self._entrance, is_external=True), self._host, self._external_port, backlog=LISTEN_BACKLOG
             )
+        if self._grpc_port is not None:
+            self._grpc = await loop.create_server(self._entrance, self._host, self._grpc_port, backlog=LISTEN_BACKLOG)
         if self._broker is not None and self._broker.config.vip_channel:
             await self._listen_for_vip()
         if self._broker is not None:
@@ -162,7 +173,7 @@ class Server:
             connection.abort()
 
     async def _close_listeners(self) -> None:
-        for listener in (self._server, self._external, self._vip):
+        for listener in (self._server, self._external, self._grpc, self._vip):
             if listener is not None:
                 listener.close()
         if self._metrics is not None:
@@ -171,7 +182,17 @@ class Server:
 
     def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance:
         connection = self._connection_type(self, is_external=is_external, is_vip=is_vip)
-        return Entrance(self._tls, self.handshakes, self._turns.call, connection)
+        return Entrance(self._tls, self.handshakes, self._turns.call, connection, self._door_of)
+
+    def _door_of(self, connection: Connection, first: bytes) -> asyncio.Protocol:
+        """By the first bytes that a client sends, those of TLS aside."""
+        if not first.startswith(_HTTP2):
+            return connection
+        if self._grpc_door is not None:
+            return self._grpc_door.protocol(connection)
+        if connection.is_news("grpc_client_refused"):
+            log.warning("grpc_client_refused", peer=connection.peer, reason=_NO_GRPC)
+        return connection
 
     async def _listen_for_vip(self) -> None:
         """The port below by two, where clients with a VIP channel send to: as Apache's broker, but it may be taken."""
@@ -183,6 +204,11 @@ class Server:
             )
         except (OSError, OverflowError) as error:
             log.info("vip_channel_off", port=port, reason=str(error))
+
+    @property
+    def grpc_port(self) -> int | None:
+        """The port of its own that gRPC has, also when 0 was asked for; None without one."""
+        return int(self._grpc.sockets[0].getsockname()[1]) if self._grpc else None
 
     @property
     def metrics_port(self) -> int | None:
@@ -242,6 +268,17 @@ class Server:
         silent = self._routes.expire() if self._routes is not None else []
         self._turns.do(_aborting({*idle, *silent}))
         self._free_routes()
+
+
+def _grpc_door(broker: Broker | None, acl: Acl | None) -> Door | None:
+    """None without the extra."""
+    try:
+        from .grpc.door import Door
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").split(".")[0] != "google":
+            raise
+        return None
+    return Door(broker, acl)
 
 
 def _aborting(connections: set[Connection]) -> Work[None]:

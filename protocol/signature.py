@@ -70,6 +70,13 @@ class Signer:
         outer.update(inner.digest())
         return b2a_base64(outer.digest(), newline=False).decode()
 
+    def signature_of(self, text: bytes) -> str:
+        """The HMAC of a text in hex, as 5.x clients sign."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(text)
+        outer.update(inner.digest())
+        return outer.hexdigest()
+
     def __eq__(self, other: object) -> bool:
         """Whether both have the same secret."""
         return isinstance(other, Signer) and hmac.compare_digest(self._inner.digest(), other._inner.digest())

@@ -22,7 +22,6 @@ from typing import Final, Literal, cast
 
 import structlog
 
-from ...host.files import check_file
 from ...protocol.codes import ResponseCode
 from ...protocol.frame import FrameError, FrameReader
 from ..config import (
@@ -33,7 +32,7 @@ from ..config import (
 )
 from ..remoting.answers import answer
 from ..remoting.connection import Connection
-from ..running.settings_files import Unsettled, Watched
+from ..running.settings_files import Unsettled, Watched, check_file
 from ..sessions.reports import Reports
 from .handshakes import Handshakes
 from .records import Records
@@ -74,6 +73,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION  # each costs this side a private-key operation
+    context.set_alpn_protocols(["h2"])  # for gRPC; who offers nothing speaks what it wants
     try:
         for path in files.paths:
             check_file(path, MAX_TLS_FILE_BYTES)
@@ -166,10 +166,18 @@ class Tls:
 class Entrance(asyncio.Protocol):
     """A socket's protocol until it is known what the client speaks; while TLS is being set up, it stands behind that."""
 
-    __slots__ = ("_early", "_handshakes", "_in_turn", "_is_lost", "_tls", "_transport", "connection")
+    __slots__ = ("_door", "_early", "_handshakes", "_in_turn", "_is_lost", "_tls", "_transport", "connection")
 
-    def __init__(self, tls: Tls, handshakes: Handshakes, in_turn: Callable[..., None], connection: Connection) -> None:
+    def __init__(
+        self,
+        tls: Tls,
+        handshakes: Handshakes,
+        in_turn: Callable[..., None],
+        connection: Connection,
+        door: Callable[[Connection, bytes], asyncio.Protocol],
+    ) -> None:
         self._tls = tls
+        self._door = door
         self._handshakes = handshakes
         self._in_turn = in_turn
         self.connection = connection
@@ -186,6 +194,8 @@ class Entrance(asyncio.Protocol):
         if self._early is not None:  # the client's first request came with the end of its handshake
             self._early.append(data)
             self.connection.read_bytes += len(data)  # these records had data: see `Records`
+        elif self.connection.is_encrypted:
+            self._hand_over(data)
         elif data[0] != _HANDSHAKE:
             self._take_plain(data)
         elif self._tls.context is None:
@@ -196,14 +206,20 @@ class Entrance(asyncio.Protocol):
     def _take_plain(self, data: bytes) -> None:
         assert self._transport is not None
         if self._tls.takes_plain:
-            self._transport.set_protocol(self.connection)
-            self.connection.data_received(data)
+            self._hand_over(data)
             return
         self._tls.refused += 1
         if self._tls.reports.is_due(self.connection.peer, _NO_PLAIN_REMARK):
             log.warning("plain_client_refused", peer=self.connection.peer, reason=_NO_PLAIN_REMARK)
         self._transport.write(_plain_refusal(data))
         self._transport.close()
+
+    def _hand_over(self, data: bytes) -> None:
+        """What the client speaks is known by its first bytes; from now on somebody else reads them."""
+        assert self._transport is not None
+        protocol = self._door(self.connection, data)
+        self._transport.set_protocol(protocol)
+        protocol.data_received(data)
 
     def _take_tls(self, first: bytes) -> None:
         assert self._transport is not None
@@ -288,9 +304,8 @@ class Entrance(asyncio.Protocol):
         if self._is_lost:
             return
         self.connection.encrypted(encrypted)
-        encrypted.set_protocol(self.connection)
-        for data in early:
-            self.connection.data_received(data)
+        if early:
+            self._hand_over(b"".join(early))
 
     def pause_writing(self) -> None:
         self.connection.pause_writing()

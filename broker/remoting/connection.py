@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
     keeps of it. `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection.
     `beat`: the body of its last heartbeat, and what was read from it. `read_bytes` have come from the client, of TLS those
     that were decrypted; `records` has them decrypted. `broker_name`: of the broker that has said that it speaks here;
-    `is_proving`: one is being asked."""
+    `is_proving`: one is being asked. `farewell` tells a client of the other door that the connection ends."""
 
     __slots__ = (
         "_answering_bytes",
@@ -83,6 +83,7 @@ class Connection(asyncio.Protocol):
         "broker_name",
         "charged_bytes",
         "counted_bytes",
+        "farewell",
         "heard_s",
         "held_pulls",
         "is_encrypted",
@@ -120,6 +121,7 @@ class Connection(asyncio.Protocol):
         self.active_s = self.heard_s = 0.0
         self.counted_bytes = self.charged_bytes = self.held_pulls = self.read_bytes = 0
         self.records: Decryption | None = None
+        self.farewell: Callable[[], None] | None = None
         self._answering_bytes = 0
         self._later: deque[Callable[[], None]] = deque()
 
@@ -346,8 +348,15 @@ class Connection(asyncio.Protocol):
             action(self)
         self._host.closed(self)
 
+    def pause_reading(self) -> None:
+        """Until `go_on`."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
     def close(self) -> None:
         self.is_left = False
+        if self.farewell is not None:
+            self.farewell()
         if self._transport is not None:
             self._transport.close()
 

@@ -357,9 +357,9 @@ class Http2:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS have {len(payload)} bytes")
         if flags & ACK:
             return
+        self._out.append(frames.encode(frames.SETTINGS, ACK, 0))  # before the data that they may let go
         for name, value in frames.decode_settings(payload):
             self._set(name, value)
-        self._out.append(frames.encode(frames.SETTINGS, ACK, 0))
 
     def _set(self, name: int, value: int) -> None:
         if name == Setting.INITIAL_WINDOW_SIZE:

@@ -1,0 +1,117 @@
+"""One call: what it asks, who asks, and how it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...protocol import grpc
+from ...protocol.grpc import MessageReader, Status
+from ...protocol.http2.fields import Fields
+from ...protocol.http2.flow import Answers, Stream
+from ..access.rules import Need
+from ..remoting.connection import Connection
+from .codes import OK_TEXT, Code
+
+Needs = Callable[[Any], list[Need]]
+
+
+class Method(NamedTuple):
+    """`needs`: the permissions that a request needs. `is_stream`: its answer may be several messages. `is_open`: its
+    requests may be several, too, and each is handled as it comes."""
+
+    name: str
+    request: Any
+    response: Any
+    handler: Callable[..., Any]
+    needs: Needs
+    is_stream: bool = False
+    is_open: bool = False
+
+
+class Call:
+    """`session`: the client's connection. `aborted` is called if the call is over before it was answered; `due_s`: when its
+    client gives up, in the loop's time."""
+
+    __slots__ = (
+        "_answers",
+        "_flush_soon",
+        "_has_begun",
+        "aborted",
+        "due_s",
+        "has_request",
+        "method",
+        "reader",
+        "session",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        session: Connection,
+        stream: Stream,
+        method: Method,
+        due_s: float | None,
+        answers: Answers,
+        flush_soon: Callable[[], None],
+    ) -> None:
+        self.session = session
+        self.stream = stream
+        self.method = method
+        self.reader = MessageReader()
+        self.due_s = due_s
+        self.aborted: Callable[[], None] | None = None
+        self.has_request = False
+        self._has_begun = False
+        self._answers = answers
+        self._flush_soon = flush_soon
+
+    @property
+    def fields(self) -> Fields:
+        return self.stream.fields
+
+    @property
+    def is_over(self) -> bool:
+        return self.stream.is_answer_ended
+
+    def text(self, name: bytes) -> str:
+        """A header field; empty without it."""
+        value = self.stream.fields.get(name)
+        return "" if value is None else value.decode("utf-8", "replace")
+
+    @property
+    def client_id(self) -> str:
+        return self.text(b"x-mq-client-id")
+
+    def answer(self, response: Any) -> None:
+        """The only message of an answer."""
+        self.send(response)
+        self.end()
+
+    def refuse(self, code: int, reason: str) -> None:
+        """An answer that has a status only."""
+        response = self.method.response()
+        set_status(response.status, code, reason)
+        self.answer(response)
+
+    def begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._answers.send_headers(self.stream, grpc.HEAD)
+            self._flush_soon()
+
+    def send(self, message: Any) -> None:
+        self.begin()
+        self._answers.send_data(self.stream, grpc.encode_message(message.SerializeToString()))
+        self._flush_soon()
+
+    def end(self, status: int = Status.OK, reason: str = "") -> None:
+        block = grpc.trailers(status, reason) if self._has_begun else grpc.only_trailers(status, reason)
+        self._has_begun = True
+        self._answers.send_end(self.stream, block)
+        self._flush_soon()
+
+
+def set_status(status: Any, code: int = Code.OK, reason: str = OK_TEXT) -> None:
+    status.code = code
+    status.message = reason

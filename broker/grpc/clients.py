@@ -1,0 +1,149 @@
+"""Who is there: the clients that this door has heard of, by their ids, and the stream on which the broker tells them things.
+
+A client says what it is in its settings, on a stream that stays open (Telemetry). Nothing depends on them: some clients send
+theirs again only five minutes after a restart of the broker.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..config import MAX_GRPC_CLIENTS, MEMBER_BYTES, LimitExceeded
+from ..remoting.connection import Connection
+from .calls import Call
+
+_numbers = itertools.count(1)
+Told = Callable[["GrpcClient", Any], None]
+
+
+class GrpcClient:
+    """A session of this door: a client id, and the connection that it was last heard on. `stream`: its telemetry stream while
+    that is open. `topics`: that it has said it publishes to. `group`: of which it is a consumer."""
+
+    def __init__(self, client_id: str, connection: Connection, told: Told) -> None:
+        self.number = next(_numbers)
+        self.client_id = client_id
+        self.connection = connection
+        self.stream: Call | None = None
+        self.topics: tuple[str, ...] = ()
+        self.group = ""
+        self.held_pulls = 0
+        self.is_left = True
+        self.is_external = connection.is_external
+        self.heard_s = connection.heard_s
+        self._told = told
+        self._charged_bytes = 0
+        self._is_gone = False
+        self._lost: list[Callable[[Any], None]] = []
+        self.charge(MEMBER_BYTES)
+
+    @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    @property
+    def born_host(self) -> bytes:
+        return self.connection.born_host
+
+    @property
+    def known(self) -> object:
+        return self.connection.known
+
+    @property
+    def address(self) -> str:
+        return self.connection.address
+
+    @property
+    def reached(self) -> str:
+        return self.connection.reached
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_gone or self.connection.is_closed
+
+    def tell(self, event: Any) -> None:
+        """On its stream; nothing without one."""
+        self._told(self, event)
+
+    def ask(self, number: int, question: Any) -> None:
+        """These clients are asked nothing: whoever waits gets no answer."""
+
+    def charge(self, size: int) -> None:
+        self._charged_bytes += size
+        self.connection.charge(size)
+
+    def is_news(self, event: str) -> bool:
+        return self.connection.is_news(event)
+
+    def when_read(self, action: Callable[[], None]) -> None:
+        self.connection.when_read(action)
+
+    def on_lost(self, action: Callable[[Any], None]) -> None:
+        if action not in self._lost:
+            self._lost.append(action)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def abort(self) -> None:
+        self.connection.abort()
+
+    def move(self, connection: Connection) -> None:
+        """It is heard on another connection, with what it is charged."""
+        if not self.connection.is_closed:
+            self.connection.charge(-self._charged_bytes)
+        self.connection = connection
+        connection.charge(self._charged_bytes)
+
+    def gone(self) -> None:
+        self._is_gone = True
+        if not self.connection.is_closed:
+            self.connection.charge(-self._charged_bytes)
+        for action in self._lost:
+            action(self)
+
+
+class GrpcClients:
+    """`told` writes an event on a client's stream; `gone` is told of each client that is."""
+
+    def __init__(self, told: Told, gone: Callable[[GrpcClient], None]) -> None:
+        self._told = told
+        self._gone = gone
+        self._clients: dict[str, GrpcClient] = {}
+        self._of_connection: dict[Connection, set[str]] = {}
+
+    def __iter__(self) -> Iterator[GrpcClient]:
+        return iter(self._clients.values())
+
+    def get(self, client_id: str) -> GrpcClient | None:
+        return self._clients.get(client_id)
+
+    def hear(self, client_id: str, connection: Connection) -> GrpcClient:
+        """The client, which is there as long as this connection. Raises LimitExceeded."""
+        client = self._clients.get(client_id)
+        if client is None:
+            if len(self._clients) >= MAX_GRPC_CLIENTS:
+                raise LimitExceeded(f"this broker knows {MAX_GRPC_CLIENTS} gRPC clients; close some")
+            client = self._clients[client_id] = GrpcClient(client_id, connection, self._told)
+        elif client.connection is not connection:
+            self._of_connection.get(client.connection, set()).discard(client_id)
+            client.move(connection)
+        client.heard_s = connection.heard_s
+        if connection not in self._of_connection:
+            self._of_connection[connection] = set()
+            connection.on_lost(self._lost)
+        self._of_connection[connection].add(client_id)
+        return client
+
+    def _lost(self, connection: Connection) -> None:
+        for client_id in self._of_connection.pop(connection, ()):
+            self.forget(client_id)
+
+    def forget(self, client_id: str) -> None:
+        client = self._clients.pop(client_id, None)
+        if client is not None:
+            self._of_connection.get(client.connection, set()).discard(client_id)
+            client.gone()
+            self._gone(client)

@@ -1,0 +1,125 @@
+"""Takes the calls of one socket read to their handlers, and the answers back.
+
+As in the other door, sends are staged one by one and committed together: before any other call of the same read is looked at,
+and before anything is written. Every call is authorized before it is staged or handled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from ...protocol.grpc import CallFault, Status
+from ...protocol.http2.flow import Stream
+from ..access.acl import Acl
+from ..broker import Broker
+from ..clock import MACHINE
+from ..config import TURN_S, LimitExceeded
+from ..remoting.connection import Connection
+from ..store.files import StoreError
+from .authentication import authorize
+from .calls import Call, Method, set_status
+from .clients import GrpcClient, GrpcClients
+from .codes import Code, Fault
+from .connection import GrpcConnection, Ready
+from .hall import Hall
+from .schema import SERVICE
+from .sends import Sends
+from .table import METHODS, SEND
+from .telemetry import tell
+
+log = structlog.get_logger("rocketlet.grpc")
+
+_CLIENT_FAULTS = (LimitExceeded, StoreError, OverflowError)
+
+
+class Door:
+    """Of a broker, or of a name server alone, which serves no call and says so."""
+
+    def __init__(self, broker: Broker | None, acl: Acl | None = None) -> None:
+        self._acl = acl
+        self._hall: Hall | None = None
+        self._sends: Sends | None = None
+        self._methods: Mapping[bytes, Method] = {}
+        self.now_s = MACHINE.monotonic_s
+        if broker is not None:
+            self._hall = Hall(broker, GrpcClients(tell, self._gone), acl)
+            self._sends = Sends(self._hall)
+            self._methods = {f"/{SERVICE}/{name}".encode(): method for name, method in METHODS.items()}
+            self.now_s = broker.clock.monotonic_s
+
+    def _gone(self, client: GrpcClient) -> None:
+        """A client has said good-bye, or its connection is gone."""
+        if self._hall is not None:
+            self._hall.broker.clients.drop(cast("Any", client))
+
+    def protocol(self, connection: Connection) -> GrpcConnection:
+        return GrpcConnection(self, connection)
+
+    def method_of(self, stream: Stream) -> Method:
+        """Raises CallFault."""
+        path = stream.fields[b":path"]
+        method = self._methods.get(path)
+        if method is not None:
+            return method
+        if self._hall is None:
+            raise CallFault(Status.UNAVAILABLE, "this is a name server; give the client the address of a broker")
+        raise CallFault(Status.UNIMPLEMENTED, f"{path[:100].decode(errors='replace')} is not served here")
+
+    def serve(self, ready: Ready) -> None:
+        sends = self._sends
+        assert sends is not None
+        end_s = time.perf_counter() + TURN_S
+        try:
+            while ready:
+                call, message = ready.popleft()
+                if call.is_over:
+                    continue
+                if sends.staged and call.method.name != SEND:
+                    sends.settle()
+                self._serve(call, message)
+                if time.perf_counter() > end_s:
+                    return
+        finally:  # what is staged belongs to this read
+            if sends.staged:
+                sends.settle()
+
+    def _serve(self, call: Call, message: bytes | None) -> None:
+        method = call.method
+        assert self._hall is not None
+        try:
+            request = None if message is None else method.request.FromString(message)
+            if not call.client_id:
+                raise Fault(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
+            if self._acl is not None and request is not None:
+                authorize(self._acl, call, request)
+            if method.name == SEND:
+                assert self._sends is not None
+                self._sends.stage(call, request)
+                return
+            response = method.handler(self._hall, call, request)
+            if response is not None:
+                call.answer(response)
+        except DecodeError:
+            call.end(Status.INTERNAL, f"the {method.name} message cannot be decoded")
+        except Fault as fault:
+            self._refuse(call, fault.code, str(fault))
+        except _CLIENT_FAULTS as error:
+            self._refuse(call, Code.INTERNAL_SERVER_ERROR, str(error))
+        except Exception as error:
+            if call.session.is_news(f"request_failed {method.name}"):
+                log.exception("request_failed", request=method.name, peer=call.session.peer)
+            self._refuse(call, Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+
+    def _refuse(self, call: Call, code: int, reason: str) -> None:
+        if not call.method.is_open:
+            call.refuse(code, reason)
+            return
+        refused: Any = call.method.response()
+        set_status(refused.status, code, reason)
+        call.send(refused)
+        call.end()

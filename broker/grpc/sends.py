@@ -1,0 +1,121 @@
+"""SendMessage: the messages of all calls of a socket read are staged one by one, and stored together."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from typing import Any
+
+import structlog
+
+from ...protocol import names
+from ...protocol.bodies import TopicConfig
+from ...protocol.codes import PERM_WRITE
+from ..config import MAX_SEND_MESSAGES
+from ..store.files import StoreFull
+from .calls import Call, set_status
+from .codes import Code, Fault
+from .hall import Hall
+from .messages import TRANSACTION, TYPE_NAMES, Sent, checked
+from .names import topic_of
+from .routes import accepted_types
+from .schema import SendMessageResponse
+from .staging import Place, Staging
+
+log = structlog.get_logger("rocketlet.sending")
+
+_Answers = list[tuple[Call, Any]]
+
+
+class Sends:
+    """`staged`: calls with their answers, which are given when their messages are stored."""
+
+    def __init__(self, hall: Hall) -> None:
+        self._hall = hall
+        self._staging = Staging(hall.broker)
+        self.staged: _Answers = []
+
+    def stage(self, call: Call, request: Any) -> None:
+        """Raises Fault; nothing of the call is staged then."""
+        broker = self._hall.broker
+        if not request.messages or len(request.messages) > MAX_SEND_MESSAGES:
+            raise Fault(Code.MESSAGE_CORRUPTED, f"a call sends 1 to {MAX_SEND_MESSAGES} messages")
+        name = topic_of(request.messages[0].topic)
+        if any(message.topic.name != name for message in request.messages):
+            raise Fault(Code.MESSAGE_CORRUPTED, "the messages are of different topics")
+        now_ms = broker.clock.time_ms()
+        sent = [checked(message, name, now_ms) for message in request.messages]
+        topic = self._topic(name, sent)
+        response = SendMessageResponse()
+        set_status(response.status)
+        mark = self._staging.mark()
+        try:
+            for item in sent:
+                place = self._staging.place(call.session, topic, _queue_of(topic, item, len(sent)), item)
+                _add_entry(response, item, place)
+        except BaseException:
+            self._staging.undo(mark)
+            raise
+        self.staged.append((call, response))
+
+    def _topic(self, name: str, sent: list[Sent]) -> TopicConfig:
+        """Raises Fault."""
+        topic = self._hall.broker.topics.get(name)
+        if topic is None:
+            raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
+        if not topic.perm & PERM_WRITE or not topic.write_queues:
+            raise Fault(Code.FORBIDDEN, f"the topic {name} has no queue that may be written")
+        if not name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
+            accepted = accepted_types(topic)
+            for item in sent:
+                if item.kind not in accepted:
+                    reason = (
+                        f"the topic {name} takes {topic.message_type} messages, this one is {TYPE_NAMES[item.kind]}"
+                    )
+                    raise Fault(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, reason)
+        return topic
+
+    def settle(self) -> None:
+        """Stores what is staged, and answers: with `--flush sync` when it is on the device."""
+        staged, self.staged = self.staged, []
+        broker = self._hall.broker
+        try:
+            self._staging.commit()
+        except Exception as error:
+            if not isinstance(error, StoreFull):
+                log.exception("sends_refused_store_failed")
+            _refuse(staged, str(error) or type(error).__name__)
+            return
+        broker.when_kept(
+            lambda: _answer(staged), lambda: _refuse(staged, str(broker.store.fault or "the disk does not keep it"))
+        )
+
+
+def _queue_of(topic: TopicConfig, sent: Sent, count: int) -> int:
+    """All messages of a group go to one queue."""
+    if sent.group_key and count == 1:
+        return zlib.crc32(sent.group_key.encode()) % topic.write_queues
+    return random.randrange(topic.write_queues)
+
+
+def _add_entry(response: Any, sent: Sent, place: Place) -> None:
+    entry = response.entries.add()
+    set_status(entry.status)
+    entry.message_id = sent.message_id
+    entry.transaction_id = transaction_id(place) if sent.kind == TRANSACTION else sent.message_id
+    entry.offset = place.offset
+
+
+def transaction_id(place: Place) -> str:
+    """By which a half message is found: clients do not look into it."""
+    return f"{place.position:016X}{place.offset:016X}"
+
+
+def _answer(staged: _Answers) -> None:
+    for call, response in staged:
+        call.answer(response)
+
+
+def _refuse(staged: _Answers, reason: str) -> None:
+    for call, _ in staged:
+        call.refuse(Code.INTERNAL_SERVER_ERROR, f"the messages could not be stored: {reason}")

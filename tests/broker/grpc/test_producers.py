@@ -1,0 +1,417 @@
+"""Routes, settings and sends: what a producer asks, and how each of it may fail."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import pytest
+from google.protobuf import duration_pb2
+from rocketlet.broker.config import (
+    MAX_DELIVERY_DELAY_MS,
+    MAX_ENDPOINTS_BYTES,
+    MAX_GROUP_KEY_BYTES,
+    MAX_NAMESPACE_CHARS,
+    MAX_RECOVERY_S,
+    MAX_USER_PROPERTIES,
+)
+from rocketlet.broker.grpc import schema
+from rocketlet.protocol import properties as props
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.codes import PERM_READ
+from rocketlet.protocol.config import MAX_BODY_BYTES
+from rocketlet.protocol.message import Record
+from rocketlet.testing.ports import free_port
+
+from ...conftest import Node, Nodes, eventually
+from ...support.grpc_client import GrpcClient, message, resource, route, sending
+from .conftest import Dial
+
+OK = 20000
+
+
+def put(node: Node, name: str = "t", *, queues: int = 4, **settings: Any) -> None:
+    node.broker.topics.put(TopicConfig(name, queues, queues, **settings), node.broker.store.end)
+
+
+def stored(node: Node, topic: str = "t") -> list[Record]:
+    store = node.broker.store
+    return [
+        store.message(queue, offset)
+        for (name, _), queue in sorted(store.queues.items())
+        if name == topic
+        for offset in range(queue.begin, queue.next)
+    ]
+
+
+# Routes
+
+
+async def test_a_route_has_the_address_that_the_client_used(node: Node, client: GrpcClient) -> None:
+    put(node, queues=2)
+    answer = await client.call("QueryRoute", route("t", "my-broker.example", 18081))
+    assert [(queue.id, queue.permission) for queue in answer.message_queues] == [(0, 4), (1, 4)]
+    (address,) = answer.message_queues[0].broker.endpoints.addresses
+    assert (address.host, address.port, answer.message_queues[0].broker.name) == (
+        "my-broker.example",
+        18081,
+        "broker-a",
+    )
+    assert list(answer.message_queues[0].accept_message_types) == [1, 2, 3, 4]
+
+
+async def test_without_an_address_the_route_has_the_one_of_the_call(node: Node, client: GrpcClient) -> None:
+    put(node)
+    answer = await client.call("QueryRoute", route("t"))
+    endpoints = answer.message_queues[0].broker.endpoints
+    assert (endpoints.scheme, endpoints.addresses[0].host, endpoints.addresses[0].port) == (1, "127.0.0.1", 1)
+
+
+async def test_a_topic_is_created_with_its_route_if_it_may(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(auto_create_topics=True, default_queues=3)
+    client = await dial(node.address)
+    assert len((await client.call("QueryRoute", route("new"))).message_queues) == 3
+    for name in ("%RETRY%g", "%DLQ%g"):
+        assert (await client.call("QueryRoute", route(name))).status.code == 40402
+    strict = await nodes.start(auto_create_topics=False, name="b", port=free_port())
+    answer = await (await dial(strict.address)).call("QueryRoute", route("new"))
+    assert (answer.status.code, strict.broker.topics.get("new")) == (40402, None)
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "ü", "x" * 128, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_x", "rmq_sys_x", "TBW102"]
+)
+async def test_names_that_no_topic_may_have(client: GrpcClient, name: str) -> None:
+    assert (await client.call("QueryRoute", route(name))).status.code == 40002
+
+
+async def test_queues_that_may_only_be_read_or_written_are_shown_so(node: Node, client: GrpcClient) -> None:
+    node.broker.topics.put(TopicConfig("t", 1, 3), node.broker.store.end)
+    answer = await client.call("QueryRoute", route("t"))
+    assert [queue.permission for queue in answer.message_queues] == [4, 3, 3]
+    node.broker.topics.put(TopicConfig("t", 1, 1, 0), node.broker.store.end)
+    assert [queue.permission for queue in (await client.call("QueryRoute", route("t"))).message_queues] == [1]
+
+
+@pytest.mark.parametrize("method", ["QueryRoute", "QueryAssignment"])
+async def test_what_each_queue_of_a_route_repeats_has_a_limit(node: Node, client: GrpcClient, method: str) -> None:
+    put(node, queues=1)
+
+    def asking(namespace: str, host: str) -> Any:
+        request = getattr(schema, f"{method}Request")(topic=resource("t"))
+        request.topic.resource_namespace = namespace
+        request.endpoints.addresses.add(host=host, port=1)
+        if method == "QueryAssignment":
+            request.group.name = "g"
+        return request
+
+    longest, host = "n" * MAX_NAMESPACE_CHARS, "h" * (MAX_ENDPOINTS_BYTES - 10)
+    assert (await client.call(method, asking(longest, host))).status.code == OK
+    assert (await client.call(method, asking(longest + "n", host))).status.code == 40000
+    assert (await client.call(method, asking(longest, host + "h" * 20))).status.code == 40001
+
+
+async def test_a_group_is_given_one_place_for_all_queues(node: Node, client: GrpcClient) -> None:
+    put(node)
+    request = schema.QueryAssignmentRequest(topic=resource("t"), group=resource("g"))
+    answer = await client.call("QueryAssignment", request)
+    assert [item.message_queue.id for item in answer.assignments] == [-1]
+    put(node, "write-only", perm=2)
+    request.topic.name = "write-only"
+    assert (await client.call("QueryAssignment", request)).status.code == 40300
+    request.group.name = "CID_RMQ_SYS_x"
+    assert (await client.call("QueryAssignment", request)).status.code == 40003
+
+
+# Settings
+
+
+async def settle(client: GrpcClient, settings: Any) -> tuple[Any, Any]:
+    call = client.begin("Telemetry")
+    call.send(schema.TelemetryCommand(settings=settings))
+    return call, await call.next()
+
+
+async def test_the_settings_of_a_producer_have_every_field(client: GrpcClient) -> None:
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="t")
+    _, answer = await settle(client, settings)
+    found = answer.settings
+    assert (answer.status.code, found.client_type, found.publishing.topics[0].name) == (OK, 1, "t")
+    assert (found.publishing.max_body_size, found.publishing.validate_message_type) == (MAX_BODY_BYTES, True)
+    assert (found.HasField("metric"), found.metric.on) == (True, False)
+    policy = found.backoff_policy
+    assert (policy.max_attempts, policy.WhichOneof("strategy")) == (3, "exponential_backoff")
+    assert (policy.exponential_backoff.max.seconds, policy.exponential_backoff.multiplier) == (1, 2)
+
+
+async def test_the_settings_of_a_consumer_have_every_field(client: GrpcClient) -> None:
+    settings = schema.Settings(client_type=2)
+    settings.subscription.group.name = "g"
+    settings.subscription.subscriptions.add().topic.name = "t"
+    _, answer = await settle(client, settings)
+    found = answer.settings
+    assert (found.subscription.receive_batch_size, found.subscription.long_polling_timeout.seconds) == (32, 20)
+    assert found.subscription.HasField("fifo")
+    assert found.HasField("metric")
+    assert found.backoff_policy.max_attempts == 17
+    assert len(found.backoff_policy.customized_backoff.next) == 18
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        (schema.Settings(client_type=1), 40000),
+        (schema.Settings(client_type=4, subscription={"group": {"name": "g"}}), 40015),
+        (schema.Settings(client_type=2, subscription={"group": {"name": "a b"}}), 40003),
+        (schema.Settings(client_type=1, publishing={"topics": [{"name": "a b"}]}), 40002),
+    ],
+)
+async def test_settings_that_cannot_be_are_answered_all_the_same(client: GrpcClient, settings: Any, code: int) -> None:
+    """Clients wait for an answer without an end: first the status, then the end of the stream."""
+    call, answer = await settle(client, settings)
+    assert answer.status.code == code
+    assert await call.all() == []
+    assert call.status == 3
+
+
+async def test_a_producer_is_known_by_its_topics_until_it_says_good_bye(node: Node, client: GrpcClient) -> None:
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="t")
+    await settle(client, settings)
+    assert [item.client_id for item in node.broker.clients.producers("t")] == ["host@1@0@test"]
+    assert (await client.call("Heartbeat", schema.HeartbeatRequest(client_type=1))).status.code == OK
+    answer = await client.call("NotifyClientTermination", schema.NotifyClientTerminationRequest())
+    assert answer.status.code == OK
+    assert node.broker.clients.producers("t") == []
+
+
+async def test_a_producer_is_forgotten_with_its_connection(node: Node, client: GrpcClient) -> None:
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="t")
+    await settle(client, settings)
+    await client.close()
+    await eventually(lambda: node.broker.clients.producers("t") == [])
+
+
+async def test_a_heartbeat_needs_no_settings_before(client: GrpcClient) -> None:
+    request = schema.HeartbeatRequest(client_type=3, group=resource("g"))
+    assert (await client.call("Heartbeat", request)).status.code == OK
+
+
+# Sends
+
+
+async def test_a_message_is_stored_as_the_other_door_stores_it(node: Node, client: GrpcClient) -> None:
+    put(node)
+    sent = message("t", b"hello", message_id="01AB", tag="blue", keys=["k1", "k2"])
+    sent.user_properties["color"] = "grün"
+    sent.system_properties.born_timestamp.FromMilliseconds(1_700_000_000_123)
+    answer = await client.call("SendMessage", sending(sent))
+    (entry,) = answer.entries
+    assert (answer.status.code, entry.status.code) == (OK, OK)
+    assert (entry.message_id, entry.transaction_id, entry.offset) == ("01AB", "01AB", 0)
+    (record,) = stored(node)
+    found = props.decode(record.properties)
+    assert (record.body, record.born_ms, record.sys_flag) == (b"hello", 1_700_000_000_123, 0)
+    expected = {"color": "grün", "TAGS": "blue", "KEYS": "k1 k2", "UNIQ_KEY": "01AB", "PGROUP": "t"}
+    assert {name: found.get(name) for name in expected} == expected
+
+
+async def test_messages_of_a_call_are_stored_and_answered_one_by_one(node: Node, client: GrpcClient) -> None:
+    put(node, queues=1)
+    messages = [message("t", b"%d" % number, message_id=f"ID{number}") for number in range(3)]
+    answer = await client.call("SendMessage", sending(*messages))
+    assert [(entry.message_id, entry.offset) for entry in answer.entries] == [("ID0", 0), ("ID1", 1), ("ID2", 2)]
+    assert [record.body for record in stored(node)] == [b"0", b"1", b"2"]
+
+
+async def test_of_a_call_with_one_bad_message_nothing_is_stored(node: Node, client: GrpcClient) -> None:
+    put(node, message_type="NORMAL")
+    answer = await client.call("SendMessage", sending(message("t"), message("t", message_group="g")))
+    assert answer.status.code == 40014
+    assert stored(node) == []
+    assert (await client.call("SendMessage", sending(message("t")))).status.code == OK
+    assert len(stored(node)) == 1
+
+
+async def test_messages_of_a_group_lie_in_one_queue_in_their_order(node: Node, client: GrpcClient) -> None:
+    put(node, queues=8)
+    for number in range(10):
+        await client.call("SendMessage", sending(message("t", b"%d" % number, message_group="order-7")))
+    records = stored(node)
+    assert len({record.queue_id for record in records}) == 1
+    assert [record.body for record in records] == [b"%d" % number for number in range(10)]
+    assert props.find(records[0].properties, "__SHARDINGKEY") == "order-7"
+
+
+def _with(**system: Any) -> Any:
+    return message("t", **system)
+
+
+def _properties(**properties: str) -> Any:
+    found = message("t")
+    found.user_properties.update(properties)
+    return found
+
+
+HALF = {"message_type": 4}
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (message("t", b"x" * (MAX_BODY_BYTES + 1)), 41301),
+        (message("t", b""), 41302),
+        (_properties(**{f"p{number}": "v" for number in range(MAX_USER_PROPERTIES + 1)}), 43101),
+        (_properties(TAGS="x"), 40007),
+        (_properties(POP_CK="x"), 40007),
+        (_properties(a="b\x02TAGS\x01c"), 40007),
+        (_properties(**{"a\x01b": "c"}), 40007),
+        (_with(tag=" "), 40004),
+        (_with(tag="a|b"), 40004),
+        (_with(tag="a\x02b"), 40004),
+        (_with(keys=[" "]), 40005),
+        (_with(keys=["a", "b\x01"]), 40005),
+        (_properties(a="x" * 16_384), 43101),
+        (_with(message_id=" "), 40009),
+        (_with(message_id="x\x02TRAN_MSG\x01true"), 40009),
+        (
+            _with(**HALF, orphaned_transaction_recovery_duration=duration_pb2.Duration(seconds=MAX_RECOVERY_S + 1)),
+            40000,
+        ),
+        (_with(message_group=" "), 40006),
+        (_with(message_group="x" * (MAX_GROUP_KEY_BYTES + 1)), 40006),
+        (message("no-such-topic"), 40402),
+        (message("read-only"), 40300),
+        (message("SCHEDULE_TOPIC_XXXX"), 40002),
+        (message("normal", message_group="g"), 40014),
+    ],
+    ids=lambda value: value if isinstance(value, int) else "",
+)
+async def test_what_may_not_be_sent(nodes: Nodes, dial: Dial, sent: Any, code: int) -> None:
+    node = await nodes.start(auto_create_topics=False)
+    client = await dial(node.address)
+    put(node)
+    put(node, "read-only", perm=PERM_READ)
+    put(node, "normal", message_type="NORMAL")
+    end = node.broker.store.end
+    answer = await client.call("SendMessage", sending(sent))
+    assert (answer.status.code, len(answer.entries)) == (code, 0)
+    assert node.broker.store.end == end
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        message("t", b"x" * MAX_BODY_BYTES),
+        _properties(**{f"p{number}": "v" for number in range(MAX_USER_PROPERTIES)}),
+        _properties(a="x" * 16_383),
+        _with(keys=["a b"]),
+        _with(message_group="x" * MAX_GROUP_KEY_BYTES),
+    ],
+    ids=["body", "properties", "size", "key", "group"],
+)
+async def test_what_may_just_be_sent(node: Node, client: GrpcClient, sent: Any) -> None:
+    put(node)
+    assert (await client.call("SendMessage", sending(sent))).status.code == OK
+
+
+async def test_nothing_to_send_and_several_topics_are_refused(node: Node, client: GrpcClient) -> None:
+    put(node)
+    assert (await client.call("SendMessage", sending())).status.code == 40016
+    assert (await client.call("SendMessage", sending(message("t"), message("u")))).status.code == 40016
+
+
+async def test_a_delivery_time_too_far_ahead_is_refused(node: Node, client: GrpcClient) -> None:
+    put(node)
+    sent = message("t")
+    far_ms = node.clock.time_ms() + MAX_DELIVERY_DELAY_MS
+    sent.system_properties.delivery_timestamp.FromMilliseconds(far_ms + 60_000)
+    assert (await client.call("SendMessage", sending(sent))).status.code == 40012
+
+
+async def test_gzip_is_taken_out_for_those_who_cannot_read_it(node: Node, client: GrpcClient) -> None:
+    put(node, queues=1)
+    for body in (gzip.compress(b"plain"), b"neither"):
+        await client.call("SendMessage", sending(message("t", body, body_encoding=2)))
+    assert [(record.body, record.sys_flag & 1) for record in stored(node)] == [(b"plain", 0), (b"neither", 1)]
+
+
+async def test_a_full_disk_is_told(node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rocketlet.broker.store.files import StoreFull
+
+    put(node)
+
+    def refuse() -> None:
+        raise StoreFull("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.broker.appender, "commit", refuse)
+        answer = await client.call("SendMessage", sending(message("t")))
+    assert answer.status.code == 50001
+    assert "no space left" in answer.status.message
+    node.broker.store.roll_back()
+    assert (await client.call("SendMessage", sending(message("t")))).status.code == OK
+    assert len(stored(node)) == 1
+
+
+async def test_with_flush_sync_a_send_is_answered_when_it_is_on_the_device(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(flush="sync")
+    put(node)
+    client = await dial(node.address)
+    assert (await client.call("SendMessage", sending(message("t")))).status.code == OK
+    assert len(stored(node)) == 1
+
+
+# Transactions
+
+
+async def half(client: GrpcClient) -> str:
+    answer = await client.call("SendMessage", sending(message("t", b"half", message_id="HALF", **HALF)))
+    assert answer.status.code == OK
+    return str(answer.entries[0].transaction_id)
+
+
+def outcome(transaction_id: str, resolution: int, topic: str = "t") -> Any:
+    return schema.EndTransactionRequest(
+        topic=resource(topic), message_id="HALF", transaction_id=transaction_id, resolution=resolution
+    )
+
+
+async def test_a_transaction_is_committed_once(node: Node, client: GrpcClient) -> None:
+    put(node)
+    transaction_id = await half(client)
+    assert stored(node) == []
+    for _ in range(2):
+        assert (await client.call("EndTransaction", outcome(transaction_id, 1))).status.code == OK
+    assert [record.body for record in stored(node)] == [b"half"]
+    assert node.broker.transactions.waiting == 0
+
+
+async def test_a_transaction_is_rolled_back(node: Node, client: GrpcClient) -> None:
+    put(node)
+    assert (await client.call("EndTransaction", outcome(await half(client), 2))).status.code == OK
+    assert (stored(node), node.broker.transactions.waiting) == ([], 0)
+
+
+async def test_an_outcome_that_is_not_known_yet_changes_nothing(node: Node, client: GrpcClient) -> None:
+    put(node)
+    assert (await client.call("EndTransaction", outcome(await half(client), 0))).status.code == OK
+    assert node.broker.transactions.waiting == 1
+
+
+@pytest.mark.parametrize("wrong", ["", " ", "x" * 32, "F" * 32, "0" * 31 + "1", "0" * 31])
+async def test_ids_of_no_transaction_are_refused(node: Node, client: GrpcClient, wrong: str) -> None:
+    put(node)
+    await half(client)
+    assert (await client.call("EndTransaction", outcome(wrong, 1))).status.code == 40008
+    assert node.broker.transactions.waiting == 1
+
+
+async def test_a_transaction_is_not_ended_by_who_names_another_topic(node: Node, client: GrpcClient) -> None:
+    put(node)
+    put(node, "u")
+    transaction_id = await half(client)
+    assert (await client.call("EndTransaction", outcome(transaction_id, 1, "u"))).status.code == 40008
+    assert node.broker.transactions.waiting == 1

@@ -1,0 +1,193 @@
+"""gRPC on the broker's port, beside the other door."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.config import STREAM_BYTES
+from rocketlet.broker.grpc import schema
+from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.server import Server
+from rocketlet.protocol import config as limits
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.grpc import Status
+from rocketlet.testing.ports import free_port
+
+from ...conftest import Connect, Node, Nodes, eventually
+from ...support.certificates import Certificates
+from ...support.grpc_client import GrpcClient, route
+from .conftest import Dial
+
+
+async def test_one_port_serves_both_doors(node: Node, client: GrpcClient, connect: Connect) -> None:
+    wire = await connect(node.address)
+    assert (await client.call("QueryRoute", route("t"))).status.code == 20000
+    assert (await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
+    assert len(node.server.connections) == 2
+
+
+async def test_the_preface_may_come_byte_by_byte(node: Node) -> None:
+    host, _, port = node.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for byte in b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0":
+        writer.write(bytes((byte,)))
+        await writer.drain()
+        await asyncio.sleep(0)
+    assert (await reader.readexactly(9))[3] == 4  # SETTINGS
+    writer.close()
+
+
+@pytest.mark.parametrize("with_alpn", [True, False])
+async def test_tls_is_looked_into(nodes: Nodes, dial: Dial, tmp_path: Path, with_alpn: bool) -> None:
+    certificates = Certificates.make(tmp_path)
+    node = await nodes.start(tls=Tls("enforcing", certificates.files))
+    context = certificates.client_context()
+    if with_alpn:
+        context.set_alpn_protocols(["h2"])
+    client = await dial(node.address, tls=context)
+    tls: ssl.SSLObject = client.transport.get_extra_info("ssl_object")
+    assert tls.selected_alpn_protocol() == ("h2" if with_alpn else None)
+    assert (await client.call("QueryRoute", route("t"))).status.code == 20000
+
+
+async def test_grpc_may_have_a_port_of_its_own(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start()
+    async with Server("127.0.0.1", free_port(), broker=None, routes=Routes(), grpc_port=0) as server:
+        assert server.grpc_port not in (None, server.port)
+        client = await dial(f"127.0.0.1:{server.grpc_port}")
+        call = client.begin("QueryRoute")
+        call.send(route("t"), end=True)
+        assert await call.all() == []
+        assert call.status == Status.UNAVAILABLE
+        assert "name server" in call.reason
+    assert node.server.grpc_port is None
+
+
+async def test_an_unknown_method_is_not_served(client: GrpcClient) -> None:
+    call = client.begin("PullMessage")
+    assert await call.all() == []
+    assert call.status == Status.UNIMPLEMENTED
+    assert "PullMessage" in call.reason
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_who_comes_with_another_kind_of_http_is_told(client: GrpcClient, method: str) -> None:
+    stream_id = client.h2.get_next_available_stream_id()
+    head = [(":method", method), (":scheme", "http"), (":path", "/"), (":authority", "a")]
+    call = client.begin("QueryRoute", end=True, content_type="text/html")
+    del client.calls[call.stream_id]
+    stream_id = client.h2.get_next_available_stream_id()
+    client.h2.send_headers(stream_id, head, end_stream=True)
+    call.stream_id = stream_id
+    client.calls[stream_id] = call
+    client.flush()
+    assert await call.all() == []
+    assert call.http_status == "415"
+    assert (b"speaks gRPC" in call.body) is (method == "GET")
+
+
+async def test_a_call_without_a_message_or_with_two_is_refused(client: GrpcClient) -> None:
+    call = client.begin("QueryRoute", end=True)
+    assert await call.all() == []
+    assert (call.status, call.reason) == (Status.INTERNAL, "the call has no message")
+    call = client.begin("QueryRoute")
+    call.send(route("t"))
+    call.send(route("t"))
+    assert (await call.all())[1:] == []
+    assert call.status in (Status.OK, Status.INTERNAL)
+
+
+async def test_a_message_that_is_none_is_refused(client: GrpcClient) -> None:
+    call = client.begin("QueryRoute")
+    client.h2.send_data(call.stream_id, b"\0\0\0\0\2\xff\xff", end_stream=True)
+    client.flush()
+    assert await call.all() == []
+    assert call.status == Status.INTERNAL
+
+
+async def test_a_deadline_that_is_none_is_refused(client: GrpcClient) -> None:
+    call = client.begin("QueryRoute", grpc_timeout="soon")
+    assert await call.all() == []
+    assert call.status == Status.INVALID_ARGUMENT
+
+
+async def test_a_call_without_a_client_id_is_refused_with_a_code(client: GrpcClient) -> None:
+    answer = await client.call("QueryRoute", route("t"), x_mq_client_id="")
+    assert answer.status.code == 40017
+
+
+async def test_what_a_client_has_not_finished_counts_as_its_memory(node: Node, client: GrpcClient) -> None:
+    (connection,) = node.server.connections
+    before = connection.held_bytes()
+    call = client.begin("SendMessage")
+    client.h2.send_data(call.stream_id, b"\0\0\1\0\0" + b"x" * 10_000)
+    client.flush()
+    await eventually(lambda: connection.held_bytes() == before + 10_005 + STREAM_BYTES)
+    call.cancel()
+    await eventually(lambda: connection.held_bytes() == before)
+
+
+async def test_unfinished_messages_have_a_limit(
+    node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.grpc.connection.MAX_UNFINISHED_BYTES", 1000)
+    calls = [client.begin("SendMessage") for _ in range(2)]
+    for call, size in zip(calls, (500, 501), strict=True):
+        client.h2.send_data(call.stream_id, (b"\0\0\1\0\0" + b"x" * size)[:size])
+    client.flush()
+    assert await calls[1].all() == []
+    assert calls[1].status == Status.RESOURCE_EXHAUSTED
+    assert calls[0].status is None
+
+
+async def test_an_answer_that_nobody_reads_counts_until_it_is_taken(node: Node, client: GrpcClient) -> None:
+    client.is_reading = False
+    node.broker.topics.put(TopicConfig("t", 1000, 1000), node.broker.store.end)
+    for _ in range(4):
+        client.begin("QueryRoute").send(route("t", "a-broker.example", 1), end=True)
+    (connection,) = node.server.connections
+    await eventually(lambda: connection.held_bytes() > 100_000)
+    await client.close()
+    await eventually(lambda: not node.server.connections)
+    assert node.server.memory.used_bytes == 0
+
+
+async def test_a_client_that_breaks_the_protocol_is_told_why(node: Node, client: GrpcClient) -> None:
+    client.transport.write(b"\0\0\0\6\0\0\0\0\0")  # PING without its 8 bytes
+    await asyncio.wait_for(client.is_lost.wait(), 60)
+    assert client.goaway == 6
+
+
+async def test_a_broker_that_stops_says_goodbye(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start()
+    client = await dial(node.address)
+    await client.call("QueryRoute", route("t"))
+    await node.stop()
+    await asyncio.wait_for(client.is_lost.wait(), 60)
+    assert client.goaway == 0
+
+
+async def test_more_calls_than_a_turn_has_time_for_are_all_answered(
+    client: GrpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.grpc.door.TURN_S", 0.0)
+    calls = [client.begin("Heartbeat") for _ in range(50)]
+    for call in calls:
+        call.send(schema.HeartbeatRequest(client_type=1), end=True)
+    assert [(await call.all())[0].status.code for call in calls] == [20000] * 50
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_the_largest_message_is_taken(client: GrpcClient, more: int) -> None:
+    request = schema.HeartbeatRequest(client_type=1)
+    request.group.resource_namespace = "n" * (limits.MAX_CALL_BYTES - 12 + more)
+    assert request.ByteSize() == limits.MAX_CALL_BYTES + more
+    call = client.begin("Heartbeat")
+    call.send(request, end=True)
+    assert len(await call.all()) == (0 if more else 1)
+    assert call.status == (Status.RESOURCE_EXHAUSTED if more else Status.OK)
