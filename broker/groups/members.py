@@ -84,6 +84,11 @@ class ConsumerGroup:
             self._newest[topic] = max(found, key=lambda item: item.version, default=None)
         return self._newest[topic]
 
+    def subscriptions_of(self, connection: Connection) -> Mapping[str, Subscription]:
+        """By topic; none of who is no member."""
+        member = self.members.get(connection)
+        return member.subscriptions if member is not None else {}
+
     def take_shape(self, member: Member, shape: Shape | None) -> None:
         """A member subscribes to this now; None if it has left."""
         if member.shape != shape or shape is None:

@@ -222,3 +222,20 @@ async def test_members_that_subscribe_to_the_same_again_are_told_of_each_other(g
     await send(group.admin, b"m", topic="t2", queue=3)
     assert await gets(group.both, "t2", 3) == []
     assert await gets(group.one, "t2", 3) == [b"m", b"m"]
+
+
+async def test_nobody_is_drained_of_a_topic_that_it_does_not_subscribe_to(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    """By the list that it was given it would claim every topic of the group."""
+    for topic in ("t0", "t2"):
+        await create_topic(wire, topic, QUEUES)
+    ours, one = await connect(node.address), await connect(node.address)
+    await joins(ours, "a", "t0", strategy="AVG")
+    await joins(one, "c", "t2")
+    await eventually(lambda: is_settled(node, 2))
+    assert await members(one) == ["c"]
+    await joins(await connect(node.address), "b", "t0", "t2")
+    await eventually(lambda: is_settled(node, 3))
+    assert [place for place in node.broker.draining._drains["g"].moving if place[0] == "t0"] == []
+    assert not node.broker.draining.is_draining("g", "t0", 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections import Counter
 from contextlib import AbstractAsyncContextManager
@@ -160,6 +161,58 @@ async def test_go_shares_a_group(cluster: Cluster, go: Run, request: pytest.Fixt
     assert inbox.bodies
     assert one.bodies
     assert two.bodies
+
+
+@pytest.mark.java
+@pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn"))
+@feature("Push consumers", "groups of Go, Java and Python members of different topics: every queue has one owner")
+async def test_members_of_different_topics_share_each_of_them(
+    cluster: Cluster, go: Run, java: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Apache's broker a third is read by nobody. Here each message comes once, also while members join and leave."""
+    for limit in ("DRAIN_LIMIT_S", "DRAIN_MAX_S"):  # a busy machine ends no drain
+        monkeypatch.setattr(f"rocketlet.broker.groups.foreign.draining.{limit}", 3600.0)
+    inbox, sent = Inbox(), Counter[str]()
+    for topic in ("t0", "t1", "t2"):
+        await cluster.create_topic(topic, 4)
+    options = {"ns": cluster.address, "group": "g", "await_ms": 5000}
+    programs: list[Program] = []
+
+    def handled() -> Counter[str]:
+        return Counter(body.decode() for body in inbox.bodies) + Counter(
+            body for program in programs for body in program.bodies
+        )
+
+    async def all_come(producer: Producer) -> None:
+        for number in range(60):
+            for topic in ("t0", "t1", "t2"):
+                body = f"{topic}-{len(sent)}"
+                await producer.send(topic, body.encode())
+                sent[body] = 1
+            if number == 40:  # a change has come to everybody by now, or comes now
+                await asyncio.sleep(0.5)
+        await programs[0].until(lambda: handled().keys() >= sent.keys())
+
+    async with Consumer(cluster.address, "g", "t0", inbox, start="first"), Producer(cluster.address) as producer:
+        async with go("consume", topic="t2,t1", **options) as gopher:
+            programs.append(gopher)
+            await gopher.started()
+            async with java("consume", topic="t0,t2", **options) as duke:
+                programs.append(duke)
+                await duke.started()
+                await all_come(producer)
+                async with java("consume", topic="t1", **options) as guest:
+                    programs.append(guest)
+                    await guest.started()
+                    await all_come(producer)
+                await all_come(producer)
+            await all_come(producer)
+        subscribed = ({"t2", "t1"}, {"t0", "t2"}, {"t1"})
+    assert handled() == sent
+    for peer, topics in zip(programs, subscribed, strict=True):
+        assert {body.partition("-")[0] for body in peer.bodies} == topics
+    assert {body.partition(b"-")[0] for body in inbox.bodies} == {b"t0"}
+    assert [node.broker.watch.double_readers for node in cluster.nodes] == [0] * len(cluster.nodes)
 
 
 async def test_gos_odd_habits_are_answered(cluster: Cluster, go: Run) -> None:

@@ -392,12 +392,14 @@ class Draining:
             if number:
                 yield
             for share, connections in of_list:
-                left -= len(share) * len(connections)
+                # The list is one for all topics, also for those that its reader does not subscribe to.
+                readers = [item for item in connections if queues.topic in group.subscriptions_of(item)]
+                left -= len(share) * len(readers)
                 if left < 0:
                     return None
                 for queue in share:
                     if queue.broker_name == self._broker_name:
-                        claims.setdefault(queue.queue_id, []).extend(connections)
+                        claims.setdefault(queue.queue_id, []).extend(readers)
         return claims
 
     def _losing(

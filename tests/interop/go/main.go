@@ -174,26 +174,28 @@ func consume() {
 	if expression, ok := options["sql"]; ok {
 		selector = consumer.MessageSelector{Type: consumer.SQL92, Expression: expression}
 	}
-	must(client.Subscribe(get("topic", ""), selector,
-		func(ctx context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
-			again := false
-			for _, message := range messages {
-				body := string(message.Body)
-				if len(body) > 40 {
-					body = body[:40]
-				}
-				say("GOT %s %d %d %d %s %d", message.Topic, message.Queue.QueueId, message.QueueOffset,
-					message.ReconsumeTimes, body, time.Now().UnixMilli())
-				again = again || mode == "fail-once" && message.ReconsumeTimes == 0
+	handle := func(ctx context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+		again := false
+		for _, message := range messages {
+			body := string(message.Body)
+			if len(body) > 40 {
+				body = body[:40]
 			}
-			if again {
-				if concurrent, ok := primitive.GetConcurrentlyCtx(ctx); ok {
-					concurrent.DelayLevelWhenNextConsume = 1
-				}
-				return consumer.ConsumeRetryLater, nil
+			say("GOT %s %d %d %d %s %d", message.Topic, message.Queue.QueueId, message.QueueOffset,
+				message.ReconsumeTimes, body, time.Now().UnixMilli())
+			again = again || mode == "fail-once" && message.ReconsumeTimes == 0
+		}
+		if again {
+			if concurrent, ok := primitive.GetConcurrentlyCtx(ctx); ok {
+				concurrent.DelayLevelWhenNextConsume = 1
 			}
-			return consumer.ConsumeSuccess, nil
-		}))
+			return consumer.ConsumeRetryLater, nil
+		}
+		return consumer.ConsumeSuccess, nil
+	}
+	for _, topic := range strings.Split(get("topic", ""), ",") {
+		must(client.Subscribe(topic, selector, handle))
+	}
 	must(client.Start())
 	say("STARTED")
 	waitForStdin()
