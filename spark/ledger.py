@@ -98,9 +98,10 @@ def _prefix(group: str) -> str:
 
 
 def _ancestors() -> Iterator[int]:
-    """The ids of the processes above this one, nearest first; where there is no /proc, the parent alone."""
+    """The ids of the processes above this one, nearest first; where there is no /proc, the parent alone. In a container the
+    driver's JVM may be process 1."""
     process = os.getppid()
-    while process > 1:
+    while process > 0:
         yield process
         try:
             process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])

@@ -68,6 +68,7 @@ class Planner(ABC):
         self._marks: dict[Part, Mark] = dict(resumed.marks)
         self._read_ends: dict[Queue, int] = {queue: end for queue, (_, end) in resumed.ranges.items()}
         self._rewound = resumed.rewound
+        self._served_last = max((queue for queue, (begin, end) in resumed.ranges.items() if begin < end), default=None)
         self._seen = Seen()
         self._batch = EMPTY
         self._done = EMPTY
@@ -302,6 +303,7 @@ class Planner(ABC):
         if not ranges:
             return None
         self._planned_s = time.monotonic()
+        self._served_last = next(reversed(cut), self._served_last)
         self._read_ends |= {queue: end for queue, (_, end) in ranges.items()}
         self._batch = Batch(ranges, dict(self._marks), self._membership_wanted, self._options.group, self._rewound)
         return self._batch
@@ -432,12 +434,12 @@ class Planner(ABC):
 
     async def _cut(self, available: Ranges, max_rows: int | None, max_bytes: int | None) -> dict[Queue, Range]:
         """The ranges within both limits."""
-        cut = shared_out(available, max_rows)
+        cut = shared_out(available, max_rows, served_last=self._served_last)
         if max_bytes is None or not cut:
             return cut
         sizes = await asyncio.gather(*(self._message_bytes(queue, span[0]) for queue, span in cut.items()))
         known = {queue: size for queue, size in zip(cut, sizes, strict=True) if size is not None}
-        return shared_out({queue: cut[queue] for queue in known}, max_bytes, known)
+        return shared_out({queue: cut[queue] for queue in known}, max_bytes, known, self._served_last)
 
     async def _message_bytes(self, queue: Queue, offset: int) -> float | None:
         """The mean size of the next messages of a queue; None if its broker is away."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -13,11 +14,16 @@ Ranges = Mapping[Queue, Range]
 
 
 def shared_out(
-    available: Ranges, limit: float | None, costs: Mapping[Queue, float] | None = None
+    available: Ranges,
+    limit: float | None,
+    costs: Mapping[Queue, float] | None = None,
+    served_last: Queue | None = None,
 ) -> dict[Queue, Range]:
     """The ranges, cut to a limit: each queue by the same share, and none to nothing while the limit allows.
 
-    costs: what a message of each queue counts, 1 by default. At least one message is read, whatever it costs.
+    costs: what a message of each queue counts, 1 by default. At least one message is read, whatever it costs. The queue
+    behind `served_last` comes first, so that a limit below one message for each queue leaves none unread. The result is in
+    the order of serving.
     """
     costs = costs or {}
     total = sum((end - begin) * costs.get(queue, 1) for queue, (begin, end) in available.items())
@@ -25,7 +31,10 @@ def shared_out(
         return {queue: span for queue, span in available.items() if span[0] < span[1]}
     cut: dict[Queue, Range] = {}
     left = limit
-    for queue, (begin, end) in sorted(available.items()):
+    queues = sorted(available)
+    first = bisect_right(queues, served_last) if served_last is not None else 0
+    for queue in queues[first:] + queues[:first]:
+        begin, end = available[queue]
         cost = costs.get(queue, 1)
         if begin < end and (left >= cost or not cut):
             rows = max(min(int((end - begin) * limit / total), int(left / cost)), 1)

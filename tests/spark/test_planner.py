@@ -253,6 +253,22 @@ def test_a_batch_waits_for_enough_rows_or_for_the_longest_delay(address: str, me
         assert planner.plan() is None
 
 
+@BOTH
+def test_a_limit_below_one_message_for_each_queue_leaves_none_unread(address: str, membership: bool) -> None:
+    fill(address, range(50 * QUEUES))
+    read: set[Queue] = set()
+    last = EMPTY
+    for _ in range(2):  # the second query goes on from the checkpoint of the first
+        with opened(address, membership, last) as planner:
+            for _ in range(QUEUES // 2):
+                batch = planner.plan(max_rows=1)
+                assert batch is not None
+                read |= {queue for queue, (begin, end) in batch.ranges.items() if begin < end}
+                planner.finish(batch)
+                last = batch
+    assert len(read) == QUEUES
+
+
 def test_only_assigned_queues_are_read(address: str) -> None:
     fill(address, range(400))
     with opened(address, False, assign='{"t": {"broker-a": [1, 3]}}') as planner:

@@ -36,6 +36,23 @@ def test_a_limit_in_bytes_is_passed_by_one_message_at_most(
     assert bool(cut) == any(begin < end for begin, end in ranges.values())
 
 
+@given(st.integers(1, 64), st.integers(1, 12), st.booleans())
+def test_no_queue_starves_under_a_limit_below_one_message_for_each(queues: int, limit: int, in_bytes: bool) -> None:
+    """However fast the queues fill up: each is served before any other is served twice as often as all of them need."""
+    every = [Queue("t", "b", number) for number in range(queues)]
+    ends = dict.fromkeys(every, 0)
+    served_last: Queue | None = None
+    seen: set[Queue] = set()
+    costs = dict.fromkeys(every, 1.0) if in_bytes else None
+    for _ in range(-(-queues // limit)):
+        cut = shared_out({queue: (ends[queue], ends[queue] + 1000) for queue in every}, limit, costs, served_last)
+        for queue, (_, end) in cut.items():
+            ends[queue] = end
+            served_last = queue
+        seen |= cut.keys()
+    assert seen == set(every)
+
+
 @given(RANGES, st.integers(1, 50))
 def test_ranges_are_split_into_parts_of_like_size(ranges: dict[Queue, Range], least: int) -> None:
     parts = split(ranges, least)

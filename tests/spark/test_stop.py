@@ -86,6 +86,17 @@ def test_the_ledger_says_what_was_finished_and_when_nothing_more_comes(tmp_path:
     assert not ledger.finished("g/%", one, {}, 60), "the driver has ended"
 
 
+def test_the_ledger_of_a_driver_that_is_process_1_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in `docker run ... spark-submit`, where the JVM has no other process above it."""
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert Ledger.found() is None
+    Ledger.made(1).note("g", "run", {"t": 1})
+    found = Ledger.found()
+    assert found is not None
+    assert found.finished("g", {"t": 1}, {}, 5)
+
+
 def test_the_end_of_another_query_is_not_taken_for_that_of_this_one(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.note("g", "run", {"t": 1})
