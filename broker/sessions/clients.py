@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ...protocol.admin_bodies import ConnectedClient
@@ -10,7 +11,15 @@ from ...protocol.codes import ONEWAY_FLAG, RequestCode
 from ...protocol.frame import Ext, Frame, encode
 from ...protocol.headers import ConsumerGroup, write
 from ..clock import Clock, Timer
-from ..config import CLIENT_ANSWER_S, MAX_ASKED, MAX_CLIENT_IDS, MAX_PRODUCER_GROUPS, MEMBER_BYTES, LimitExceeded
+from ..config import (
+    ASKED_BYTES,
+    CLIENT_ANSWER_S,
+    MAX_ASKED,
+    MAX_CLIENT_IDS,
+    MAX_PRODUCER_GROUPS,
+    MEMBER_BYTES,
+    LimitExceeded,
+)
 from ..remoting.connection import Connection
 
 _NONE: frozenset[str] = frozenset()
@@ -31,7 +40,8 @@ class Clients:
         self._asked: dict[Connection, set[int]] = {}
         self._turn = itertools.count()
         self._opaque = itertools.count(1)
-        self._waiting: dict[tuple[Connection, int], tuple[Answered, Timer]] = {}
+        self._asking: Counter[Connection] = Counter()
+        self._waiting: dict[tuple[Connection, int], tuple[Answered, Timer, Connection]] = {}
 
     def heartbeat(
         self, connection: Connection, client_id: str, groups: tuple[str, ...], language: int, version: int
@@ -117,14 +127,22 @@ class Clients:
         """A one-way request."""
         connection.write([encode(Frame(code, self._next_opaque(), ext, body, ONEWAY_FLAG))])
 
-    def ask(self, connection: Connection, code: int, ext: Ext, body: bytes, answered: Answered) -> None:
-        """A request; `answered` gets the answer, or None after 10 s or when the client hangs up. Raises LimitExceeded."""
-        if len(self._waiting) >= MAX_ASKED:
-            raise LimitExceeded(f"{MAX_ASKED} clients are being asked; try again later")
+    def ask(
+        self, connection: Connection, code: int, ext: Ext, body: bytes, answered: Answered, *, by: Connection
+    ) -> None:
+        """A request; `answered` gets the answer, or None after 10 s or when the client hangs up. by: the client because of
+        which it is asked. Raises LimitExceeded if one of the two has too many questions: clients that never answer take
+        nobody else's places."""
+        if len(self._asked.get(connection, ())) >= MAX_ASKED:
+            raise LimitExceeded(f"the client has not answered {MAX_ASKED} requests yet; try again later")
+        if self._asking[by] >= MAX_ASKED:
+            raise LimitExceeded(f"{MAX_ASKED} requests of this client are waiting for others; try again later")
         opaque = self._next_opaque()
         key = (connection, opaque)
         timer = self._clock.call_later(CLIENT_ANSWER_S, self._settle, key, None)
-        self._waiting[key] = (answered, timer)
+        self._waiting[key] = (answered, timer, by)
+        self._asking[by] += 1
+        by.charge(ASKED_BYTES)
         self._asked.setdefault(connection, set()).add(opaque)
         connection.write([encode(Frame(code, opaque, ext, body))])
 
@@ -146,5 +164,10 @@ class Clients:
             asked.discard(key[1])
             if not asked:
                 del self._asked[key[0]]
-            waiting[1].cancel()
-            waiting[0](frame)
+            answered, timer, by = waiting
+            self._asking[by] -= 1
+            if not self._asking[by]:
+                del self._asking[by]
+            by.charge(-ASKED_BYTES)
+            timer.cancel()
+            answered(frame)

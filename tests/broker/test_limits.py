@@ -332,7 +332,7 @@ async def test_questions_to_clients_are_limited_at_their_edge(
     asking.send(Code.GET_CONSUMER_RUNNING_INFO, ext)
     await wire.request(Code.GET_CONSUMER_RUNNING_INFO)
     answer = await asking.call(Code.GET_CONSUMER_RUNNING_INFO, ext)
-    assert (answer.code, "being asked" in (answer.remark or "")) == (1, True)
+    assert (answer.code, "has not answered" in (answer.remark or "")) == (1, True)
 
 
 async def test_a_share_that_takes_long_is_refused(wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

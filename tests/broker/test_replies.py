@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from rocketlet.broker.config import ASKED_BYTES, CLIENT_ANSWER_S
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
 from rocketlet.protocol.frame import Frame
 
-from ..conftest import Connect, Node, Wire
+from ..conftest import Connect, Node, Wire, eventually
 from ..support.requests import reply
 
 
@@ -52,3 +53,33 @@ async def test_a_reply_is_limited_as_any_message(node: Node, wire: Wire, excess:
     assert (
         await wire.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("nobody") | long)
     ).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+async def test_replies_to_a_client_that_never_answers_take_nobody_elses_places(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One account without rights took all 10,000 places for 10 s."""
+    monkeypatch.setattr("rocketlet.broker.sessions.clients.MAX_ASKED", 3)
+    silent, waiting, hostile = [await connect(node.address) for _ in range(3)]
+    for client, name in ((silent, "silent"), (waiting, "me")):
+        body = bodies.encode_heartbeat(Heartbeat(name, producer_groups=("p",)))
+        await client.call(RequestCode.HEART_BEAT, body=body)
+    connections = list(node.server._connections)
+    held = {connection: connection.charged_bytes for connection in connections}
+    for _ in range(3):
+        hostile.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("silent"), b"x")
+    refused = await hostile.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("me"), b"x")
+    assert (refused.code, "of this client are waiting" in (refused.remark or "")) == (1, True)
+    refused = await wire.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("silent"), b"x")
+    assert (refused.code, "has not answered" in (refused.remark or "")) == (1, True)
+    more = [connection.charged_bytes - held.get(connection, 0) for connection in connections]
+    assert sorted(more) == [0, 0, 0, 3 * ASKED_BYTES]
+    opaque = wire.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("me"), b"pong")
+    waiting.write_answer(await waiting.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT))
+    assert (await wire.answer(opaque)).code == 0
+    node.clock.advance(CLIENT_ANSWER_S)
+    await eventually(lambda: not node.broker.clients._asking)
+    assert {connection: connection.charged_bytes for connection in connections} == held
+    opaque = hostile.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("me"), b"pong")
+    waiting.write_answer(await waiting.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT))
+    assert (await hostile.answer(opaque)).code == 0

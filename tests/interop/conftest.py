@@ -97,9 +97,9 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         seen.add((code, client))
         tell(clients, connection, code, *arguments)
 
-    def asking(clients: Clients, connection: Any, code: int, *arguments: Any) -> None:
+    def asking(clients: Clients, connection: Any, code: int, *arguments: Any, **by: Any) -> None:
         seen.add((code, client))
-        ask(clients, connection, code, *arguments)
+        ask(clients, connection, code, *arguments, **by)
 
     monkeypatch.setattr(Dispatch, "serve", serving)
     monkeypatch.setattr(Clients, "tell", telling)

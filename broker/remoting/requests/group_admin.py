@@ -281,7 +281,7 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
     ext = {"topic": header.topic, "group": header.group}
     for client_id, peer in asked.items():
         code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
-        broker.clients.ask(peer, code, ext, b"", partial(answered, client_id))
+        broker.clients.ask(peer, code, ext, b"", partial(answered, client_id), by=connection)
     return None
 
 
@@ -317,7 +317,7 @@ def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | N
         else:
             connection.write(answer(frame, reply.code, dict(reply.ext), reply.body, reply.remark))
 
-    broker.clients.ask(member, frame.code, ext, body, answered)
+    broker.clients.ask(member, frame.code, ext, body, answered, by=connection)
     return None
 
 

@@ -48,7 +48,7 @@ def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers 
         "TRACE_ON": "true",
     }
     waiting = broker.clients.connection_of(client_id)
-    if waiting is None:
+    if waiting is None or waiting.is_closed:
         remark = f"push reply message fail, channel of <{client_id}> not found."
         return answer(frame, ResponseCode.SYSTEM_ERROR, ext, remark=remark)
 
@@ -61,7 +61,7 @@ def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers 
 
     push = _push(header, text, _host(connection.born_host), _host(store.store_host), now_ms)
     body, frame = frame.body, small(frame)  # the answer may be long in coming
-    broker.clients.ask(waiting, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(push), body, answered)
+    broker.clients.ask(waiting, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(push), body, answered, by=connection)
     return None
 
 

@@ -32,7 +32,7 @@ def ask_for_versions(broker: Broker, connection: Connection, group_name: str) ->
         ext = write(AskMember(group_name, member.client_id))
         answered = partial(_answered, broker, connection, group_name)
         with suppress(LimitExceeded):
-            broker.clients.ask(connection, RequestCode.GET_CONSUMER_RUNNING_INFO, ext, b"", answered)
+            broker.clients.ask(connection, RequestCode.GET_CONSUMER_RUNNING_INFO, ext, b"", answered, by=connection)
 
 
 def _answered(broker: Broker, connection: Connection, group_name: str, reply: Frame | None) -> None:
