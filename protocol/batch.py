@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from . import properties as props
 from .checksum import crc32
-from .config import MAX_BATCH_ENTRIES, MAX_PROPERTY_BYTES
-from .message import BEGIN_BYTES, CHECKSUM_BYTES, CHECKSUM_MARK, MAGIC, MessageError
+from .config import MAX_BATCH_ENTRIES, SENT_PROPERTY_BYTES
+from .message import CHECKSUM_BYTES, CHECKSUM_MARK, MAGIC, MessageError
 from .subscription import tag_code
 
 _ENTRY: Final = Struct(">iIIii")
@@ -25,7 +25,6 @@ _SIZE: Final = Struct(">h")
 _SHARED: Final = {(born, store): Struct(f">iq{born}sq{store}siq") for born in (8, 20) for store in (8, 20)}
 _TAGS_MARK: Final = (props.TAGS + props.NAME_END).encode()
 _PAIR_END: Final = props.PAIR_END.encode()
-_ROOM: Final = MAX_PROPERTY_BYTES - CHECKSUM_BYTES  # of properties, beside a checksum
 _PIECE: Final = 512  # messages whose records are made at once
 _APART: Final = b"\n"  # ASCII, so that no character can begin before it and end behind it
 
@@ -168,9 +167,9 @@ def _records(
 ) -> Records:
     is_tagged = _TAGS_MARK in _checked(own) or _TAGS_MARK in shared.properties
     texts = _completed(own, shared.properties)
-    if texts and len(texts[0]) + BEGIN_BYTES <= _ROOM:
+    if texts:
         texts[0] += mark(position)
-    text_sizes = [size + CHECKSUM_BYTES if size <= _ROOM else size for size in map(len, texts)]
+    text_sizes = [len(text) + CHECKSUM_BYTES for text in texts]
     body_sizes = list(map(len, bodies))
     middle = _SHARED[len(shared.born_host), len(shared.store_host)].pack(*shared[3:], 0)
     head = Struct(f">iIIiiqq{len(middle)}si")
@@ -184,18 +183,15 @@ def _records(
     tails = [before[size] + text for size, text in zip(text_sizes, texts, strict=True)]
     parts = [b""] * (4 * len(bodies))
     parts[0::4], parts[1::4], parts[2::4] = heads, bodies, tails
-    parts[3::4] = _checksums(heads, tails, texts)
+    parts[3::4] = _checksums(heads, tails)
     return Records(b"".join(parts), positions, sizes, _tag_codes(texts) if is_tagged else [0] * len(texts))
 
 
-def _checksums(heads: list[bytes], tails: list[bytes], texts: list[bytes]) -> list[bytes]:
-    """What stands at the end of each record; nothing where the properties leave no room."""
+def _checksums(heads: list[bytes], tails: list[bytes]) -> list[bytes]:
+    """What stands at the end of each record, for which messages that are sent leave room."""
     found = map(crc32, tails, map(crc32, heads))
     digits = hexlify(Struct(f">{len(heads)}I").pack(*found))
-    sums = [CHECKSUM_MARK + digits[at : at + 8] for at in range(0, len(digits), 8)]
-    if max(map(len, texts), default=0) > _ROOM:
-        sums = [checksum if len(text) <= _ROOM else b"" for checksum, text in zip(sums, texts, strict=True)]
-    return sums
+    return [CHECKSUM_MARK + digits[at : at + 8] for at in range(0, len(digits), 8)]
 
 
 def _completed(texts: list[bytes], shared: bytes) -> list[bytes]:
@@ -203,9 +199,9 @@ def _completed(texts: list[bytes], shared: bytes) -> list[bytes]:
     joined = _PAIR_END + shared
     whole = [text + (shared if text[-1] == _PAIR_END[0] else joined) if text else shared for text in texts]
     longest = max(map(len, whole), default=0)
-    if longest > MAX_PROPERTY_BYTES:
+    if longest > SENT_PROPERTY_BYTES:
         raise MessageError(
-            f"the properties have {longest} bytes with the broker's own; {MAX_PROPERTY_BYTES} are allowed"
+            f"the properties have {longest} bytes with the broker's own; {SENT_PROPERTY_BYTES} are allowed"
         )
     return whole
 

@@ -25,6 +25,8 @@ ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
 CLUSTER: Final = "CLUSTER"
 TRACE_ON: Final = "TRACE_ON"
+DROPPED: Final = "DROPPED_PROPERTIES"  # ours: of a dead letter that had no room for all
+_DROPPED_NAMES_BYTES: Final = 200
 
 RESERVED: Final = frozenset(
     [
@@ -104,6 +106,30 @@ def appended(text: str, name: str, value: str) -> str:
     if not text or text.endswith(PAIR_END):
         return f"{text}{name}{NAME_END}{value}"
     return f"{text}{PAIR_END}{name}{NAME_END}{value}"
+
+
+def shortened(text: str, size_bytes: int) -> tuple[str, list[str]]:
+    """The text within so many bytes, and the names of the properties that were dropped for it: those of users first, the
+    longest ones first. Their names are kept as one more property."""
+    items = [item for item in text.split(PAIR_END) if item]
+    sizes = [len(item.encode()) + 1 for item in items]
+    order = sorted(range(len(items)), key=lambda index: (_name_of(items[index]) in RESERVED, -sizes[index]))
+    excess = sum(sizes) + len(DROPPED) + _DROPPED_NAMES_BYTES + 2 - size_bytes
+    dropped: list[int] = []
+    for index in order:
+        if excess <= 0:
+            break
+        excess -= sizes[index]
+        dropped.append(index)
+    left = set(dropped)
+    names = [_name_of(items[index]) for index in dropped]
+    kept = PAIR_END.join(item for index, item in enumerate(items) if index not in left)
+    shown = " ".join(names).encode()[:_DROPPED_NAMES_BYTES].decode(errors="ignore")
+    return appended(kept, DROPPED, shown), names
+
+
+def _name_of(item: str) -> str:
+    return item.partition(NAME_END)[0]
 
 
 def reserved_fault(properties: Mapping[str, str]) -> str | None:

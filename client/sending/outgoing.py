@@ -7,13 +7,13 @@ from typing import Final
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
+from ...protocol.config import MAX_BODY_BYTES, SENT_PROPERTY_BYTES
 from ...protocol.queue import Queue
 from ..config import MAX_INT
 from ..errors import MessageIllegal
 from ..message import Outgoing
 
-PROPERTY_BYTES: Final = MAX_PROPERTY_BYTES - 100  # the broker adds its own
+PROPERTY_BYTES: Final = SENT_PROPERTY_BYTES - 100  # the broker adds its own
 
 
 def checked_body(body: bytes) -> bytes:

@@ -9,11 +9,13 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.protocol import bodies, group_config
 from rocketlet.protocol.batch import BatchEntry, encode_batch
 from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.config import MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import SendBack, write
 from rocketlet.protocol.message import Record, decode_records
-from rocketlet.protocol.properties import decode
+from rocketlet.protocol.properties import decode, shortened
+from structlog.testing import capture_logs
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.requests import heartbeat, pull, send
@@ -51,7 +53,7 @@ async def test_an_answer_says_where_the_message_is_in_the_requests_encoding(wire
         ({"topic": "new", "default_topic": "nothing"}, 17, "not exist"),
         ({"queue": 4}, 1, "queueId[4] is illegal"),
         ({"properties": "DELAY\x01soon"}, 13, "not a number"),
-        ({"properties": "a\x01" + "x" * 32_750}, 13, "32767 are allowed"),
+        ({"properties": "a\x01" + "x" * 32_750}, 13, "32255 are allowed"),
         ({"flag": 2**40}, 1, ""),
     ],
 )
@@ -194,6 +196,66 @@ async def test_a_message_sent_back_comes_again_and_ends_among_the_dead(nodes: No
     await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, write(SendBack(record.physical_offset, "g", 0)))
     (dead,) = await records(wire, "%DLQ%g")
     assert (dead.body, decode(dead.properties)["RETRY_TOPIC"]) == (b"hard", "t")
+
+
+async def test_a_message_with_all_properties_it_may_have_can_be_retried_and_given_up(
+    nodes: Nodes, connect: Connect
+) -> None:
+    """With 32,702 bytes it could be neither, and its queue stood for ever."""
+    node = await nodes.start(delay_levels_ms=(5,) * 18)
+    wire = await connect(node.address)
+    topic, group = "t" * 127, "g" * 120
+    await create_topic(wire, topic)
+    settings = group_config.encode_group(GroupConfig(group, retry_max_times=2))
+    await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
+    own = len("\x02CLUSTER\x01DefaultCluster")
+    text = "UNIQ_KEY\x01u\x02A\x01"
+    text += "x" * (SENT_PROPERTY_BYTES - own - len(text))
+    for more in ("x", "\x02DELAY\x011"):
+        refused = await send(wire, b"hard", topic=topic, properties=text + more)
+        assert (refused.code, "are allowed" in (refused.remark or "")) == (ResponseCode.MESSAGE_ILLEGAL, True)
+    assert (await send(wire, b"hard", topic=topic, properties=text)).code == 0
+    (record,) = await records(wire, topic)
+    for tries in (1, 2):
+        back = write(SendBack(record.physical_offset, group, 0))
+        assert (await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 0
+        queue = node.broker.store.queue(f"%RETRY%{group}", 0)
+        await eventually(lambda queue=queue, tries=tries: queue.next == tries)  # type: ignore[misc]
+        record = (await records(wire, f"%RETRY%{group}"))[-1]
+    back = write(SendBack(record.physical_offset, group, 0))
+    assert (await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 0
+    (dead,) = await records(wire, f"%DLQ%{group}")
+    found = decode(dead.properties)
+    assert (found["A"], found["RETRY_TOPIC"]) == (decode(text)["A"], topic)
+    assert "DROPPED_PROPERTIES" not in found
+
+
+async def test_a_message_of_an_earlier_release_without_room_is_a_dead_letter_that_says_what_it_lost(
+    node: Node, wire: Wire
+) -> None:
+    await create_topic(wire, "t")
+    await heartbeat(wire)
+    text = f"UNIQ_KEY\x01u\x02A\x01{'x' * 500}\x02B\x01{'y' * 100}\x02KEYS\x01{'k' * 40}\x02C\x01"
+    text += "z" * (MAX_PROPERTY_BYTES - len(text))
+    broker = node.broker
+    with broker.appender.batch() as now_ms:
+        broker.appender.stage(broker.store.queue("t", 0), b"old", text.encode(), 0, 0, 0, now_ms, b"\x7f\0\0\1\0\0\0\1")
+    (record,) = await records(wire)
+    with capture_logs() as logs:
+        back = write(SendBack(record.physical_offset, "g", 3))
+        assert (await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 0
+    assert {"retry_has_no_room", "dead_letter_shortened"} <= {entry["event"] for entry in logs}
+    (dead,) = await records(wire, "%DLQ%g")
+    found = decode(dead.properties)
+    assert (dead.body, found["DROPPED_PROPERTIES"], found["RETRY_TOPIC"], found["KEYS"]) == (b"old", "C", "t", "k" * 40)
+    assert {"A", "B", "UNIQ_KEY"} < found.keys()
+
+
+async def test_a_message_of_an_earlier_release_with_very_many_properties_is_shortened_at_once() -> None:
+    text = "\x02".join(f"n{number}\x01{number % 10}" for number in range(5000))
+    found, dropped = shortened(text, 20_000)
+    assert len(found.encode()) <= 20_000
+    assert len(decode(found)) == 5000 - len(dropped) + 1
 
 
 async def test_a_send_back_of_what_is_not_there_is_refused(wire: Wire) -> None:

@@ -11,7 +11,7 @@ from ....protocol import names
 from ....protocol import properties as props
 from ....protocol.bodies import TopicConfig
 from ....protocol.codes import ONEWAY_FLAG, SYS_TRANSACTION_MASK, RequestCode, ResponseCode
-from ....protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES
+from ....protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
 from ....protocol.frame import Ext, Frame
 from ....protocol.group_config import GroupConfig
 from ....protocol.headers import SendBack, SendMessage, read, read_send_v2
@@ -19,7 +19,7 @@ from ....protocol.message import MessageError, Record
 from ....protocol.sent import encode_sent
 from ....protocol.subscription import tag_code
 from ...broker import Broker
-from ...config import MAX_HALF_MESSAGES, REGION
+from ...config import MAX_HALF_MESSAGES, MAX_NAMED_CHARS, MAX_RETRY_QUEUES, REGION
 from ...messages.delays import Delays
 from ...messages.transactions import with_real_queue
 from ...store.consume_queue import ConsumeQueue
@@ -151,7 +151,7 @@ class Sends:
         position, offset = self._appender.stage(
             queue,
             frame.body,
-            property_bytes(text),
+            property_bytes(text, MAX_PROPERTY_BYTES if name[0] == "%" else SENT_PROPERTY_BYTES),
             code,
             header.flag,
             header.sys_flag & ~SYS_TRANSACTION_MASK,
@@ -233,12 +233,13 @@ def too_large(what: str, body: bytes) -> Refused:
     return Refused(ResponseCode.MESSAGE_ILLEGAL, f"the {what} has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
 
 
-def property_bytes(text: str) -> bytes:
+def property_bytes(text: str, limit: int = MAX_PROPERTY_BYTES) -> bytes:
+    """Raises Refused beyond the limit. A message that is sent leaves room for what retries add."""
     data = text.encode()
-    if len(data) > MAX_PROPERTY_BYTES:
+    if len(data) > limit:
         raise Refused(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"the properties have {len(data)} bytes with the broker's own; {MAX_PROPERTY_BYTES} are allowed",
+            f"the properties have {len(data)} bytes with the broker's own; {limit} are allowed",
         )
     return data
 
@@ -278,26 +279,48 @@ def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     given_up = record.reconsume_times >= limit or header.delay_level < 0
     # Each try waits a level longer, from 3 (10 s) on: SendMessageProcessor.asyncConsumerSendMsgBack.
     level = 0 if given_up else broker.delays.level(header.delay_level or 3 + record.reconsume_times)
+    text = _sent_back(record, header)
+    if level and not _has_room(header, text, level):  # of an earlier release, or sent to a retry topic by a client
+        log.warning("retry_has_no_room", group=header.group, topic=record.topic, hint="it is a dead letter now")
+        level = 0
     with broker.appender.batch():
-        _stage_again(broker, header, record, settings, level)
+        if level:
+            _stage_retry(broker, header, record, text, settings, level)
+        else:
+            _stage_dead(broker, header, record, text)
     if level:
         broker.delays.expect(level)
     return answer(frame)
 
 
-def _stage_again(broker: Broker, header: SendBack, record: Record, settings: GroupConfig, level: int) -> None:
-    """A record once more, one try older: delayed for the retry topic, or at level 0 among the dead letters."""
-    text = _sent_back(record, header)
-    if level:
-        queues = settings.retry_queues
-        topic = broker.topics.ensure(TopicConfig(names.retry_topic(header.group), queues, queues), broker.store.end)
-        text = props.appended(text, props.DELAY, str(level))
-        queue_id = random.randrange(topic.write_queues or 1)
-        queue, text, code = delayed(broker, level, topic.name, queue_id, text)
-    else:
-        topic = broker.topics.ensure(TopicConfig(names.dlq_topic(header.group), 1, 1), broker.store.end)
-        queue, code = broker.store.queue(topic.name, 0), tag_code(text)
+def _has_room(header: SendBack, text: str, level: int) -> bool:
+    text = props.appended(text, props.DELAY, str(level))
+    whole = with_real_queue(text, names.retry_topic(header.group), MAX_RETRY_QUEUES)
+    return len(whole.encode()) <= MAX_PROPERTY_BYTES
+
+
+def _stage_retry(
+    broker: Broker, header: SendBack, record: Record, text: str, settings: GroupConfig, level: int
+) -> None:
+    """A record once more, one try older, delayed for the retry topic."""
+    queues = settings.retry_queues
+    topic = broker.topics.ensure(TopicConfig(names.retry_topic(header.group), queues, queues), broker.store.end)
+    text = props.appended(text, props.DELAY, str(level))
+    queue_id = random.randrange(topic.write_queues or 1)
+    queue, text, code = delayed(broker, level, topic.name, queue_id, text)
     broker.appender.stage_again(record, queue, property_bytes(text), code, reconsume_times=record.reconsume_times + 1)
+
+
+def _stage_dead(broker: Broker, header: SendBack, record: Record, text: str) -> None:
+    """A record once more, one try older, among the dead letters. Properties that do not fit are dropped, and named."""
+    topic = broker.topics.ensure(TopicConfig(names.dlq_topic(header.group), 1, 1), broker.store.end)
+    if len(text.encode()) > MAX_PROPERTY_BYTES:
+        text, dropped = props.shortened(text, SENT_PROPERTY_BYTES)
+        names_dropped = " ".join(dropped)[:MAX_NAMED_CHARS]
+        log.warning("dead_letter_shortened", group=header.group, topic=record.topic, properties=names_dropped)
+    queue = broker.store.queue(topic.name, 0)
+    times = record.reconsume_times + 1
+    broker.appender.stage_again(record, queue, property_bytes(text), tag_code(text), reconsume_times=times)
 
 
 def _sent_back(record: Record, header: SendBack) -> str:
