@@ -104,7 +104,7 @@ class Broker:
         self.appender = Appender(self.store, self._appended)
         self.delays = Delays(folder / "delays.json", config.delay_levels_ms, self.topics, self.appender, clock)
         self.transactions = Transactions(
-            folder / "transactions.json", self.settings, self.appender, self.clients, clock
+            folder / "transactions.json", self.settings, self.topics, self.appender, self.clients, clock
         )
         self.statistics = Statistics(self.store, clock, self.topics.all_queues_of)
 

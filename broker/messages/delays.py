@@ -161,11 +161,16 @@ class Delays:
         self._dirty = True
 
     def _stage(self, record: Record) -> None:
-        topic = props.find(record.properties, props.REAL_TOPIC)
-        if topic is None or self._topics.get(topic) is None:
-            log.warning("delayed_message_dropped", topic=topic, id=record.offset_id, hint="it has no topic")
+        topic = props.find(record.properties, props.REAL_TOPIC) or ""
+        wanted = int(props.find(record.properties, props.REAL_QUEUE_ID) or 0)
+        queue_id = self._topics.queue_now(topic, wanted)
+        if queue_id is None:
+            self.set_aside += 1
+            log.warning("delayed_message_dropped", topic=topic, id=record.offset_id, hint="its topic was deleted")
             return
-        queue = self._store.queue(topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0))
+        if queue_id != wanted:
+            log.info("message_in_another_queue", topic=topic, queue=queue_id, wanted=wanted)
+        queue = self._store.queue(topic, queue_id)
         self._appender.stage_again(record, queue, record.properties.encode(), tag_code(record.properties))
 
     def saving(self) -> Job[Save | None]:

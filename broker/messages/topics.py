@@ -114,6 +114,16 @@ class Topics:
         topic = self._topics.get(name)
         return topic.read_queues if topic else 0
 
+    def queue_now(self, name: str, queue_id: int) -> int | None:
+        """Where a message goes that has waited for this queue: there, or to another one if the topic was made anew with
+        fewer; None if there is no such topic any more."""
+        topic = self._topics.get(name)
+        if topic is None:
+            return None
+        if queue_id < max(topic.read_queues, topic.write_queues):
+            return queue_id
+        return queue_id % (topic.read_queues or topic.write_queues or 1)
+
     def all_queues_of(self, name: str) -> int:
         """How many there are to read or to write."""
         return _queues(self._topics.get(name))

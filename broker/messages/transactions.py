@@ -29,6 +29,7 @@ from ..sessions.clients import Clients
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import Damaged, Save, StoreFull, read_state
 from .appender import Appender
+from .topics import Topics
 
 log = structlog.get_logger("rocketlet.transactions")
 
@@ -50,8 +51,17 @@ class Transactions:
     """The half messages without an outcome, by offset in the half queue. The state file has how far everything is
     resolved, and how often the rest was asked for."""
 
-    def __init__(self, path: Path, settings: LiveConfig, appender: Appender, clients: Clients, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: LiveConfig,
+        topics: Topics,
+        appender: Appender,
+        clients: Clients,
+        clock: Clock,
+    ) -> None:
         self._path = path
+        self._topics = topics
         self._settings = settings
         self._appender = appender
         self._store = appender.store
@@ -142,14 +152,37 @@ class Transactions:
             return f"the half message is of the producer group {group}, not {header.producer_group}"
         if half is None:
             return None
-        self._resolve(offset, record, commits=header.commit_or_rollback == SYS_TRANSACTION_COMMIT)
+        if header.commit_or_rollback != SYS_TRANSACTION_COMMIT:
+            self._resolve(offset, record, None)
+            return None
+        target = self._target(record)
+        if target is None:
+            self._set_aside(offset, half, record, "its topic was deleted")
+            return f"the topic {real_queue(record)[0]} was deleted; the message is in {names.CHECK_MAX_TIME_TOPIC}"
+        self._resolve(offset, record, target)
         return None
 
-    def _resolve(self, offset: int, record: Record, *, commits: bool, target: tuple[str, int] | None = None) -> None:
+    def _target(self, record: Record) -> tuple[str, int] | None:
+        """Where a committed message goes; None if its topic is not there any more."""
+        topic, wanted = real_queue(record)
+        queue_id = self._topics.queue_now(topic, wanted)
+        if queue_id is None:
+            return None
+        if queue_id != wanted:
+            log.info("message_in_another_queue", topic=topic, queue=queue_id, wanted=wanted)
+        return topic, queue_id
+
+    def _set_aside(self, offset: int, half: Half, record: Record, why: str) -> None:
+        """As DefaultTransactionalMessageCheckListener.resolveDiscardMsg: kept for somebody to look at, not delivered."""
+        log.warning("transaction_set_aside", topic=real_queue(record)[0], checks=half.checks, hint=why)
+        self._resolve(offset, record, (names.CHECK_MAX_TIME_TOPIC, 0))
+
+    def _resolve(self, offset: int, record: Record, target: tuple[str, int] | None) -> None:
+        """target: the queue in which the message is stored; None rolls back."""
         # TransactionalMessageUtil.REMOVETAG: Apache's tools read these notes
         text = f"{props.TAGS}{props.NAME_END}d"
         with self._appender.batch():  # the message and the note of its outcome: both or none
-            if commits:
+            if target is not None:
                 self._stage_real(record, target)
             self._appender.stage(
                 self._op_queue,
@@ -164,11 +197,10 @@ class Transactions:
         del self._halves[offset]
         self._dirty = True
 
-    def _stage_real(self, record: Record, target: tuple[str, int] | None) -> None:
-        topic, queue_id = target or real_queue(record)
+    def _stage_real(self, record: Record, target: tuple[str, int]) -> None:
         self._appender.stage_again(
             record,
-            self._store.queue(topic, queue_id),
+            self._store.queue(*target),
             record.properties.encode(),
             tag_code(record.properties),
             sys_flag=record.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT,
@@ -203,12 +235,7 @@ class Transactions:
         if now_ms - half.stored_ms < self._patience_ms(record):
             return
         if half.checks >= self._settings.now.transaction_check_max or now_ms - record.born_ms > keep_ms:
-            log.warning(
-                "transaction_set_aside", topic=real_queue(record)[0], checks=half.checks, hint="it has no outcome"
-            )
-            # As DefaultTransactionalMessageCheckListener.resolveDiscardMsg: kept for somebody to look at, not
-            # delivered.
-            self._resolve(offset, record, commits=True, target=(names.CHECK_MAX_TIME_TOPIC, 0))
+            self._set_aside(offset, half, record, "it has no outcome")
         else:
             self._ask(half, record)
 
