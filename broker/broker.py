@@ -19,7 +19,7 @@ from ..protocol.work import Work
 from . import config as limits
 from .access.acl import Acl
 from .clock import MACHINE, Clock, Timer
-from .cluster.link import NameServers
+from .cluster.link import NameServers, signing
 from .cluster.peers import Peers
 from .cluster.registration import Registration
 from .config import BrokerConfig, LiveConfig
@@ -42,13 +42,14 @@ from .messages.topics import Topics
 from .messages.transactions import Transactions
 from .nameserver.routes import Routes
 from .pops.pops import Pops
-from .remoting.connection import Connection
 from .running.histogram import Histogram
 from .running.jobs import Call, Job, do, make_all, run
 from .running.open_files import shares
 from .running.tasks import Tasks
 from .running.turns import Line, Turns
 from .sessions.clients import Clients
+from .sessions.events import GroupChanged
+from .sessions.session import Session
 from .store.consume_queue import ConsumeQueue
 from .store.files import Save
 from .store.flusher import Flusher
@@ -81,7 +82,7 @@ class Broker:
         self.settings = LiveConfig(config)
         self.acl = acl
         self.tls = tls or Tls()
-        sign = acl.signing(config.name_server_account) if acl and config.name_server_account else None
+        sign = signing(acl.file, config.name_server_account) if acl and config.name_server_account else None
         self.tasks = Tasks(clock)
         self.history = History(clock)
         self.request_times: dict[int, Histogram] = {code: Histogram(limits.REQUEST_BOUNDS_S) for code in RequestCode}
@@ -120,7 +121,7 @@ class Broker:
         self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock)
         self.draining = self._make_draining()
         self.notifications = Notifications(
-            self.groups, self.group_configs, self.history, self.clients, self.draining, clock, self.turns
+            self.groups, self.group_configs, self.history, self.draining, clock, self.turns
         )
         self.pops = self._make_pops(config.name, pop_frames)
         self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
@@ -141,7 +142,7 @@ class Broker:
             self.history,
             path,
             self.clock,
-            on_free=self.clients.group_changed,
+            on_free=_tell_free,
             on_change=self._save_locks_later,
             is_held_back=self._is_draining,
             is_anothers=self._is_anothers,
@@ -195,10 +196,10 @@ class Broker:
     def _group_changed(self, group: ConsumerGroup) -> None:
         self.notifications.changed(group)
 
-    def _tell_members(self, group: ConsumerGroup, connections: Iterable[Connection]) -> None:
+    def _tell_members(self, group: ConsumerGroup, connections: Iterable[Session]) -> None:
         self.notifications.tell(group, connections)
 
-    def _queue_drained(self, group: str, place: tuple[str, int], reader: Connection) -> None:
+    def _queue_drained(self, group: str, place: tuple[str, int], reader: Session) -> None:
         """The next reader goes on where the earlier one came, whatever offset it has loaded before, and may lock it."""
         self.offsets.mark(group, *place)
         self.locks.let_go(group, *place, reader)
@@ -206,7 +207,7 @@ class Broker:
     def _is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         return self.draining.is_draining(group, topic, queue_id)
 
-    def _is_anothers(self, group: str, connection: Connection, topic: str, queue_id: int) -> bool:
+    def _is_anothers(self, group: str, connection: Session, topic: str, queue_id: int) -> bool:
         return self.draining.allotment.is_anothers(group, connection, topic, queue_id)
 
     def _end_of(self, topic: str, queue_id: int) -> int:
@@ -275,7 +276,7 @@ class Broker:
             self.registration.moved(former.address)
         log.info("address_changed", address=self.config.address, external=self.config.external_address)
 
-    def dropped(self, connection: Connection) -> None:
+    def dropped(self, connection: Session) -> None:
         """A connection is gone: its memberships, leases, held pulls and producers go with it."""
         if self._is_stopping:
             return
@@ -361,6 +362,10 @@ class Broker:
             yield from self.locks.saving()
         except StoreFull as error:
             log.error("save_failed", reason=str(error))
+
+
+def _tell_free(session: Session, group: str) -> None:
+    session.tell(GroupChanged(group))
 
 
 def _store(config: BrokerConfig, clock: Clock) -> Store:

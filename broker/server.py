@@ -24,10 +24,11 @@ from .config import (
     SWEEP_INTERVAL_S,
     VIP_DISTANCE,
 )
+from .listening.entrance import Entrance
 from .listening.handshakes import Handshakes
-from .listening.tls import Entrance, Tls
+from .listening.tls import Tls
 from .nameserver.routes import Routes
-from .remoting.connection import Connection, is_loopback
+from .remoting.connection import Connection
 from .remoting.dispatch import Dispatch
 from .running.machine import default_budget
 from .running.open_files import shares
@@ -35,6 +36,7 @@ from .running.tasks import Tasks
 from .running.turns import Turns
 from .sessions.memory import Memory
 from .sessions.reports import Reports
+from .sessions.session import Session, is_loopback
 
 if TYPE_CHECKING:
     from .grpc.door import Door
@@ -180,7 +182,7 @@ class Server:
             await asyncio.to_thread(self._metrics.close)
         await self._tasks.stop()
 
-    def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance:
+    def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance[Connection]:
         connection = self._connection_type(self, is_external=is_external, is_vip=is_vip)
         return Entrance(self._tls, self.handshakes, self._turns.call, connection, self._door_of)
 
@@ -281,7 +283,7 @@ def _grpc_door(broker: Broker | None, acl: Acl | None) -> Door | None:
     return Door(broker, acl)
 
 
-def _aborting(connections: set[Connection]) -> Work[None]:
+def _aborting(connections: set[Session]) -> Work[None]:
     """Closes them, also those that do not read, which would never be closed otherwise."""
     for number, connection in enumerate(connections, 1):
         connection.abort()

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from rocketlet.broker import server
 from rocketlet.broker.access.accounts import Account
 from rocketlet.broker.access.acl import Acl
-from rocketlet.broker.access.rules import KNOWN
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.groups import members, settings
 from rocketlet.broker.groups.foreign import draining
@@ -31,6 +30,7 @@ from rocketlet.broker.messages.held_pulls import HeldPulls
 from rocketlet.broker.nameserver import routes
 from rocketlet.broker.remoting import dispatch
 from rocketlet.broker.remoting.requests import offsets
+from rocketlet.broker.remoting.rules import KNOWN
 from rocketlet.broker.remoting.table import BROKER_REQUESTS
 from rocketlet.broker.running.turns import Turns
 from rocketlet.broker.sessions.memory import Memory

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import orjson
 from msgspec import Meta
 
 from .config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS
+from .headers import AgreeOnMembers
 from .schema import Shape, Text, reads
 
 Ids = Annotated[list[Text], Meta(max_length=MAX_AGREED_IDS)]
@@ -28,6 +29,13 @@ class Members:
 
     waiting: frozenset[str] = frozenset()
     given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Word(NamedTuple):
+    """What a broker says to another one of a group."""
+
+    header: AgreeOnMembers
+    members: Members
 
 
 def encode_members(members: Members) -> bytes:

@@ -31,7 +31,7 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Server
-from rocketlet.broker.sessions.clients import Clients
+from rocketlet.broker.sessions.events import Event, GroupChanged
 from rocketlet.client import Message, Producer, RocketletError
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest
@@ -429,7 +429,7 @@ def simulate(seed: int, scenario: str | None = None) -> World:
     forget_raised()
     loop = SimLoop(seed)
     folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    real_notify, real_sync, real_pid = Clients.group_changed, os.fdatasync, os.getpid
+    real_tell, real_sync, real_pid = Connection.tell, os.fdatasync, os.getpid
     state = random.getstate()
     random.seed(seed)
     asyncio.set_event_loop(loop)
@@ -437,11 +437,12 @@ def simulate(seed: int, scenario: str | None = None) -> World:
         with virtual_time(loop):
             world = World(seed, loop, folder, scenario)
 
-            def notify(clients: Clients, connection: Connection, group: str, *arguments: Any, **options: Any) -> None:
-                if world.rng.random() >= world.plan.lost_notifications:
-                    real_notify(clients, connection, group, *arguments, **options)
+            def tell(connection: Connection, event: Event) -> None:
+                is_told = not isinstance(event, GroupChanged) or world.rng.random() >= world.plan.lost_notifications
+                if is_told:
+                    real_tell(connection, event)
 
-            Clients.group_changed = notify  # type: ignore[method-assign, assignment]
+            Connection.tell = tell  # type: ignore[method-assign, assignment]
             os.fdatasync = lambda fd: None
             apache = ApacheLocks(world.in_threads).installed() if world.plan.apache else nullcontext()
             os.getpid = lambda: 1  # it is in the clients' ids, and sets of them are in the order of their hashes
@@ -455,7 +456,7 @@ def simulate(seed: int, scenario: str | None = None) -> World:
             finally:
                 loop.cancel_all()
     finally:
-        Clients.group_changed = real_notify  # type: ignore[method-assign]
+        Connection.tell = real_tell  # type: ignore[method-assign]
         os.fdatasync, os.getpid = real_sync, real_pid
         random.setstate(state)
         asyncio.set_event_loop(None)

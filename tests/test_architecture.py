@@ -70,29 +70,32 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.clock": "",
         "broker.running": "broker.clock broker.config",
         "broker.store": "broker.clock broker.config broker.running",
-        "broker.sessions": "broker.clock broker.config broker.remoting",
-        "broker.listening": "broker.config broker.remoting broker.running broker.sessions",
-        "broker.access": "broker.config broker.remoting broker.running broker.sessions",
-        "broker.nameserver": "broker.clock broker.config broker.remoting",
-        "broker.cluster": "broker.clock broker.config broker.listening broker.messages broker.nameserver broker.running",
-        "broker.messages": "broker.clock broker.config broker.remoting broker.running broker.sessions broker.store",
-        "broker.groups": "broker.clock broker.config broker.groups.foreign broker.remoting broker.running "
+        "broker.sessions": "broker.clock broker.config",
+        "broker.listening": "broker.config broker.running broker.sessions",
+        "broker.access": "broker.config broker.running broker.sessions",
+        "broker.nameserver": "broker.clock broker.config broker.sessions",
+        "broker.cluster": "broker.access broker.clock broker.config broker.listening broker.messages "
+        "broker.nameserver broker.running",
+        "broker.messages": "broker.clock broker.config broker.running broker.sessions broker.store",
+        "broker.groups": "broker.clock broker.config broker.groups.foreign broker.running broker.sessions broker.store",
+        "broker.groups.owning": "broker.clock broker.config broker.groups broker.messages broker.running "
         "broker.sessions broker.store",
-        "broker.groups.owning": "broker.clock broker.config broker.groups broker.messages broker.remoting "
-        "broker.running broker.store",
         "broker.groups.foreign": "broker.clock broker.config broker.groups broker.groups.owning broker.messages "
-        "broker.remoting broker.running",
-        "broker.pops": "broker.clock broker.config broker.groups broker.groups.owning broker.messages broker.running "
-        "broker.store",
-        "broker.broker": "broker.access broker.clock broker.cluster broker.config broker.groups broker.groups.foreign "
-        "broker.groups.owning broker.listening broker.messages broker.nameserver broker.pops broker.remoting broker.running "
-        "broker.sessions broker.store",
+        "broker.running broker.sessions",
+        "broker.pops": "broker.clock broker.config broker.groups broker.groups.owning broker.messages "
+        "broker.running broker.store",
+        "broker.broker": "broker.access broker.clock broker.cluster broker.config broker.groups "
+        "broker.groups.foreign broker.groups.owning broker.listening broker.messages "
+        "broker.nameserver broker.pops broker.running broker.sessions broker.store",
         "broker.remoting": "broker.access broker.broker broker.config broker.groups broker.groups.foreign "
-        "broker.messages broker.nameserver broker.running broker.sessions broker.store",
+        "broker.listening broker.messages broker.nameserver broker.running "
+        "broker.sessions broker.store",
         "broker.observing": "broker.broker broker.config broker.messages broker.running broker.sessions",
-        "broker.grpc": "broker.access broker.broker broker.clock broker.config broker.remoting broker.store",
-        "broker.server": "broker.access broker.broker broker.clock broker.config broker.grpc broker.listening "
-        "broker.nameserver broker.observing broker.remoting broker.running broker.sessions",
+        "broker.grpc": "broker.access broker.broker broker.clock broker.config broker.remoting "
+        "broker.sessions broker.store",
+        "broker.server": "broker.access broker.broker broker.clock broker.config broker.grpc "
+        "broker.listening broker.nameserver broker.observing broker.remoting "
+        "broker.running broker.sessions",
     }.items()
 }
 IMPURE = frozenset(
@@ -109,6 +112,11 @@ TOUCH_THE_DISK = frozenset(
         "broker.running.machine",  # reads how much the container may have
     )
 )
+DOORS = ("grpc", "remoting")
+# State: what doors decode to and encode from. It knows no frame, no answer code and no transport.
+BELOW_A_DOOR = ("access", "groups", "messages", "nameserver", "pops", "sessions")
+WORDS_OF_A_DOOR = frozenset(("protocol.frame", "protocol.codes.ResponseCode"))
+CLASSES_OF_ASYNCIO = frozenset(("Protocol", "Transport", "BaseTransport", "StreamReader", "StreamWriter"))
 DISK_MODULES = frozenset(("os", "shutil", "fcntl", "io", "tempfile", "mmap"))
 DISK_CALLS = frozenset(
     "open read_bytes read_text write_bytes write_text mkdir unlink rename touch iterdir glob rglob is_dir is_file exists "
@@ -241,6 +249,32 @@ def disk_faults(sources: Sources) -> list[str]:
     return faults
 
 
+def _targets(module: str, text: str) -> Iterator[str]:
+    """Each name that a module imports of ours, with its module."""
+    package = module.rpartition(".")[0]
+    for node in _nodes(text):
+        if isinstance(node, ast.ImportFrom) and (base := _base(package, node)) is not None:
+            yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
+
+
+def door_faults(sources: Sources) -> list[str]:
+    """Where state knows how a door speaks."""
+    state = {
+        name: text
+        for name, text in sources.items()
+        if name.startswith(tuple(f"broker.{room}." for room in BELOW_A_DOOR))
+    }
+    faults: list[str] = []
+    for module, text in state.items():
+        for target in _targets(module, text):
+            is_of_a_door = target.startswith(tuple(f"broker.{door}" for door in DOORS))
+            if is_of_a_door or target in WORDS_OF_A_DOOR or target.rpartition(".")[0] in WORDS_OF_A_DOOR:
+                faults.append(f"{module} imports {target}")
+        used = [node.attr for node in _nodes(text) if isinstance(node, ast.Attribute)]
+        faults += [f"{module} uses asyncio.{name}" for name in used if name in CLASSES_OF_ASYNCIO]
+    return faults
+
+
 def test_imports_go_down(sources: Sources) -> None:
     assert wrong_arrows(sources) == []
 
@@ -260,6 +294,25 @@ def test_protocol_is_pure(sources: Sources) -> None:
 
 def test_only_the_store_touches_the_disk(sources: Sources) -> None:
     assert disk_faults(sources) == []
+
+
+def test_nothing_below_a_door_knows_how_it_speaks(sources: Sources) -> None:
+    assert door_faults(sources) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("from ..remoting.connection import Connection", "imports broker.remoting.connection.Connection"),
+        ("from .. import remoting", "imports broker.remoting"),
+        ("from ...protocol.frame import Frame", "imports protocol.frame.Frame"),
+        ("from ...protocol import frame", "imports protocol.frame"),
+        ("from ...protocol.codes import ResponseCode", "imports protocol.codes.ResponseCode"),
+        ("import asyncio\nclass Socket(asyncio.Protocol): ...", "uses asyncio.Protocol"),
+    ],
+)
+def test_an_arrow_from_state_to_a_door_is_found(sources: dict[str, str], text: str, fault: str) -> None:
+    assert door_faults(sources | {"broker.messages.planted": text}) == [f"broker.messages.planted {fault}"]
 
 
 @pytest.mark.parametrize(

@@ -4,5 +4,5 @@ acl        judges each request
 accounts   the accounts of plain_acl.yml, and what each may do
 addresses  patterns of white addresses
 file       the accounts' file, reloaded and rewritten
-rules      what each request needs
+needs      what a request needs permission for
 """

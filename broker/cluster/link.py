@@ -13,11 +13,30 @@ from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.frame import Frame, FrameError, FrameReader, encode
 from ...protocol.headers import TopicName, write
 from ...protocol.schema import BodyError
+from ...protocol.signature import ACCESS_KEY, SIGNATURE
+from ..access.accounts import AclError
+from ..access.file import AclFile
 from ..config import REGISTER_TIMEOUT_S
 from ..listening.tls import Tls
 from ..nameserver.routes import Routes
 
 Sign = Callable[[Frame], Frame]
+
+
+def signing(file: AclFile, access_key: str) -> Sign:
+    """Signs frames as one of the accounts, whose secret may change. Raises AclError."""
+    if access_key not in file.policy.accounts:
+        raise AclError(f"there is no account {access_key} in {file.path}")
+
+    def signed(frame: Frame) -> Frame:
+        account = file.policy.accounts.get(access_key)
+        if account is None:  # it is gone from the file since: the name server refuses, with a reason
+            return frame
+        ext = {**frame.ext, ACCESS_KEY: access_key}
+        return frame._replace(ext={**ext, SIGNATURE: account.signer.signature(ext, frame.body)})
+
+    return signed
+
 
 log = structlog.get_logger("rocketlet.registration")
 

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import structlog
 
-from ...protocol.codes import ResponseCode, code_name
+from ...protocol.agreement import Word, encode_members
+from ...protocol.codes import RequestCode, ResponseCode, code_name
 from ...protocol.frame import Frame, FrameError
+from ...protocol.headers import write
 from ..clock import Clock, Timer
 from ..config import MAX_PEER_LINKS, MAX_PROOFS, PEER_IDLE_S
 from ..listening.tls import Tls
@@ -19,7 +21,7 @@ from .link import Link, Sign
 
 log = structlog.get_logger("rocketlet.groups")
 
-Make = Callable[[], Frame | None]
+Make = Callable[[], Word | None]
 Failed = Callable[[bool], None]
 
 
@@ -54,8 +56,8 @@ class Peers:
             while due:
                 group = next(iter(due))
                 make, failed = due.pop(group)
-                frame = make()
-                code = await self._ask(address, frame) if frame is not None else ResponseCode.SUCCESS
+                word = make()
+                code = await self._ask(address, _frame(word)) if word is not None else ResponseCode.SUCCESS
                 if code is None:  # the others would wait in vain, too
                     failed(False)
                     for _, other_failed in list(due.values()):
@@ -152,3 +154,7 @@ class Peers:
         for link in self._links.values():
             link.close()
         self._links.clear()
+
+
+def _frame(word: Word) -> Frame:
+    return Frame(RequestCode.AGREE_ON_MEMBERS, ext=write(word.header), body=encode_members(word.members))

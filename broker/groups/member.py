@@ -9,7 +9,7 @@ from ...protocol.bodies import ConsumerData
 from ...protocol.names import RETRY_PREFIX
 from ...protocol.subscription import Subscription
 from ..config import MEMBER_BYTES, PLACE_BYTES, SUBSCRIPTION_BYTES, TAG_BYTES
-from ..remoting.connection import Connection
+from ..sessions.session import Session
 
 Shape = frozenset[tuple[str, str]]  # topics and expressions
 
@@ -20,7 +20,7 @@ class Member:
     without the retry topic that all members have."""
 
     client_id: str
-    connection: Connection
+    connection: Session
     data: ConsumerData
     language: int
     version: int

@@ -33,8 +33,8 @@ from ..config import (
     REPORT_AGAIN_S,
     LimitExceeded,
 )
-from ..remoting.connection import Connection
 from ..running.turns import Turns
+from ..sessions.session import Session
 from .disagreements import finding_faults, stale_counts
 from .foreign.given import ALONE, MemberList
 from .history import History
@@ -51,12 +51,12 @@ class ConsumerGroup:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.members: dict[Connection, Member] = {}
-        self.foreign: dict[Connection, Member] = {}  # of the members
+        self.members: dict[Session, Member] = {}
+        self.foreign: dict[Session, Member] = {}  # of the members
         self.topics: Counter[str] = Counter()  # how many members subscribe to each
         # what was reported, so that each disagreement is logged once
         self.reported: frozenset[str] = frozenset()
-        self._of_shape: dict[Shape, dict[Connection, None]] = {}  # members by what they subscribe to
+        self._of_shape: dict[Shape, dict[Session, None]] = {}  # members by what they subscribe to
         self._newest: dict[str, Subscription | None] = {}
         self._places: dict[str | None, dict[str, int]] = {}
         self._companions: dict[frozenset[str], MemberList] = {}
@@ -72,7 +72,7 @@ class ConsumerGroup:
     def message_model(self) -> str:
         return next(iter(self.members.values())).data.message_model
 
-    def subscription(self, connection: Connection | None, topic: str) -> Subscription | None:
+    def subscription(self, connection: Session | None, topic: str) -> Subscription | None:
         """The subscription of this connection's member to a topic; for a stranger, the newest subscription of the group."""
         member = self.members.get(connection) if connection else None
         if member is not None and topic in member.subscriptions:
@@ -84,7 +84,7 @@ class ConsumerGroup:
             self._newest[topic] = max(found, key=lambda item: item.version, default=None)
         return self._newest[topic]
 
-    def subscriptions_of(self, connection: Connection) -> Mapping[str, Subscription]:
+    def subscriptions_of(self, connection: Session) -> Mapping[str, Subscription]:
         """By topic; none of who is no member."""
         member = self.members.get(connection)
         return member.subscriptions if member is not None else {}
@@ -108,7 +108,7 @@ class ConsumerGroup:
             member.subscriptions[topic] = replace(known, version=version)
             self._newest.pop(topic, None)
 
-    def other_than(self, connection: Connection, shape: Shape) -> Member | None:
+    def other_than(self, connection: Session, shape: Shape) -> Member | None:
         """A member that subscribes to something else; found without a look at all that subscribe to the same."""
         for other, connections in self._of_shape.items():
             if other != shape:
@@ -124,7 +124,7 @@ class ConsumerGroup:
         ids = (member.client_id for member in staying if topic is None or topic in member.subscriptions)
         return list(dict.fromkeys(ids))
 
-    def companions(self, connection: Connection) -> MemberList:
+    def companions(self, connection: Session) -> MemberList:
         """Those that subscribe to a topic of the member's own. A foreign one does not say which topic it asks for, and takes
         everybody for a reader of all its topics."""
         asking = self.members.get(connection)
@@ -161,7 +161,7 @@ class ConsumerGroup:
                 alone.add(topics)
         self.is_uneven, self._alone = is_uneven, alone
 
-    def list_for(self, connection: Connection) -> MemberList:
+    def list_for(self, connection: Session) -> MemberList:
         """What a foreign member is told, when it may know of the last change."""
         member = self.foreign.get(connection)
         return ALONE if member is not None and member.topics in self._alone else self.companions(connection)
@@ -297,7 +297,7 @@ class ConsumerGroups:
         self._logged: Counter[str] = Counter()
         self._logged_since_s = clock.monotonic_s()
         self._groups: dict[str, ConsumerGroup] = {}
-        self._names: dict[Connection, set[str]] = {}
+        self._names: dict[Session, set[str]] = {}
         self._of_topic: dict[str, dict[str, None]] = {}  # the groups that subscribe to a topic
         self._history = history
         self._on_change = on_change
@@ -306,9 +306,7 @@ class ConsumerGroups:
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(list(self._groups.values()))
 
-    def heartbeat(
-        self, connection: Connection, client_id: str, data: ConsumerData, language: int, version: int
-    ) -> None:
+    def heartbeat(self, connection: Session, client_id: str, data: ConsumerData, language: int, version: int) -> None:
         """Registers or refreshes a member. Raises LimitExceeded beyond 10,000 members in a group, or 256 groups."""
         group = self._groups.get(data.group) or ConsumerGroup(data.group)
         member = group.members.get(connection)
@@ -345,7 +343,7 @@ class ConsumerGroups:
         self._note(group, member, {})
         self._changed(group, "joined", member)
 
-    def leave(self, connection: Connection, name: str, event: str = "left") -> None:
+    def leave(self, connection: Session, name: str, event: str = "left") -> None:
         group = self._groups.get(name)
         member = group.members.pop(connection, None) if group else None
         if group is None or member is None:
@@ -366,7 +364,7 @@ class ConsumerGroups:
         """The groups with a member that subscribes to the topic."""
         return [self._groups[name] for name in self._of_topic.get(topic, ())]
 
-    def stale_topics(self, name: str, connection: Connection) -> list[str]:
+    def stale_topics(self, name: str, connection: Session) -> list[str]:
         """The topics of which one member sees another number of queues here than there are."""
         group = self._groups.get(name)
         member = group.members.get(connection) if group else None
@@ -374,7 +372,7 @@ class ConsumerGroups:
             return []
         return [topic for _, topic, _ in stale_counts([member], self._broker_name, self._queues_of)]
 
-    def stale(self) -> Iterator[tuple[str, Connection, str]]:
+    def stale(self) -> Iterator[tuple[str, Session, str]]:
         """Group, connection and topic of the members that see another number of queues here than there are."""
         for group in self:
             for member, topic, _ in stale_counts(group.members.values(), self._broker_name, self._queues_of):
@@ -414,19 +412,19 @@ class ConsumerGroups:
             if not names:
                 del self._of_topic[topic]
 
-    def drop(self, connection: Connection, event: str = "closed") -> None:
+    def drop(self, connection: Session, event: str = "closed") -> None:
         """The connection is gone, and with it its memberships."""
         for name in sorted(self._names.get(connection, ())):
             self.leave(connection, name, event)
 
-    def heard_from(self, connections: Iterable[Connection]) -> None:
+    def heard_from(self, connections: Iterable[Session]) -> None:
         """Their members count as alive, as by a heartbeat that changes nothing."""
         now_s = self._clock.monotonic_s()
         for connection in connections:
             for name in self._names.get(connection, ()):
                 self._groups[name].members[connection].seen_s = now_s
 
-    def expired(self) -> Iterator[Connection | None]:
+    def expired(self) -> Iterator[Session | None]:
         """Connections that sent no heartbeat for 120 s, to be dropped and closed; None after each piece of looking."""
         # ConsumerManager.CHANNEL_EXPIRED_TIMEOUT
         limit = self._clock.monotonic_s() - HEARTBEAT_LIMIT_S

@@ -10,18 +10,15 @@ from collections.abc import Iterable
 
 import structlog
 
-from ...protocol import group_bodies
 from ...protocol.allocation import STICKY
 from ...protocol.bodies import TopicConfig
-from ...protocol.codes import EXT_PLACES, EXT_SHARES
-from ...protocol.frame import Ext
 from ...protocol.group_bodies import Place
 from ...protocol.work import SLICE, Work
 from ..clock import Clock
 from ..config import NOTIFY_DELAY_S
-from ..remoting.connection import Connection
 from ..running.turns import Turns
-from ..sessions.clients import Clients
+from ..sessions.events import GroupChanged
+from ..sessions.session import Session
 from .foreign.draining import Draining
 from .history import History
 from .members import ConsumerGroup, ConsumerGroups
@@ -36,7 +33,6 @@ class Notifications:
         groups: ConsumerGroups,
         settings: GroupConfigs,
         history: History,
-        clients: Clients,
         draining: Draining,
         clock: Clock,
         turns: Turns,
@@ -44,7 +40,6 @@ class Notifications:
         self._groups = groups
         self._settings = settings
         self._history = history
-        self._clients = clients
         self._draining = draining
         self._clock = clock
         self._turns = turns
@@ -83,7 +78,7 @@ class Notifications:
         told = 0
         for number, (at, member) in enumerate(list(group.members.items()), 1):
             if at in group.members and not (member.is_foreign and keeps(group.name, at)):
-                self._clients.group_changed(at, group.name, detail=_places(group, at))
+                at.tell(_change_for(group, at))
                 told += 1
             if number % SLICE == 0:
                 yield
@@ -93,23 +88,23 @@ class Notifications:
         settings = self._settings.ensure(group.name)
         return settings is not None and settings.notify_enable
 
-    def tell(self, group: ConsumerGroup, connections: Iterable[Connection]) -> None:
+    def tell(self, group: ConsumerGroup, connections: Iterable[Session]) -> None:
         """Tells these members that the group is another than before; very many in turns."""
         if not self._may_tell(group):
             return
         told = list(connections)
         for connection in told[:SLICE]:
-            self._clients.group_changed(connection, group.name, detail=_places(group, connection))
+            connection.tell(_change_for(group, connection))
         if len(told) > SLICE:
             self._turns.do(self._telling_these(group, told[SLICE:]))
         self._note_told(group, len(told))
 
-    def _telling_these(self, group: ConsumerGroup, connections: list[Connection]) -> Work[None]:
+    def _telling_these(self, group: ConsumerGroup, connections: list[Session]) -> Work[None]:
         for number, connection in enumerate(connections):
             if number % SLICE == 0:
                 yield
             if connection in group.members:
-                self._clients.group_changed(connection, group.name, detail=_places(group, connection))
+                connection.tell(_change_for(group, connection))
 
     def _note_told(self, group: ConsumerGroup, told: int) -> None:
         if told:
@@ -122,35 +117,34 @@ class Notifications:
     def _telling_of_topic(self, topic: str) -> Work[None]:
         for group in self._groups.subscribing(topic):
             for number, connection in enumerate(list(group.members), 1):
-                self._clients.group_changed(connection, group.name, topic)
+                connection.tell(GroupChanged(group.name, topic))
                 if number % SLICE == 0:
                     yield
             self._groups.check_soon(group)
 
-    def heard(self, connection: Connection, name: str) -> None:
+    def heard(self, connection: Session, name: str) -> None:
         """A member has said which queues it sees. It looked before a topic grew, and was not here yet to be told."""
         for topic in self._groups.stale_topics(name, connection):
-            self._clients.group_changed(connection, name, topic)
+            connection.tell(GroupChanged(name, topic))
 
     def topics_known(self) -> None:
         """Name servers know all topics. Members that see another number of queues look again: when they were told, no name
         server knew it, or none could be asked."""
         for group, connection, topic in self._groups.stale():
-            self._clients.group_changed(connection, group, topic)
+            connection.tell(GroupChanged(group, topic))
 
 
-def _places(group: ConsumerGroup, connection: Connection) -> Ext:
-    """Of a Rocketlet member, by topic: which of the members it is, or what its share is, where the broker shares out. A
-    thousand members that are told need not ask a thousand times."""
+def _change_for(group: ConsumerGroup, connection: Session) -> GroupChanged:
+    """A Rocketlet member hears which of the members it is, or what its share is, where the broker shares out. A thousand
+    members that are told need not ask a thousand times."""
     member = group.members.get(connection)
     if member is None or not member.data.strategy:
-        return {}
+        return GroupChanged(group.name)
     topics = member.subscriptions
     if member.data.strategy != STICKY.name:
-        places = {topic: _place(group, member.client_id, topic) for topic in topics}
-        return {EXT_PLACES: group_bodies.encode_places(places)}
+        return GroupChanged(group.name, places={topic: _place(group, member.client_id, topic) for topic in topics})
     shares = {topic: group.share(member.client_id, topic) for topic in topics}
-    return {EXT_SHARES: group_bodies.encode_shares({topic: share for topic, share in shares.items() if share})}
+    return GroupChanged(group.name, shares={topic: share for topic, share in shares.items() if share})
 
 
 def _place(group: ConsumerGroup, client_id: str, topic: str) -> Place:

@@ -14,7 +14,7 @@ import structlog
 from ...protocol import names
 from ..access.accounts import Account, Permission
 from ..access.acl import Acl, Known
-from ..access.rules import Need
+from ..access.needs import Need
 from ..remoting.connection import Connection
 from .calls import Call
 from .codes import Code, Fault

@@ -9,7 +9,7 @@ from ...protocol import grpc
 from ...protocol.grpc import MessageReader, Status
 from ...protocol.http2.fields import Fields
 from ...protocol.http2.flow import Answers, Stream
-from ..access.rules import Need
+from ..access.needs import Need
 from ..remoting.connection import Connection
 from .codes import OK_TEXT, Code
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ..config import MAX_GRPC_CLIENTS, MEMBER_BYTES, LimitExceeded
 from ..remoting.connection import Connection
+from ..sessions.events import Event, Question
+from ..sessions.session import Session
 from .calls import Call
 
 _numbers = itertools.count(1)
-Told = Callable[["GrpcClient", Any], None]
+Told = Callable[["GrpcClient", Event], None]
 
 
 class GrpcClient:
@@ -36,7 +37,7 @@ class GrpcClient:
         self._told = told
         self._charged_bytes = 0
         self._is_gone = False
-        self._lost: list[Callable[[Any], None]] = []
+        self._lost: list[Callable[[Session], None]] = []
         self.charge(MEMBER_BYTES)
 
     @property
@@ -51,6 +52,10 @@ class GrpcClient:
     def known(self) -> object:
         return self.connection.known
 
+    @known.setter
+    def known(self, known: object) -> None:
+        self.connection.known = known
+
     @property
     def address(self) -> str:
         return self.connection.address
@@ -63,11 +68,11 @@ class GrpcClient:
     def is_closed(self) -> bool:
         return self._is_gone or self.connection.is_closed
 
-    def tell(self, event: Any) -> None:
+    def tell(self, event: Event) -> None:
         """On its stream; nothing without one."""
         self._told(self, event)
 
-    def ask(self, number: int, question: Any) -> None:
+    def ask(self, number: int, question: Question) -> None:
         """These clients are asked nothing: whoever waits gets no answer."""
 
     def charge(self, size: int) -> None:
@@ -80,7 +85,7 @@ class GrpcClient:
     def when_read(self, action: Callable[[], None]) -> None:
         self.connection.when_read(action)
 
-    def on_lost(self, action: Callable[[Any], None]) -> None:
+    def on_lost(self, action: Callable[[Session], None]) -> None:
         if action not in self._lost:
             self._lost.append(action)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -55,7 +55,7 @@ class Door:
     def _gone(self, client: GrpcClient) -> None:
         """A client has said good-bye, or its connection is gone."""
         if self._hall is not None:
-            self._hall.broker.clients.drop(cast("Any", client))
+            self._hall.broker.clients.drop(client)
 
     def protocol(self, connection: Connection) -> GrpcConnection:
         return GrpcConnection(self, connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..access.accounts import Permission
-from ..access.rules import Need, group, topic
+from ..access.needs import Need, group, topic
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 

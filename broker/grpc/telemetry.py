@@ -6,7 +6,7 @@ field: the Java client fails without a policy, producers without the exponential
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import structlog
 
@@ -14,8 +14,8 @@ from ...protocol.codes import Language
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.group_config import GroupConfig
 from ...protocol.grpc import Status
-from ...protocol.message import Record
 from ..config import POLL_S, RECEIVE_BATCH, LimitExceeded
+from ..sessions.events import Event, OutcomeWanted
 from .calls import Call, set_status
 from .clients import GrpcClient
 from .codes import Code, Fault
@@ -107,7 +107,7 @@ def _publish(hall: Hall, call: Call, client: GrpcClient) -> None:
     """A producer may be asked for the outcome of transactions: its group is the topic."""
     language = _LANGUAGES.get(call.text(b"x-mq-language"), Language.OTHER)
     try:
-        hall.broker.clients.heartbeat(cast("Any", client), client.client_id, client.topics, int(language), _VERSION)
+        hall.broker.clients.heartbeat(client, client.client_id, client.topics, int(language), _VERSION)
     except LimitExceeded as error:
         raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
 
@@ -155,8 +155,8 @@ def notify_termination(hall: Hall, call: Call, request: Any) -> Any:
     return response
 
 
-def tell(client: GrpcClient, event: Any) -> None:
+def tell(client: GrpcClient, event: Event) -> None:
     """What the state tells a client: only producers hear something, of half messages whose outcome is not known."""
     call = client.stream
-    if call is not None and not call.is_over and isinstance(event, Record):
-        call.send(recovery(event))
+    if call is not None and not call.is_over and isinstance(event, OutcomeWanted):
+        call.send(recovery(event.half))

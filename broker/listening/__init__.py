@@ -1,6 +1,8 @@
 """What all doors share of a listening socket.
 
-tls         whether a client speaks TLS, by its first byte, and how it is set up
+client      a client's socket, as far as TLS deals with it
+entrance    whether a client speaks TLS, by its first byte
+tls         how TLS is set up: mode, certificates and keys
 handshakes  which TLS handshakes run, and which wait
 records     what a TLS client sends, until it is decrypted
 """

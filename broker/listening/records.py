@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ..config import MAX_EMPTY_RECORDS, RECORD_BYTES, RECORDS_AT_ONCE, TURN_S
-from ..remoting.connection import Connection
+from .client import Client
 
 _HEAD_BYTES = 5  # a record's kind, version, and the length of what follows (RFC 8446, 5.1)
 
@@ -31,7 +31,7 @@ class Records(asyncio.Protocol):
         self,
         raw: asyncio.Transport,
         tls: asyncio.BufferedProtocol,
-        connection: Connection,
+        connection: Client,
         in_turn: Callable[..., None],
         flooded: Callable[[], None],
     ) -> None:

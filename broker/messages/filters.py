@@ -9,12 +9,11 @@ from collections.abc import Callable
 
 import structlog
 
-from ...protocol.codes import ResponseCode
 from ...protocol.work import Work
 from ..config import KNOWN_FILTER_WORDS, MAX_FILTERS, MAX_UNPARSED
-from ..remoting.answers import Refused
-from ..remoting.connection import Connection
 from ..running.turns import Turns
+from ..sessions.refusal import Reason, Refusal
+from ..sessions.session import Session
 from .sql_filter import Filter, FilterError, parsing
 
 log = structlog.get_logger("rocketlet.filters")
@@ -29,31 +28,31 @@ class Filters:
         self._turns = turns
         self._known: dict[str, Filter | str] = {}
         self._known_words = 0
-        self._asked: dict[str, list[tuple[Connection, Callable[[], None], int]]] = {}
+        self._asked: dict[str, list[tuple[Session, Callable[[], None], int]]] = {}
         self._waiting = 0
         self.failed = 0
 
     def find(self, expression: str) -> Filter | None:
-        """None if it has to be parsed first. Raises Refused if it is no filter."""
+        """None if it has to be parsed first. Raises Refusal if it is no filter."""
         found = self._known.pop(expression, None)
         if found is not None:
             self._known[expression] = found  # the last to be forgotten
         if isinstance(found, str):
-            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, found)
+            raise Refusal(Reason.BAD_EXPRESSION, found)
         return found
 
-    def when_parsed(self, connection: Connection, expression: str, action: Callable[[], None], size: int) -> None:
-        """Calls `action` when `find` knows the expression, unless the connection is gone by then. size: of what waits, in
-        bytes. Raises Refused if too much waits."""
+    def when_parsed(self, session: Session, expression: str, action: Callable[[], None], size: int) -> None:
+        """Calls `action` when `find` knows the expression, unless the session is gone by then. size: of what waits, in
+        bytes. Raises Refusal if too much waits."""
         if self._waiting >= MAX_UNPARSED:
-            remark = f"{MAX_UNPARSED} requests wait for their SQL92 filter to be parsed; try again later"
-            raise Refused(ResponseCode.SYSTEM_BUSY, remark)
+            text = f"{MAX_UNPARSED} requests wait for their SQL92 filter to be parsed; try again later"
+            raise Refusal(Reason.BUSY, text)
         self._waiting += 1
-        connection.charge(size)
+        session.charge(size)
         if expression in self._asked:
-            self._asked[expression].append((connection, action, size))
+            self._asked[expression].append((session, action, size))
             return
-        self._asked[expression] = [(connection, action, size)]
+        self._asked[expression] = [(session, action, size)]
         self._turns.do(self._learn(expression))
 
     def _learn(self, expression: str) -> Work[None]:
@@ -67,10 +66,10 @@ class Filters:
         if isinstance(found, Filter):
             found.on_fault = self._count_fault
         self._keep(expression, found)
-        for connection, action, size in self._asked.pop(expression):
+        for session, action, size in self._asked.pop(expression):
             self._waiting -= 1
-            connection.charge(-size)
-            if not connection.is_closed:
+            session.charge(-size)
+            if not session.is_closed:
                 self._turns.call(action)
 
     def _keep(self, expression: str, found: Filter | str) -> None:

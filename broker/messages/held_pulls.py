@@ -16,8 +16,8 @@ from ...protocol.subscription import Subscription
 from ...protocol.work import Work
 from ..clock import Clock, Timer
 from ..config import MAX_HELD_PULLS, WOKEN_AT_ONCE
-from ..remoting.connection import Connection
 from ..running.turns import Turns
+from ..sessions.session import Session
 from ..store.consume_queue import ConsumeQueue
 
 log = structlog.get_logger("rocketlet.pulls")
@@ -31,7 +31,7 @@ class HeldPull:
     its texts take, in bytes; `is_done` says that its member has handled all that it was given of the queue, `waits_for_turn`
     that the queue is another member's: no message wakes it."""
 
-    connection: Connection
+    session: Session
     group: str
     queue: ConsumeQueue
     subscription: Subscription | None
@@ -73,7 +73,7 @@ class HeldPulls:
         self._clock = clock
         self._turns = turns
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
-        self._of: dict[Connection, dict[HeldPull, None]] = {}
+        self._of: dict[Session, dict[HeldPull, None]] = {}
         self._count = 0
 
     def hold(self, pull: HeldPull, wait_s: float) -> bool:
@@ -82,9 +82,9 @@ class HeldPulls:
             return False
         if not pull.waits_for_turn:
             self._held.setdefault(pull.queue, {})[pull] = None
-        self._of.setdefault(pull.connection, {})[pull] = None
-        pull.connection.held_pulls += 1
-        pull.connection.charge(pull.size)
+        self._of.setdefault(pull.session, {})[pull] = None
+        pull.session.held_pulls += 1
+        pull.session.charge(pull.size)
         self._count += 1
         pull.timer = self._clock.call_later(wait_s, self._turns.call, self.let_go, pull)
         return True
@@ -112,24 +112,24 @@ class HeldPulls:
 
     def let_go(self, pull: HeldPull) -> None:
         """Answers a pull with what there is, as soon as its client reads. One that is not held any more was answered."""
-        if pull not in self._of.get(pull.connection, ()):
+        if pull not in self._of.get(pull.session, ()):
             return
         self._release(pull)
-        pull.connection.when_read(lambda: _answer(pull))
+        pull.session.when_read(lambda: _answer(pull))
 
     def _release(self, pull: HeldPull) -> None:
         if not pull.waits_for_turn:
             _take_out(self._held, pull.queue, pull)
-        _take_out(self._of, pull.connection, pull)
-        pull.connection.held_pulls -= 1
-        pull.connection.charge(-pull.size)
+        _take_out(self._of, pull.session, pull)
+        pull.session.held_pulls -= 1
+        pull.session.charge(-pull.size)
         self._count -= 1
         if pull.timer is not None:
             pull.timer.cancel()
 
-    def drop(self, connection: Connection) -> None:
-        """The connection is gone."""
-        for pull in self.of(connection):
+    def drop(self, session: Session) -> None:
+        """The session is gone."""
+        for pull in self.of(session):
             self._release(pull)
 
     def let_topic_go(self, topic: str) -> None:
@@ -142,9 +142,9 @@ class HeldPulls:
             self.let_go(pull)
             yield
 
-    def of(self, connection: Connection, group: str | None = None) -> list[HeldPull]:
-        """The pulls of a connection, in one group or in all."""
-        return [pull for pull in self._of.get(connection, ()) if group in (None, pull.group)]
+    def of(self, session: Session, group: str | None = None) -> list[HeldPull]:
+        """The pulls of a session, in one group or in all."""
+        return [pull for pull in self._of.get(session, ()) if group in (None, pull.group)]
 
     def answer_all(self) -> None:
         """Before the broker closes: clients learn at once that nothing came."""
@@ -165,4 +165,4 @@ def _answer(pull: HeldPull) -> None:
         pull.answer()
     except Exception:  # whose message woke it must not suffer
         log.exception("connection_closed_held_pull_failed", topic=pull.queue.topic, queue=pull.queue.queue_id)
-        pull.connection.abort()
+        pull.session.abort()

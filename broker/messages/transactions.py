@@ -17,15 +17,16 @@ import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, RequestCode
-from ...protocol.headers import CheckTransaction, EndTransaction, write
-from ...protocol.message import Record, encode_record
+from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK
+from ...protocol.headers import EndTransaction
+from ...protocol.message import Record
 from ...protocol.subscription import tag_code
 from ...protocol.work import LOOKS, Work
 from ..clock import Clock
 from ..config import LiveConfig
 from ..running.jobs import Job
 from ..sessions.clients import Clients
+from ..sessions.events import OutcomeWanted
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import Damaged, Save, StoreFull, read_state
 from .appender import Appender
@@ -247,18 +248,15 @@ class Transactions:
 
     def _ask(self, half: Half, record: Record) -> None:
         """Without a producer of the group it is not counted: the message waits until one is back."""
-        connection = self._clients.any_producer(
+        session = self._clients.any_producer(
             props.find(record.properties, props.PRODUCER_GROUP) or "", real_queue(record)[0]
         )
-        if connection is None:
+        if session is None:
             return
         # Counted before the answer: a producer that dies of each question must not be asked for ever.
         half.checks += 1
         self._dirty = True
-        key = props.find(record.properties, props.UNIQUE_KEY)
-        header = CheckTransaction(record.queue_offset, half.position, key, key, record.offset_id)
-        body = _for_producer(record, half.checks)
-        self._clients.tell(connection, RequestCode.CHECK_TRANSACTION_STATE, write(header), body)
+        session.tell(OutcomeWanted(record, half.checks))
 
 
 def with_real_queue(text: str, topic: str, queue_id: int) -> str:
@@ -270,26 +268,3 @@ def with_real_queue(text: str, topic: str, queue_id: int) -> str:
 def real_queue(record: Record) -> tuple[str, int]:
     topic = props.find(record.properties, props.REAL_TOPIC) or ""
     return topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0)
-
-
-def _for_producer(record: Record, checks: int) -> bytes:
-    """The half message as its producer sent it, for CHECK_TRANSACTION_STATE."""
-    topic, queue_id = real_queue(record)
-    name = topic.encode()
-    text = props.appended(props.without(record.properties, CHECK_TIMES), CHECK_TIMES, str(checks))
-    return encode_record(
-        queue_id,
-        record.flag,
-        record.queue_offset,
-        record.physical_offset,
-        record.sys_flag,
-        record.born_ms,
-        record.born_host,
-        record.store_ms,
-        record.store_host,
-        record.reconsume_times,
-        record.prepared_offset,
-        record.body,
-        bytes((len(name),)) + name,
-        text.encode(),
-    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv4Network
 from typing import Final
 
-from ..remoting.connection import is_loopback
+from ..sessions.session import is_loopback
 
 _COLUMNS: Final = 8  # up to the mask; see route_seq_show in Linux's net/ipv4/fib_trie.c
 

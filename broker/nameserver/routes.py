@@ -22,7 +22,7 @@ from ..config import (
     MAX_TOPICS,
     LimitExceeded,
 )
-from ..remoting.connection import Connection
+from ..sessions.session import Session
 from .networks import Networks
 
 log = structlog.get_logger("rocketlet.nameserver")
@@ -30,9 +30,9 @@ log = structlog.get_logger("rocketlet.nameserver")
 
 @dataclass(slots=True)
 class _Address:
-    """One broker process. `connection` is None for the broker in the name server's own process."""
+    """One broker process. `session` is None for the broker in the name server's own process."""
 
-    connection: Connection | None
+    session: Session | None
     seen_s: float
     version: DataVersion | None
     external: str
@@ -56,7 +56,7 @@ class Routes:
         self._brokers: dict[str, _Broker] = {}
         self._addresses: dict[str, _Address] = {}
         self._names: dict[str, str] = {}  # of the broker that an address was last registered for
-        self._of_connection: dict[Connection | None, dict[str, None]] = {}
+        self._of_connection: dict[Session | None, dict[str, None]] = {}
         self._entries = 0  # topics of all brokers together
         self.kv: dict[str, dict[str, str]] = {}
         self._kv_chars = 0
@@ -70,7 +70,7 @@ class Routes:
         address: str,
         version: DataVersion,
         topics: Iterable[TopicConfig],
-        connection: Connection | None,
+        session: Session | None,
         external: str | None = None,
     ) -> Work[str | None]:
         """Stores what a broker says about itself, all at the end. Returns the master's address, for a slave.
@@ -80,7 +80,7 @@ class Routes:
             fresh[topic.name] = QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
             if number % SLICE == 0:
                 yield
-        if connection is None and name in self._brokers and not self._is_local(name):
+        if session is None and name in self._brokers and not self._is_local(name):
             self._forget(name)  # somebody took the name before the broker of this process was there
         former = self._names.get(address, name)
         if former != name:  # an address is one broker; this one has another name now
@@ -94,7 +94,7 @@ class Routes:
         addresses = {number: other for number, other in broker.addresses.items() if other != address}
         addresses[broker_id] = address
         more = len(fresh.keys() - broker.topics.keys())
-        if connection is not None:  # what strangers register keeps nobody from the broker of this process
+        if session is not None:  # what strangers register keeps nobody from the broker of this process
             self._check_limits(name, len(addresses), len(broker.topics) + more, more)
         if name not in self._brokers:
             self._brokers[name] = broker
@@ -105,8 +105,8 @@ class Routes:
         broker.addresses = addresses
         for replaced in {moved_from, address}:
             self._forget_address(replaced)
-        self._addresses[address] = _Address(connection, self.clock.monotonic_s(), version, external or address)
-        self._of_connection.setdefault(connection, {})[address] = None
+        self._addresses[address] = _Address(session, self.clock.monotonic_s(), version, external or address)
+        self._of_connection.setdefault(session, {})[address] = None
         self._names[address] = name
         return broker.addresses.get(0)
 
@@ -126,14 +126,14 @@ class Routes:
         if self._is_local(name):
             return f"the broker {name} runs with this name server, which takes its registration from nobody else"
         entry = self._addresses.get(address)
-        if entry is not None and entry.connection is None:
+        if entry is not None and entry.session is None:
             return f"{address} is the address of the broker that runs with this name server"
         return None
 
     def _is_local(self, name: str) -> bool:
         broker = self._brokers.get(name)
         found = [self._addresses.get(address) for address in broker.addresses.values()] if broker else []
-        return any(entry is not None and entry.connection is None for entry in found)
+        return any(entry is not None and entry.session is None for entry in found)
 
     def _forget(self, name: str) -> None:
         for address in list(self._brokers[name].addresses.values()):
@@ -174,23 +174,23 @@ class Routes:
         entry = self._addresses.pop(address, None)
         self._names.pop(address, None)
         if entry is not None:
-            others = self._of_connection[entry.connection]
+            others = self._of_connection[entry.session]
             del others[address]
             if not others:
-                del self._of_connection[entry.connection]
+                del self._of_connection[entry.session]
 
-    def drop(self, connection: Connection | None) -> None:
-        """A broker's connection is closed."""
-        self._unregister_addresses(list(self._of_connection.get(connection, ())))
+    def drop(self, session: Session | None) -> None:
+        """A broker's session is closed."""
+        self._unregister_addresses(list(self._of_connection.get(session, ())))
 
-    def expire(self) -> list[Connection]:
-        """Forgets brokers that were silent for 120 s and returns their connections, to be closed."""
+    def expire(self) -> list[Session]:
+        """Forgets brokers that were silent for 120 s and returns their sessions, to be closed."""
         # RouteInfoManager.BROKER_CHANNEL_EXPIRED_TIME
         limit = self.clock.monotonic_s() - HEARTBEAT_LIMIT_S
         silent = {
-            address: entry.connection
+            address: entry.session
             for address, entry in self._addresses.items()
-            if entry.seen_s < limit and entry.connection is not None
+            if entry.seen_s < limit and entry.session is not None
         }
         self._unregister_addresses(list(silent))
         return list(silent.values())
@@ -213,7 +213,7 @@ class Routes:
         """Clients inside of our networks are told the address that the broker gives, not the one at which they reached us."""
         self._tells_reached = False
 
-    def route(self, topic: str, to: Connection | None = None) -> Route | None:
+    def route(self, topic: str, to: Session | None = None) -> Route | None:
         """Where a topic's queues are, with the addresses for the client that asks."""
         with_topic = [name for name, broker in self._brokers.items() if topic in broker.topics]
         if not with_topic:
@@ -223,21 +223,21 @@ class Routes:
             tuple(self._broker_data(name, to) for name in with_topic),
         )
 
-    def brokers(self, to: Connection | None = None) -> list[BrokerData]:
+    def brokers(self, to: Session | None = None) -> list[BrokerData]:
         return [self._broker_data(name, to) for name in self._brokers]
 
-    def _broker_data(self, name: str, to: Connection | None) -> BrokerData:
+    def _broker_data(self, name: str, to: Session | None) -> BrokerData:
         broker = self._brokers[name]
         addresses = {number: self._told(address, to) for number, address in broker.addresses.items()}
         return BrokerData(name, broker.cluster, addresses)
 
-    def _told(self, registered: str, to: Connection | None) -> str:
+    def _told(self, registered: str, to: Session | None) -> str:
         entry = self._addresses.get(registered)
         if entry is None or to is None:
             return registered
         if to.is_external or (self._networks is not None and self._networks.is_outside(to.address)):
             return entry.external
-        if entry.connection is None and self._tells_reached:
+        if entry.session is None and self._tells_reached:
             return to.reached or registered
         return registered
 

@@ -2,6 +2,9 @@
 
 connection  one client's socket
 dispatch    the way of the frames of one socket read to their handlers and back
+events      how clients are told and asked
+identification  whose request a frame is
+rules       what each request needs
 table       every request code with its handler and permission
 answers     how an answer is encoded
 requests/   the handlers: each decodes a request, calls the state, and encodes the answer

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...protocol.codes import EXT_ACCEPT_ENCODING, RESPONSE_FLAG, VERSION, Language, ResponseCode
 from ...protocol.config import MAX_TABLE_BYTES
 from ...protocol.frame import MSGPACK, Ext, Frame, encode, encode_head, encode_msgpack
 from ...protocol.work import Work
+from ..sessions.refusal import Reason, Refusal
 
 Buffer = bytes | memoryview
 Buffers = list[Buffer]
@@ -27,6 +30,24 @@ class Refused(Exception):
 
     def answer(self, request: Frame) -> Buffers:
         return answer(request, self.code, self.ext, remark=str(self))
+
+
+_CODES: Mapping[Reason, int] = {
+    Reason.NOT_PERMITTED: ResponseCode.NO_PERMISSION,
+    Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
+    Reason.NO_GROUP: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    Reason.ILLEGAL_MESSAGE: ResponseCode.MESSAGE_ILLEGAL,
+    Reason.ILLEGAL: ResponseCode.SYSTEM_ERROR,
+    Reason.BAD_EXPRESSION: ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+    Reason.NOT_SUBSCRIBED: ResponseCode.SUBSCRIPTION_NOT_EXIST,
+    Reason.SUBSCRIPTION_NOT_LATEST: ResponseCode.SUBSCRIPTION_NOT_LATEST,
+    Reason.BUSY: ResponseCode.SYSTEM_BUSY,
+}
+
+
+def refused(refusal: Refusal) -> Refused:
+    """What the state refuses, as this door says it."""
+    return Refused(_CODES[refusal.reason], str(refusal))
 
 
 def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:

@@ -18,15 +18,14 @@ from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.frame import Frame, FrameError, FrameReader
 from ...protocol.message import encode_host
 from ..config import HELD_PULL_BYTES, KEPT_BEAT_BYTES, KEPT_FRAME_BYTES, LARGE_HOLDING_BYTES, TURN_S, WRITE_HIGH_BYTES
+from ..listening.client import Client, Decryption
+from ..sessions.events import Event, Question
 from ..sessions.memory import Memory
 from ..sessions.reports import Reports
+from . import events
 from .answers import Buffers, answer
 
 log = structlog.get_logger("rocketlet.connection")
-
-
-def is_loopback(address: str) -> bool:
-    return address == "::1" or address.startswith("127.")
 
 
 _numbers = itertools.count(1)
@@ -54,16 +53,7 @@ class Host(Protocol):
     def closed(self, connection: Connection) -> None: ...
 
 
-class Decryption(Protocol):
-    """What stands before a client's TLS."""
-
-    @property
-    def held_bytes(self) -> int: ...
-
-    def go_on(self) -> None: ...
-
-
-class Connection(asyncio.Protocol):
+class Connection(Client):
     """`active_s` is when it was last read from or written to, in the loop's time; `known` is what the check of accounts
     keeps of it. `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection.
     `beat`: the body of its last heartbeat, and what was read from it. `read_bytes` have come from the client, of TLS those
@@ -86,7 +76,6 @@ class Connection(asyncio.Protocol):
         "farewell",
         "heard_s",
         "held_pulls",
-        "is_encrypted",
         "is_external",
         "is_held",
         "is_left",
@@ -96,9 +85,6 @@ class Connection(asyncio.Protocol):
         "kept",
         "known",
         "number",
-        "peer",
-        "read_bytes",
-        "records",
     )
 
     def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
@@ -140,6 +126,14 @@ class Connection(asyncio.Protocol):
         self.is_encrypted = True
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+
+    def plain_refusal(self, data: bytes, remark: str) -> bytes:
+        try:
+            frames = FrameReader().feed(data)
+        except FrameError:
+            return b""
+        asked = [frame for frame in frames[:1] if not frame.is_response]
+        return b"".join(b"".join(answer(frame, ResponseCode.NO_PERMISSION, remark=remark)) for frame in asked)
 
     @property
     def is_closed(self) -> bool:
@@ -266,6 +260,12 @@ class Connection(asyncio.Protocol):
         else:
             transport.writelines(buffers)
             self._host.memory.count(self)
+
+    def tell(self, event: Event) -> None:
+        self.write([events.told(event)])
+
+    def ask(self, number: int, question: Question) -> None:
+        self.write([events.asked(number, question)])
 
     def when_read(self, action: Callable[[], None]) -> None:
         """Calls `action`, which writes, as soon as the client reads."""

@@ -21,17 +21,21 @@ from ...protocol.names import IllegalName
 from ...protocol.schema import BodyError
 from ...protocol.work import Work
 from ..access.acl import Acl
-from ..access.rules import Rule
 from ..broker import Broker
 from ..config import LARGE_REQUEST_BYTES, MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
 from ..nameserver.routes import Routes
 from ..running.histogram import Histogram
 from ..running.turns import Turns
+from ..sessions.refusal import Refusal
+from ..sessions.session import is_loopback
 from ..store.files import StoreError, StoreFull
 from ..store.flusher import Flusher
-from .answers import Buffers, Refused, Reply, answer, small
-from .connection import Connection, is_loopback
+from .answers import Buffers, Refused, Reply, answer, refused, small
+from .connection import Connection
+from .events import answered
+from .identification import authorize
 from .requests.sends import FULL_REMARK, REGION_EXT, Sends
+from .rules import Rule
 from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS, SENDS, WITH_BODY
 
 log = structlog.get_logger("rocketlet.dispatch")
@@ -112,7 +116,7 @@ class Dispatch:
                     break
                 if frame.flag & RESPONSE_FLAG:
                     if self._broker is not None:
-                        self._broker.clients.answer(connection, frame)
+                        self._broker.clients.answer(connection, frame.opaque, answered(frame))
                         began_s = time.perf_counter()
                     continue
                 is_large = len(frame.body) > LARGE_REQUEST_BYTES
@@ -155,7 +159,7 @@ class Dispatch:
     def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> None:
         try:
             if self._acl is not None:
-                self._acl.authorize(connection, frame, SENDS[frame.code], self._records)
+                authorize(self._acl, connection, frame, SENDS[frame.code], self._records)
             sends.stage(connection, frame)
         except Refused as refusal:
             refusal.ext = REGION_EXT
@@ -222,7 +226,7 @@ class Dispatch:
             if self._admin_is_local and rule.is_admin and frame.code not in OF_BROKERS:
                 _refuse_strangers(connection, frame)
             if self._acl is not None:
-                self._acl.authorize(connection, frame, rule, self._records)
+                authorize(self._acl, connection, frame, rule, self._records)
             if frame.body and frame.code not in WITH_BODY:
                 frame = frame._replace(body=b"")
             if self._flusher is not None:
@@ -256,6 +260,8 @@ class Dispatch:
 
     def _fault(self, connection: Connection, frame: Frame, error: Exception) -> Buffers:
         """The answer to a request that cannot be served: the client's fault, a full disk's, or a defect of ours."""
+        if isinstance(error, Refusal):
+            return refused(error).answer(frame)
         if isinstance(error, StoreFull):
             return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=FULL_REMARK + str(error))
         if isinstance(error, _CLIENT_FAULTS):

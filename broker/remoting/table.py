@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 
 from ...protocol.codes import RequestCode as Code
 from ...protocol.frame import Frame
-from ..access import rules
-from ..access.rules import ADMIN, KNOWN, Rule
 from ..broker import Broker
 from ..nameserver.routes import Routes
+from . import rules
 from .answers import Reply
 from .connection import Connection
 from .requests import (
@@ -32,6 +31,7 @@ from .requests import (
     transactions,
 )
 from .requests import name_server as nameserver
+from .rules import ADMIN, KNOWN, Rule
 
 BrokerHandler = Callable[[Broker, Connection, Frame], Reply]
 NameServerHandler = Callable[[Routes, Connection, Frame], Reply]

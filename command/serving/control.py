@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ...broker.config import BrokerConfig
-from ...broker.remoting.connection import is_loopback
+from ...broker.sessions.session import is_loopback
 
 if TYPE_CHECKING:  # loaded when a broker is controlled
     from ...testing.rig import Listening

@@ -11,9 +11,9 @@ import msgpack
 import orjson
 import pytest
 from rocketlet.broker.access.accounts import AclError
-from rocketlet.broker.access.rules import KNOWN, Rule
 from rocketlet.broker.config import RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.remoting.rules import KNOWN, Rule
 from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.broker.server import Server
 from rocketlet.client import BrokerRefused, Consumer, Producer, RocketletError

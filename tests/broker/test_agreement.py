@@ -8,10 +8,9 @@ import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_PEERS, PEER_IDLE_S, PROGRESS_S
 from rocketlet.broker.groups.foreign.agreement import Agreement, GivenElsewhere, Others
-from rocketlet.protocol.agreement import Members, decode_members, encode_members
+from rocketlet.protocol.agreement import Members, Word, decode_members, encode_members
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS
-from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.headers import AgreeOnMembers, read, write
 from rocketlet.protocol.schema import BodyError
 
@@ -217,20 +216,19 @@ class Said:
         self.clock = MovableClock(stands=True)
         self.away: list[str] = []
         self.agreement = Agreement("broker-a", self.clock, self._say, self.away.append)
-        self._make: Callable[[], Frame | None] = lambda: None
+        self._make: Callable[[], Word | None] = lambda: None
         self.failed: Callable[[bool], None] = lambda is_for_good: None
 
-    def _say(self, address: str, group: str, make: Callable[[], Frame | None], failed: Callable[[bool], None]) -> None:
+    def _say(self, address: str, group: str, make: Callable[[], Word | None], failed: Callable[[bool], None]) -> None:
         self._make, self.failed = make, failed
 
     def found(self, digest: str, *waiting: str) -> None:
         self.agreement.found("g", Others({"broker-b": ("host:1", digest)}, {}), waiting)
 
-    def word(self) -> tuple[AgreeOnMembers, Members] | None:
-        frame = self._make()
-        return (read(AgreeOnMembers, frame.ext), decode_members(frame.body)) if frame is not None else None
+    def word(self) -> Word | None:
+        return self._make()
 
-    def says(self) -> tuple[AgreeOnMembers, Members]:
+    def says(self) -> Word:
         word = self.word()
         assert word is not None
         return word

@@ -59,7 +59,7 @@ async def test_a_heartbeat_that_equals_the_last_one_does_all_that_it_did(node: N
     assert await members(wire) == ["c1"]
     await beat(wire, "c2")
     await beat(wire, "c1")
-    assert node.broker.clients.connection_of("c1") is node.broker.clients.connection_of("c2")
+    assert node.broker.clients.session_of("c1") is node.broker.clients.session_of("c2")
 
 
 async def test_a_group_without_members_is_an_error_with_an_empty_body(wire: Wire) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.owning.locks import Locks
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
@@ -189,7 +189,7 @@ async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connec
     assert group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE] == epoch
 
 
-def make_locks(folder: Path, clock: MovableClock, told: list[Connection] | None = None, end: int = 0) -> Locks:
+def make_locks(folder: Path, clock: MovableClock, told: list[Session] | None = None, end: int = 0) -> Locks:
     """Locks alone; who is told of a free queue is in `told`. end: where each queue ends."""
     return Locks(
         History(clock),
@@ -227,7 +227,7 @@ def test_a_queue_that_is_locked_and_unlocked_takes_few_calls(tmp_path: Path) -> 
 
 def test_a_lease_that_is_not_renewed_ends(tmp_path: Path) -> None:
     clock = MovableClock(stands=True)
-    told: list[Connection] = []
+    told: list[Session] = []
     locks = make_locks(tmp_path, clock, told)
     one, two = peer(), peer()
     request = LockRequest("c1", "g", (QUEUE,), True)

@@ -16,9 +16,10 @@ from rocketlet.broker.groups.foreign.agreement import Agreement, Others
 from rocketlet.broker.groups.member import Member
 from rocketlet.broker.groups.members import ConsumerGroup
 from rocketlet.broker.remoting.connection import Connection
+from rocketlet.protocol.agreement import Members, Word
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route
-from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
+from rocketlet.protocol.headers import AgreeOnMembers
 from rocketlet.protocol.subscription import Subscription
 from rocketlet.protocol.work import finish
 
@@ -58,6 +59,9 @@ async def peers() -> AsyncIterator[list[Peer]]:
             peer.answers.set()
 
 
+WORD = Word(AgreeOnMembers("g", "broker-a", 1, 0, False, "", ""), Members())
+
+
 class Said:
     """What became of a word to each peer."""
 
@@ -67,7 +71,7 @@ class Said:
 
     async def to(self, *peers: Peer) -> None:
         for peer in peers:
-            self._peers.say(peer.address, "g", lambda: Frame(RequestCode.AGREE_ON_MEMBERS), self._failing(peer))
+            self._peers.say(peer.address, "g", lambda: WORD, self._failing(peer))
         await eventually(lambda: not self._peers._due)
 
     def _failing(self, peer: Peer) -> Callable[[bool], None]:

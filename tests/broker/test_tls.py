@@ -15,10 +15,11 @@ from unittest.mock import Mock
 
 import pytest
 from rocketlet.broker.config import MAX_TLS_FILE_BYTES, RELOAD_INTERVAL_S
+from rocketlet.broker.listening import entrance as entrance_module
 from rocketlet.broker.listening import handshakes as handshakes_module
-from rocketlet.broker.listening import tls as tls_module
+from rocketlet.broker.listening.entrance import Entrance
 from rocketlet.broker.listening.handshakes import Handshakes
-from rocketlet.broker.listening.tls import Entrance, Tls, TlsError, TlsFiles
+from rocketlet.broker.listening.tls import Tls, TlsError, TlsFiles
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.running.turns import Turns
 from rocketlet.broker.server import Server
@@ -366,7 +367,7 @@ HELLO = bytes.fromhex("16030102000100 01fc0303")  # the beginning of one, whose 
 async def test_a_handshake_that_does_not_end_is_ended(
     nodes: Nodes, certificates: Certificates, raw: Any, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
-    monkeypatch.setattr(tls_module, "TLS_HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(entrance_module, "TLS_HANDSHAKE_TIMEOUT_S", 0.2)
     tls = Tls("permissive", certificates.files)
     node = await nodes.start(tls=tls)
     reader, writer = await raw(node)

@@ -16,11 +16,14 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.remoting import events
+from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.remoting.dispatch import Dispatch
 from rocketlet.broker.server import Server
-from rocketlet.broker.sessions.clients import Clients
+from rocketlet.broker.sessions.events import Event, Question
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language
+from rocketlet.protocol.frame import FrameReader
 from rocketlet.testing import Broker
 from rocketlet.testing.ports import free_port
 
@@ -85,7 +88,7 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """Notes the requests of foreign clients and to them, and the test's feature, if the test passes."""
     client = CLIENTS.get(request.module.__name__.rpartition(".")[2], JAVA_CLIENT)
     seen: set[tuple[int, str]] = set()
-    serve, tell, ask = Dispatch.serve, Clients.tell, Clients.ask
+    serve, tell, ask = Dispatch.serve, Connection.tell, Connection.ask
 
     def serving(dispatch: Dispatch, connection: Any, frames: list[Any]) -> None:
         for frame in frames:
@@ -93,17 +96,17 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
                 seen.add((frame.code, client))
         serve(dispatch, connection, frames)
 
-    def telling(clients: Clients, connection: Any, code: int, *arguments: Any) -> None:
-        seen.add((code, client))
-        tell(clients, connection, code, *arguments)
+    def telling(connection: Connection, event: Event) -> None:
+        seen.update((frame.code, client) for frame in FrameReader().feed(events.told(event)))
+        tell(connection, event)
 
-    def asking(clients: Clients, connection: Any, code: int, *arguments: Any, **by: Any) -> None:
-        seen.add((code, client))
-        ask(clients, connection, code, *arguments, **by)
+    def asking(connection: Connection, number: int, question: Question) -> None:
+        seen.update((frame.code, client) for frame in FrameReader().feed(events.asked(number, question)))
+        ask(connection, number, question)
 
     monkeypatch.setattr(Dispatch, "serve", serving)
-    monkeypatch.setattr(Clients, "tell", telling)
-    monkeypatch.setattr(Clients, "ask", asking)
+    monkeypatch.setattr(Connection, "tell", telling)
+    monkeypatch.setattr(Connection, "ask", asking)
     yield
     if request.node.stash.get(_passed, False):
         mark = request.node.get_closest_marker("feature")

@@ -20,12 +20,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from ....protocol.agreement import Members, encode_members
+from ....protocol.agreement import Members, Word
 from ....protocol.bodies import Route
-from ....protocol.codes import RequestCode
 from ....protocol.config import MAX_AGREED_LISTS
-from ....protocol.frame import Frame
-from ....protocol.headers import AgreeOnMembers, write
+from ....protocol.headers import AgreeOnMembers
 from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
 from ...clock import Clock
@@ -34,7 +32,7 @@ from ..members import ConsumerGroup
 from .given import MemberList
 
 Lists = Mapping[frozenset[str], MemberList]  # by the topics that a member subscribes to
-Say = Callable[[str, str, Callable[[], Frame | None], Callable[[bool], None]], None]
+Say = Callable[[str, str, Callable[[], Word | None], Callable[[bool], None]], None]
 
 
 class GivenElsewhere(NamedTuple):
@@ -297,13 +295,13 @@ class Agreement:
                 continue
             self._say(peer.address, name, self._maker(name, broker_name), self._failing(name, broker_name))
 
-    def _maker(self, name: str, broker_name: str) -> Callable[[], Frame | None]:
+    def _maker(self, name: str, broker_name: str) -> Callable[[], Word | None]:
         return lambda: self._word(name, broker_name)
 
     def _failing(self, name: str, broker_name: str) -> Callable[[bool], None]:
         return lambda is_for_good: self._failed(name, broker_name, is_for_good)
 
-    def _word(self, name: str, broker_name: str) -> Frame | None:
+    def _word(self, name: str, broker_name: str) -> Word | None:
         """What is to be said to a peer now; None if it knows that."""
         group = self._groups.get(name)
         peer = group.peers.get(broker_name) if group is not None else None
@@ -322,9 +320,7 @@ class Agreement:
         header = AgreeOnMembers(
             name, self._broker_name, peer.number, heard, is_news, peer.digest, self.token(broker_name)
         )
-        return Frame(
-            RequestCode.AGREE_ON_MEMBERS, ext=write(header), body=encode_members(Members(group.waiting, given))
-        )
+        return Word(header, Members(group.waiting, given))
 
     def _note(self, peer: _Peer) -> None:
         """A word that says something new: from its number on the peer knows it."""

@@ -17,9 +17,9 @@ from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
 from ...clock import Clock
 from ...config import DRAINED_WAIT_S, OWNERS_LOOK_S
-from ...remoting.connection import Connection
 from ...running.tasks import Tasks
 from ...running.turns import Turns
+from ...sessions.session import Session
 from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
 from .given import ALONE, Given, MemberList
@@ -59,11 +59,11 @@ class Allotment:
         self.owners = Owners()
         self.bound: set[str] = set()  # groups that have, or had, members who claim more than their own
         self._looked_s: dict[str, float] = {}  # when owners were looked for last
-        self._bound_until_s: dict[str, dict[Connection, float]] = {}  # who was told of itself alone before
+        self._bound_until_s: dict[str, dict[Session, float]] = {}  # who was told of itself alone before
 
     # What others ask
 
-    def is_bound(self, group: ConsumerGroup, connection: Connection, topic: str) -> bool:
+    def is_bound(self, group: ConsumerGroup, connection: Session, topic: str) -> bool:
         """Whether a foreign member claims more queues of a topic than its own."""
         had = self.given.of(group.name, connection)
         if had is ALONE or (had is None and group.is_uneven):  # it may have asked a run before
@@ -73,7 +73,7 @@ class Allotment:
         until_s = self._bound_until_s.get(group.name, {}).get(connection)
         return until_s is not None and self._clock.monotonic_s() < until_s
 
-    def is_anothers(self, name: str, connection: Connection, topic: str, queue_id: int) -> bool:
+    def is_anothers(self, name: str, connection: Session, topic: str, queue_id: int) -> bool:
         """Whether a foreign member claims a queue that is not its own."""
         group = self._groups.get(name) if name in self.bound else None
         member = group.foreign.get(connection) if group is not None else None
@@ -85,13 +85,13 @@ class Allotment:
             return True
         return owner not in (None, member.client_id)
 
-    def is_bystander(self, name: str, connection: Connection, topic: str, queue_id: int) -> bool:
+    def is_bystander(self, name: str, connection: Session, topic: str, queue_id: int) -> bool:
         """Whether a foreign member claims a queue that is not its own, and has nothing of it in its handlers."""
         return self.is_anothers(name, connection, topic, queue_id) and (
             self._watch.reader(name, topic, queue_id) is not connection
         )
 
-    def is_new_reader(self, name: str, connection: Connection, topic: str, queue_id: int) -> bool:
+    def is_new_reader(self, name: str, connection: Session, topic: str, queue_id: int) -> bool:
         """Whether a foreign member begins to read a queue that it has claimed for long, from an offset of then."""
         group = self._groups.get(name) if name in self.bound else None
         if group is None or connection not in group.foreign or not self.is_bound(group, connection, topic):
@@ -108,13 +108,13 @@ class Allotment:
 
     # What happens
 
-    def give(self, name: str, connection: Connection, client_id: str, members: MemberList) -> None:
+    def give(self, name: str, connection: Session, client_id: str, members: MemberList) -> None:
         """A member is given this list."""
         if self.given.of(name, connection) is ALONE and members is not ALONE:  # it drops the rest in a moment
             self._bound_until_s.setdefault(name, {})[connection] = self._clock.monotonic_s() + DRAINED_WAIT_S
         self.given.give(name, connection, client_id, members)
 
-    def keep(self, name: str, members: Container[Connection]) -> None:
+    def keep(self, name: str, members: Container[Session]) -> None:
         """Forgets those that are no members any more."""
         self.given.keep(name, members)
         now_s = self._clock.monotonic_s()

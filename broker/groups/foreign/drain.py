@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from ...clock import Timer
 from ...config import DRAIN_ROUNDS, MOVING_BYTES
-from ...remoting.connection import Connection
+from ...sessions.session import Session
 from ..member import Member
 
 Place = tuple[str, int]  # topic, queue id
@@ -28,19 +28,19 @@ class Drain:
     """
 
     began_s: float
-    moving: dict[Place, set[Connection]] = field(default_factory=dict)
-    waiting: dict[Connection, set[Place]] = field(default_factory=dict)
-    drained: dict[Connection, set[Place]] = field(default_factory=dict)
-    returning: dict[Connection, set[Place]] = field(default_factory=dict)
+    moving: dict[Place, set[Session]] = field(default_factory=dict)
+    waiting: dict[Session, set[Place]] = field(default_factory=dict)
+    drained: dict[Session, set[Place]] = field(default_factory=dict)
+    returning: dict[Session, set[Place]] = field(default_factory=dict)
     commits: dict[Place, int] = field(default_factory=dict)
-    kept: dict[Connection, None] = field(default_factory=dict)
+    kept: dict[Session, None] = field(default_factory=dict)
     gated: dict[Place, list[Callable[[], None]]] = field(default_factory=dict)
-    rounds: dict[Connection, dict[Place, int]] = field(default_factory=dict)
+    rounds: dict[Session, dict[Place, int]] = field(default_factory=dict)
     is_open: bool = True
     is_agreed: bool = True
     refuses_ours: bool = False
     timer: Timer | None = None
-    charged: dict[Connection, int] = field(default_factory=dict)
+    charged: dict[Session, int] = field(default_factory=dict)
 
     @property
     def is_drained(self) -> bool:
@@ -54,7 +54,7 @@ class Drain:
         """Whether messages of the queue are still handled by who loses it."""
         return any(place in places for places in self.waiting.values())
 
-    def dropped(self, connection: Connection, place: Place) -> list[Place]:
+    def dropped(self, connection: Session, place: Place) -> list[Place]:
         """Notes that a reader has come back to a queue; which others it reads no more, because another broker has told it of
         the change. Pulls of what moves are answered at once, so it comes back to all that it reads equally often."""
         rounds = self.rounds.setdefault(connection, {})
@@ -63,7 +63,7 @@ class Drain:
             return []
         return [other for other in self.waiting.get(connection, ()) if rounds.get(other, count) <= count - DRAIN_ROUNDS]
 
-    def keep(self, members: Container[Connection]) -> None:
+    def keep(self, members: Container[Session]) -> None:
         """Forgets readers that are no members any more."""
         for of_readers in (self.waiting, self.drained, self.rounds):
             for reader in [reader for reader in of_readers if reader not in members]:
@@ -83,7 +83,7 @@ class Drain:
         self.moving = {}
         self.charge()
 
-    def waited_for(self, members: Mapping[Connection, Member]) -> Iterator[str]:
+    def waited_for(self, members: Mapping[Session, Member]) -> Iterator[str]:
         """The client ids of those that are drained."""
         return (members[connection].client_id for connection in self.waiting if connection in members)
 
@@ -100,8 +100,8 @@ class Found:
     then. retry_queues: of the group, on all brokers. taken: how much of it is counted."""
 
     owners: dict[str, list[str]] = field(default_factory=dict)
-    losing: list[tuple[Place, Connection]] = field(default_factory=list)
-    letting_go: set[tuple[Place, Connection]] = field(default_factory=set)
+    losing: list[tuple[Place, Session]] = field(default_factory=list)
+    letting_go: set[tuple[Place, Session]] = field(default_factory=set)
     retry_queues: int = 0
     taken: int = 0
 

@@ -37,9 +37,9 @@ from ...config import (
     LimitExceeded,
 )
 from ...messages.held_pulls import HeldPulls
-from ...remoting.connection import Connection
 from ...running.tasks import Tasks
 from ...running.turns import Turns
+from ...sessions.session import Session
 from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
 from .agreement import Agreement, GivenElsewhere, Say
@@ -50,8 +50,8 @@ from .owners import owners_of
 
 log = structlog.get_logger("rocketlet.groups")
 
-_Claims = dict[int, list[Connection]]  # of a topic's queues here
-Tell = Callable[[ConsumerGroup, Iterable[Connection]], None]
+_Claims = dict[int, list[Session]]  # of a topic's queues here
+Tell = Callable[[ConsumerGroup, Iterable[Session]], None]
 
 
 class Draining:
@@ -71,7 +71,7 @@ class Draining:
         turns: Turns,
         tell: Tell,
         say: Say,
-        on_drained: Callable[[str, Place, Connection], None],
+        on_drained: Callable[[str, Place, Session], None],
     ) -> None:
         self._broker_name = broker_name
         self._groups = groups
@@ -109,7 +109,7 @@ class Draining:
         drain = self._drains.get(group)
         return drain is not None and not drain.is_over
 
-    def is_kept_back(self, group: str, connection: Connection) -> bool:
+    def is_kept_back(self, group: str, connection: Session) -> bool:
         """Whether this foreign member is to be told of the group's change later; it will be."""
         drain = self._drains.get(group)
         if drain is None or self._may_know(group, drain, connection, self.agreement.lets_tell):
@@ -117,7 +117,7 @@ class Draining:
         drain.kept[connection] = None
         return True
 
-    def _may_know(self, name: str, drain: Drain, connection: Connection, lets: Callable[[str, str], bool]) -> bool:
+    def _may_know(self, name: str, drain: Drain, connection: Session, lets: Callable[[str, str], bool]) -> bool:
         """Whether nobody waits for a member: no reader of queues here, nor another broker, by what it `lets`."""
         if drain.is_open or connection in drain.waiting:
             return False
@@ -125,7 +125,7 @@ class Draining:
         member = group.members.get(connection) if group is not None else None
         return drain.is_agreed or member is None or lets(name, member.client_id)
 
-    def given(self, group: ConsumerGroup, connection: Connection) -> list[str]:
+    def given(self, group: ConsumerGroup, connection: Session) -> list[str]:
         """The list of members that a member gets. A reader that is being drained gets the one that it had; it drops queues
         by what it is given here."""
         members = group.list_for(connection)
@@ -147,7 +147,7 @@ class Draining:
             self.agreement.gave(group.name, member.client_id)
         return members.told(member.client_id)
 
-    def _give(self, name: str, connection: Connection, client_id: str, members: MemberList) -> None:
+    def _give(self, name: str, connection: Session, client_id: str, members: MemberList) -> None:
         self.allotment.give(name, connection, client_id, members)
         drain = self._drains.get(name)
         if drain is not None:  # by this list it may read again what it has let go of
@@ -166,7 +166,7 @@ class Draining:
             return True
         return False
 
-    def holds_back(self, connection: Connection, header: PullMessage) -> bool:
+    def holds_back(self, connection: Session, header: PullMessage) -> bool:
         """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
         drain = self._drains.get(header.consumer_group)
         if drain is None or connection not in drain.moving.get(place := (header.topic, header.queue_id), ()):
@@ -183,10 +183,10 @@ class Draining:
         # One that was told of itself only comes back until it has handled all, and is parked then.
         return place in drain.waiting.get(connection, ()) or not self._is_alone(header.consumer_group, connection)
 
-    def _is_alone(self, name: str, connection: Connection) -> bool:
+    def _is_alone(self, name: str, connection: Session) -> bool:
         return self._given.of(name, connection) is ALONE
 
-    def is_gated(self, connection: Connection, header: PullMessage) -> bool:
+    def is_gated(self, connection: Session, header: PullMessage) -> bool:
         """Whether this pull is of a queue's next reader, who waits until the earlier one is done; or of a member that claims
         queues by a list of a run before, while it is not known whose they are."""
         name, place = header.consumer_group, (header.topic, header.queue_id)
@@ -404,7 +404,7 @@ class Draining:
 
     def _losing(
         self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: _Claims
-    ) -> Iterator[tuple[Place, Connection]]:
+    ) -> Iterator[tuple[Place, Session]]:
         """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more."""
         for queue_id in range(here):
             place = topic, queue_id
@@ -416,7 +416,7 @@ class Draining:
 
     def _letting_go(
         self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: _Claims
-    ) -> Iterator[tuple[Place, Connection]]:
+    ) -> Iterator[tuple[Place, Session]]:
         """Who is drained of what, and by its last list is not the reader any more: it drops the queue, now or soon."""
         for queue_id in range(here):
             place = topic, queue_id
@@ -427,7 +427,7 @@ class Draining:
                 ):
                     yield place, connection
 
-    def _last_reader(self, group: ConsumerGroup, place: Place, claims: _Claims) -> Iterator[Connection]:
+    def _last_reader(self, group: ConsumerGroup, place: Place, claims: _Claims) -> Iterator[Session]:
         """Who pulled last, unless it was given a list since, which says that the queue is another's."""
         reader = self._watch.reader(group.name, *place)
         if reader is not None and reader in group.foreign:
@@ -435,7 +435,7 @@ class Draining:
             if had is ALONE or (had is None and place[1] not in claims):
                 yield reader
 
-    def _drained(self, name: str, drain: Drain, connection: Connection, place: Place) -> None:
+    def _drained(self, name: str, drain: Drain, connection: Session, place: Place) -> None:
         """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
         places = drain.waiting[connection]
         places.discard(place)

@@ -14,7 +14,7 @@ from ....protocol.allocation import AVG
 from ....protocol.names import sorted_ids
 from ....protocol.queue import Queue
 from ...config import MAX_GIVEN_IDS
-from ...remoting.connection import Connection
+from ...sessions.session import Session
 
 
 class MemberList:
@@ -40,7 +40,7 @@ class MemberList:
 
 ALONE: Final = MemberList([])  # each is told of itself only, and claims all queues of its topics (`allotment`)
 
-_Connections = dict[Connection, None]
+_Connections = dict[Session, None]
 _Readers = dict[str, _Connections]  # of one list, by client id
 
 
@@ -50,11 +50,11 @@ class Given:
 
     def __init__(self) -> None:
         self._lists: dict[str, dict[MemberList, _Readers]] = {}
-        self._of: dict[str, dict[Connection, tuple[MemberList, str]]] = {}
+        self._of: dict[str, dict[Session, tuple[MemberList, str]]] = {}
         self._age: OrderedDict[MemberList, str] = OrderedDict()
         self._ids = 0
 
-    def give(self, group: str, connection: Connection, client_id: str, members: MemberList) -> None:
+    def give(self, group: str, connection: Session, client_id: str, members: MemberList) -> None:
         self.forget(group, connection)
         lists = self._lists.setdefault(group, {})
         if members not in lists:
@@ -67,12 +67,12 @@ class Given:
         while self._ids > MAX_GIVEN_IDS and len(self._age) > 1:
             self._forget_oldest()
 
-    def of(self, group: str, connection: Connection) -> MemberList | None:
+    def of(self, group: str, connection: Session) -> MemberList | None:
         """The list that a member was given last; None if it was given none."""
         found = self._of.get(group, {}).get(connection)
         return found[0] if found else None
 
-    def forget(self, group: str, connection: Connection) -> None:
+    def forget(self, group: str, connection: Session) -> None:
         members, client_id = self._of.get(group, {}).pop(connection, (None, ""))
         if members is None:
             return
@@ -88,7 +88,7 @@ class Given:
             self._drop(group, members)
         self._of.pop(group, None)
 
-    def keep(self, group: str, members: Container[Connection]) -> None:
+    def keep(self, group: str, members: Container[Session]) -> None:
         """Forgets those that are no members any more."""
         for connection in [item for item in self._of.get(group, ()) if item not in members]:
             self.forget(group, connection)

@@ -34,8 +34,8 @@ from ...config import (
     PLACE_BYTES,
     STANDSTILL_S,
 )
-from ...remoting.connection import Connection
 from ...running.jobs import Job
+from ...sessions.session import Session
 from ...store.ledger import Change, Former, Key, Ledger
 from ..history import History
 
@@ -49,14 +49,14 @@ class Lock:
     its owner has pulled."""
 
     client_id: str
-    connection: Connection | None
+    connection: Session | None
     epoch: int
     handover: bool
     renewed_s: float
     has_pulled: bool = False
     has_committed: bool = False
     former_end: int | None = None
-    waiters: dict[Connection, None] = field(default_factory=dict)
+    waiters: dict[Session, None] = field(default_factory=dict)
 
     def is_over(self, now_s: float) -> bool:
         return now_s - self.renewed_s > (HANDOVER_LEASE_S if self.handover else LOCK_LEASE_S)
@@ -75,10 +75,10 @@ class Locks:
         path: Path,
         clock: Clock,
         *,
-        on_free: Callable[[Connection, str], None],
+        on_free: Callable[[Session, str], None],
         on_change: Callable[[], None],
         is_held_back: Callable[[str, str, int], bool],
-        is_anothers: Callable[[str, Connection, str, int], bool],
+        is_anothers: Callable[[str, Session, str, int], bool],
         queues_of: Callable[[str], int],
         end_of: Callable[[str, int], int],
     ) -> None:
@@ -86,8 +86,8 @@ class Locks:
         self._clock = clock
         self._locks: dict[Key, Lock] = {}
         self._of_group: dict[str, dict[Key, None]] = {}
-        self._keys: dict[Connection, dict[Key, None]] = {}  # that a connection owned or waited for
-        self._left: dict[Connection, dict[str, None]] = {}  # the groups that foreign members have left
+        self._keys: dict[Session, dict[Key, None]] = {}  # that a connection owned or waited for
+        self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
         self._on_free = on_free
         self._on_change = on_change
         self._is_held_back = is_held_back
@@ -128,7 +128,7 @@ class Locks:
         # again within 20 s.
         return (line for key, lock in locks if lock.handover for line in _lines(key, lock)), self._epoch
 
-    def lock(self, request: LockRequest, connection: Connection) -> dict[Queue, int]:
+    def lock(self, request: LockRequest, connection: Session) -> dict[Queue, int]:
         """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
         if request.group in self._left.get(connection, ()) and not request.handover:
             return {}  # asked for by a Java member that has unregistered meanwhile
@@ -141,7 +141,7 @@ class Locks:
         self._ledger.write()
         return epochs
 
-    def _lock_one(self, request: LockRequest, queue: Queue, connection: Connection, now_s: float) -> int | None:
+    def _lock_one(self, request: LockRequest, queue: Queue, connection: Session, now_s: float) -> int | None:
         key = (request.group, queue.topic, queue.queue_id)
         lock = self._locks.get(key)
         if lock is not None and not lock.is_over(now_s):
@@ -184,7 +184,7 @@ class Locks:
         self._note("locked", key, fresh)
         return fresh.epoch
 
-    def unlock(self, request: LockRequest, connection: Connection) -> list[str]:
+    def unlock(self, request: LockRequest, connection: Session) -> list[str]:
         """Frees the client's own locks, not those of others. Returns a text that names the queues that were not its own."""
         faults: list[str] = []
         for queue in request.queues:
@@ -205,7 +205,7 @@ class Locks:
         self._ledger.write()
         return faults
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: Session) -> None:
         """The connection is gone, and its waiting with it. If the client has ended it, its leases end, too. Otherwise the
         client may not know, so they last as long as it may believe in them; it can come back as after a restart."""
         keys = self._keys.pop(connection, {})
@@ -225,14 +225,14 @@ class Locks:
                 else:
                     lock.connection = None
 
-    def let_go(self, group: str, topic: str, queue_id: int, connection: Connection) -> None:
+    def let_go(self, group: str, topic: str, queue_id: int, connection: Session) -> None:
         """A foreign reader has handled all of a queue that moves away from it. Apache's Go client does not unlock what it
         drops (pushConsumer.removeUnnecessaryMessageQueue), which would keep the next reader out for 60 s."""
         lock = self._locks.get((group, topic, queue_id))
         if lock is not None and not lock.handover and lock.connection is connection:
             self._free((group, topic, queue_id), "unlocked")
 
-    def leave(self, connection: Connection, group: str, *, is_foreign: bool) -> None:
+    def leave(self, connection: Session, group: str, *, is_foreign: bool) -> None:
         """A member unregisters: frees what it has not unlocked. A foreign one locks nothing more."""
         for key in list(self._keys.get(connection, ())):
             lock = self._locks.get(key)
@@ -246,7 +246,7 @@ class Locks:
             if len(left) > MAX_MEMBERSHIPS:
                 self.join(connection, next(iter(left)))
 
-    def join(self, connection: Connection, group: str) -> None:
+    def join(self, connection: Session, group: str) -> None:
         """A heartbeat: the member may lock, also if it had left the group."""
         left = self._left.get(connection)
         if left is not None and group in left:
@@ -255,7 +255,7 @@ class Locks:
             if not left:
                 del self._left[connection]
 
-    def renew(self, connections: Iterable[Connection]) -> None:
+    def renew(self, connections: Iterable[Session]) -> None:
         """All leases of these clients last anew, as by a renewal of each."""
         now_s, living = self._clock.monotonic_s(), set(connections)
         self._awake_s = now_s
@@ -289,7 +289,7 @@ class Locks:
         self._awake_s = now_s
         return now_s
 
-    def commit_fault(self, group: str, queue: tuple[str, int], connection: Connection, epoch: int | None) -> str | None:
+    def commit_fault(self, group: str, queue: tuple[str, int], connection: Session, epoch: int | None) -> str | None:
         """Why a commit may not be stored; None if it may. Only leases fence commits."""
         lock = self._locks.get((group, queue[0], queue[1]))
         if lock is None or not lock.handover:
@@ -356,17 +356,17 @@ class Locks:
             self._history.add(group, "first commit", lock.client_id, topic=topic, queue=queue_id, offset=offset)
         return offset
 
-    def has_lease(self, group: str, topic: str, queue_id: int, connection: Connection) -> bool:
+    def has_lease(self, group: str, topic: str, queue_id: int, connection: Session) -> bool:
         """Whether a Rocketlet member other than this one owns the queue."""
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.handover and lock.connection is not connection
 
-    def is_leased_to(self, group: str, topic: str, queue_id: int, connection: Connection) -> bool:
+    def is_leased_to(self, group: str, topic: str, queue_id: int, connection: Session) -> bool:
         """Whether this Rocketlet member owns the queue."""
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.handover and lock.connection is connection
 
-    def is_owner(self, group: str, topic: str, queue_id: int, connection: Connection) -> bool:
+    def is_owner(self, group: str, topic: str, queue_id: int, connection: Session) -> bool:
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.connection is connection
 
@@ -380,7 +380,7 @@ class Locks:
         """Client id by topic and queue id."""
         return {key[1:]: self._locks[key].client_id for key in self._of_group.get(group, ())}
 
-    def _has_room(self, connection: Connection, key: Key, former: Lock | None) -> bool:
+    def _has_room(self, connection: Session, key: Key, former: Lock | None) -> bool:
         """Whether another lock may be kept."""
         keys = self._keys.get(connection, {})
         is_full = former is None and len(self._locks) >= MAX_LOCKS
@@ -394,7 +394,7 @@ class Locks:
             log.warning("locks_refused", group=key[0], peer=connection.peer, limit=limit, hint=hint)
         return False
 
-    def _wait(self, connection: Connection, key: Key, lock: Lock) -> None:
+    def _wait(self, connection: Session, key: Key, lock: Lock) -> None:
         """Puts a member in line. Of too many, the others ask again by themselves."""
         keys = self._keys.get(connection, {})
         is_full = self._waiting >= MAX_LOCK_WAITERS or (key not in keys and len(keys) >= MAX_LOCKS_OF_CONNECTION)
@@ -403,13 +403,13 @@ class Locks:
             self._waiting += 1
             self._note_key(connection, key)
 
-    def _note_key(self, connection: Connection, key: Key) -> None:
+    def _note_key(self, connection: Session, key: Key) -> None:
         keys = self._keys.setdefault(connection, {})
         if key not in keys:
             keys[key] = None
             connection.charge(PLACE_BYTES)
 
-    def _forget_key(self, connection: Connection | None, key: Key) -> None:
+    def _forget_key(self, connection: Session | None, key: Key) -> None:
         keys = self._keys.get(connection) if connection is not None else None
         if connection is not None and keys is not None and key in keys:
             del keys[key]
@@ -443,7 +443,7 @@ class Locks:
         self._history.changed_hands(event, key, lock.client_id, lock.epoch)
 
 
-def _is_its_own(lock: Lock, connection: Connection, epoch: int | None) -> bool:
+def _is_its_own(lock: Lock, connection: Session, epoch: int | None) -> bool:
     """Whether a client of the owner's id is the owner, or Apache's locks, which know only the id.
 
     An id alone may be copied, or of a client whose former socket has not closed yet: it has to wait. Who names the epoch was

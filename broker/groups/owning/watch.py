@@ -14,7 +14,7 @@ import structlog
 from ....protocol.work import LOOKS, Work
 from ...clock import Clock
 from ...config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S, PLACE_BYTES, WATCHED_PER_S
-from ...remoting.connection import Connection
+from ...sessions.session import Session
 from ..history import History
 from ..member import Member
 from ..members import ConsumerGroups
@@ -35,15 +35,15 @@ class Watch:
         self._queues_of = queues_of
         self._clock = clock
         # the connection that pulled last, another before it, and since when it is the last
-        self._readers: dict[_Key, tuple[Connection | None, Connection | None, float]] = {}
-        self._keys: dict[Connection, set[_Key]] = {}
+        self._readers: dict[_Key, tuple[Session | None, Session | None, float]] = {}
+        self._keys: dict[Session, set[_Key]] = {}
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
         self._due_s = float("-inf")
         self.double_readers = 0
         self.orphans = 0
 
-    def pulled(self, connection: Connection, group: str, topic: str, queue_id: int) -> None:
+    def pulled(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
         key = (group, topic, queue_id)
         last, before, since_s = self._readers.get(key, (None, None, 0.0))
         if last is connection:
@@ -66,27 +66,27 @@ class Watch:
                 both = f"{members[last].client_id} and {members[connection].client_id}"
                 self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
 
-    def reader(self, group: str, topic: str, queue_id: int) -> Connection | None:
+    def reader(self, group: str, topic: str, queue_id: int) -> Session | None:
         """The connection that pulled last."""
         found = self._readers.get((group, topic, queue_id))
         return found[0] if found else None
 
-    def let_go(self, connection: Connection, group: str, topic: str, queue_id: int) -> None:
+    def let_go(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
         """It has handled all of a queue that moves away from it."""
         if self.reader(group, topic, queue_id) is connection:
             self._readers[group, topic, queue_id] = (None, None, self._clock.monotonic_s())
 
-    def read_by(self, connection: Connection, group: str) -> list[tuple[str, int]]:
+    def read_by(self, connection: Session, group: str) -> list[tuple[str, int]]:
         """The queues of a group that this connection pulled last, as topic and queue id."""
         keys = self._keys.get(connection, ())
         return [key[1:] for key in keys if key[0] == group and self.reader(*key) is connection]
 
-    def reads(self, connection: Connection, group: str) -> bool:
+    def reads(self, connection: Session, group: str) -> bool:
         """Whether there are any. Asked more often, and of connections with very many."""
         keys = self._keys.get(connection, ())
         return any(key[0] == group and self.reader(*key) is connection for key in keys)
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: Session) -> None:
         """The connection is closed and reads nothing any more."""
         keys = self._keys.pop(connection, set())
         connection.charge(-PLACE_BYTES * len(keys))

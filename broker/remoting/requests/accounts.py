@@ -21,6 +21,7 @@ from ...access.file import AclFile
 from ...broker import Broker
 from ..answers import Buffers, Refused, answer, small
 from ..connection import Connection
+from ..identification import identify as prove
 
 log = structlog.get_logger("rocketlet.acl")
 
@@ -110,7 +111,7 @@ def acl_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 def identify(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     if broker.acl is None:
         raise Refused(ResponseCode.NO_PERMISSION, "this broker has no accounts; nobody needs to identify itself")
-    broker.acl.identify(connection, frame)
+    prove(broker.acl, connection, frame)
     return answer(frame)
 
 

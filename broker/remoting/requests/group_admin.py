@@ -14,7 +14,7 @@ from ....protocol import admin_bodies, bodies, group_config, names
 from ....protocol.admin_bodies import ConnectedClient, Progress, ProgressColumns
 from ....protocol.codes import Language, RequestCode, ResponseCode
 from ....protocol.config import MAX_TABLE_BYTES
-from ....protocol.frame import Ext, Frame
+from ....protocol.frame import Frame
 from ....protocol.group_config import encode_group, group_json
 from ....protocol.headers import (
     AskMember,
@@ -34,13 +34,13 @@ from ....protocol.headers import (
 from ....protocol.message import decode_host
 from ....protocol.queue import Queue
 from ....protocol.schema import BodyError
-from ....protocol.signature import CREDENTIALS
 from ....protocol.work import LOOKS, SLICE, Work, listed
 from ...broker import Broker
 from ...config import MAX_ASKED_AT_ONCE, MAX_STATUSES_BYTES
 from ...groups.member import Member
 from ...groups.members import ConsumerGroup as Group
 from ...messages.statistics import GOT
+from ...sessions.events import Answer, Asked, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
 from ...store.consume_queue import ConsumeQueue
 from ..answers import Buffers, answer
 from ..connection import Connection
@@ -221,17 +221,11 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[B
         remark = f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic}"
         return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
     is_cpp = frame.language == Language.CPP
-    body = (admin_bodies.encode_offsets_for_cpp if is_cpp else admin_bodies.encode_offsets)(offsets)
-    ext: Ext = {
-        "topic": header.topic,
-        "group": header.group,
-        "timestamp": header.timestamp,
-        "isForce": header.is_force,
-    }
+    event = OffsetsReset(header.topic, header.group, header.timestamp, header.is_force, offsets, is_cpp)
     for queue in offsets:
         broker.offsets.let_go_back(header.group, header.topic, queue.queue_id)
     for member in list(group.members):
-        broker.clients.tell(member, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+        member.tell(event)
         yield
     log.info("offsets_reset", group=header.group, topic=header.topic, members=len(group.members))
     return answer(frame, body=admin_bodies.encode_offsets(offsets))
@@ -265,11 +259,11 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
         remark = f"the group {header.group} has {len(asked)} members; {MAX_ASKED_AT_ONCE} are asked at once, name one"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
 
-    def answered(client_id: str, reply: Frame | None) -> None:
+    def answered(client_id: str, reply: Answer | None) -> None:
         nonlocal size
         waiting.discard(client_id)
         size += len(reply.body) if reply is not None else 0
-        if reply is not None and reply.code == 0 and size <= MAX_STATUSES_BYTES:
+        if reply is not None and reply.is_ok and size <= MAX_STATUSES_BYTES:
             try:
                 offsets[client_id] = admin_bodies.decode_client_status(reply.body)
             except BodyError as error:
@@ -278,10 +272,9 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
         if not waiting:
             connection.write(answer(frame, body=admin_bodies.encode_consumer_status(offsets)))
 
-    ext = {"topic": header.topic, "group": header.group}
+    question = OffsetsWanted(header.group, header.topic)
     for client_id, peer in asked.items():
-        code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
-        broker.clients.ask(peer, code, ext, b"", partial(answered, client_id), by=connection)
+        broker.clients.ask(peer, question, partial(answered, client_id), by=connection)
     return None
 
 
@@ -295,19 +288,16 @@ def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | N
     if member is None:
         remark = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    ext = {
-        name: value for name, value in frame.ext.items() if name not in CREDENTIALS
-    }  # whoever gets them could use them
-    body = b""
+    fields = dict(frame.ext)
+    record: bytes | None = None
     if frame.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
-        ext["brokerName"] = broker.config.name
+        fields["brokerName"] = broker.config.name
         record = broker.store.record_bytes_at(_position_in(header.msg_id))
         if record is None:
             remark = f"no message has the id {header.msg_id}"
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-        body = record
 
-    def answered(reply: Frame | None) -> None:
+    def answered(reply: Answer | None) -> None:
         if reply is not None and len(reply.body) > MAX_TABLE_BYTES:
             remark = f"the answer of {header.client_id} has {len(reply.body)} bytes; {MAX_TABLE_BYTES} are passed on"
             connection.write(answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark))
@@ -315,10 +305,20 @@ def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | N
             remark = f"consumer <{header.consumer_group}> <{header.client_id}> did not answer in time"
             connection.write(answer(frame, ResponseCode.CONSUME_MSG_TIMEOUT, remark=remark))
         else:
-            connection.write(answer(frame, reply.code, dict(reply.ext), reply.body, reply.remark))
+            connection.write(_passed_on(frame, reply))
 
-    broker.clients.ask(member, frame.code, ext, body, answered, by=connection)
+    asked = Asked(header.consumer_group, header.client_id, fields)
+    question = RunningWanted(asked) if record is None else HandlingWanted(asked, record)
+    broker.clients.ask(member, question, answered, by=connection)
     return None
+
+
+def _passed_on(request: Frame, reply: Answer) -> Buffers:
+    """The answer of a member, which may have come in by another door."""
+    if isinstance(reply.detail, Frame):
+        came = reply.detail
+        return answer(request, came.code, dict(came.ext), came.body, came.remark)
+    return answer(request, ResponseCode.SUCCESS if reply.is_ok else ResponseCode.SYSTEM_ERROR, body=reply.body)
 
 
 def _position_in(message_id: str | None) -> int:

@@ -19,8 +19,9 @@ from ....protocol.subscription import SQL92, TAG
 from ...broker import Broker
 from ...groups.member import shape_of
 from ...groups.members import ConsumerGroup
+from ...sessions.refusal import Refusal
 from ...store.files import StoreFull
-from ..answers import Buffers, Refused, answer, small
+from ..answers import Buffers, answer, refused, small
 from ..connection import Connection
 from .offsets import fence_fault, is_foreign_member, offset_fault, store_offset
 
@@ -250,6 +251,6 @@ def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 def _checked(broker: Broker, frame: Frame, expression: str) -> Buffers:
     try:
         broker.filters.find(expression)
-    except Refused as refusal:
-        return refusal.answer(frame)
+    except Refusal as refusal:
+        return refused(refusal).answer(frame)
     return answer(frame)

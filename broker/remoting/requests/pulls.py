@@ -35,9 +35,10 @@ from ...config import (
 from ...groups.foreign.draining import has_handled_all
 from ...messages.held_pulls import HeldPull
 from ...messages.sql_filter import Filter
+from ...sessions.refusal import Refusal
 from ...store.consume_queue import ConsumeQueue
 from ...store.files import StoreError, StoreFull
-from ..answers import Buffers, Refused, answer, answer_pieces, small
+from ..answers import Buffers, Refused, answer, answer_pieces, refused, small
 from ..connection import Connection
 from .offsets import fence_fault, is_foreign_member, offset_fault, store_offset
 from .subscriptions import ask_for_versions
@@ -127,6 +128,8 @@ def _look_again(broker: Broker, connection: Connection, frame: Frame, header: Pu
         reply = _pull(broker, connection, frame, header, attempt)
     except Refused as refusal:
         reply = refusal.answer(frame)
+    except Refusal as refusal:
+        reply = refused(refusal).answer(frame)
     except (StoreError, MessageError, LimitExceeded) as error:  # outside of the dispatch, which would say it
         reply = answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
     if reply is not None:

@@ -8,11 +8,12 @@ from ....protocol import properties as props
 from ....protocol.codes import RequestCode, ResponseCode
 from ....protocol.config import MAX_BODY_BYTES
 from ....protocol.frame import Ext, Frame
-from ....protocol.headers import PushReply, SendMessage, read, read_send_v2, write
+from ....protocol.headers import PushReply, SendMessage, read, read_send_v2
 from ....protocol.message import decode_host, offset_id
 from ....protocol.names import reply_topic
 from ...broker import Broker
 from ...config import REGION
+from ...sessions.events import Answer, ReplyWanted
 from ..answers import Buffers, answer, small
 from ..connection import Connection
 from .sends import property_bytes, too_large
@@ -47,13 +48,13 @@ def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers 
         "MSG_REGION": REGION,
         "TRACE_ON": "true",
     }
-    waiting = broker.clients.connection_of(client_id)
+    waiting = broker.clients.session_of(client_id)
     if waiting is None or waiting.is_closed:
         remark = f"push reply message fail, channel of <{client_id}> not found."
         return answer(frame, ResponseCode.SYSTEM_ERROR, ext, remark=remark)
 
-    def answered(reply: Frame | None) -> None:
-        code = ResponseCode.SUCCESS if reply is not None and reply.code == 0 else ResponseCode.SYSTEM_ERROR
+    def answered(reply: Answer | None) -> None:
+        code = ResponseCode.SUCCESS if reply is not None and reply.is_ok else ResponseCode.SYSTEM_ERROR
         remark = None if code == 0 else f"push reply message to {client_id}fail."
         failed = partial(answer, frame, ResponseCode.SERVICE_NOT_AVAILABLE, ext, remark="the reply may not be stored")
         write_answer = partial(connection.write, answer(frame, code, ext, remark=remark))
@@ -61,7 +62,7 @@ def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers 
 
     push = _push(header, text, _host(connection.born_host), _host(store.store_host), now_ms)
     body, frame = frame.body, small(frame)  # the answer may be long in coming
-    broker.clients.ask(waiting, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(push), body, answered, by=connection)
+    broker.clients.ask(waiting, ReplyWanted(push, body), answered, by=connection)
     return None
 
 

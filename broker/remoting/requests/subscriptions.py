@@ -13,12 +13,10 @@ from functools import partial
 import structlog
 
 from ....protocol.admin_answers import decode_running
-from ....protocol.codes import RequestCode
-from ....protocol.frame import Frame
-from ....protocol.headers import AskMember, write
 from ....protocol.schema import BodyError
 from ...broker import Broker
 from ...config import MAX_RUNNING_INFO_BYTES, LimitExceeded
+from ...sessions.events import Answer, Asked, RunningWanted
 from ..connection import Connection
 
 log = structlog.get_logger("rocketlet.groups")
@@ -29,16 +27,16 @@ def ask_for_versions(broker: Broker, connection: Connection, group_name: str) ->
     group = broker.groups.get(group_name)
     member = group.foreign.get(connection) if group else None
     if member is not None and not broker.clients.is_asked(connection):
-        ext = write(AskMember(group_name, member.client_id))
+        question = RunningWanted(Asked(group_name, member.client_id, {}))
         answered = partial(_answered, broker, connection, group_name)
         with suppress(LimitExceeded):
-            broker.clients.ask(connection, RequestCode.GET_CONSUMER_RUNNING_INFO, ext, b"", answered, by=connection)
+            broker.clients.ask(connection, question, answered, by=connection)
 
 
-def _answered(broker: Broker, connection: Connection, group_name: str, reply: Frame | None) -> None:
+def _answered(broker: Broker, connection: Connection, group_name: str, reply: Answer | None) -> None:
     group = broker.groups.get(group_name)
     member = group.foreign.get(connection) if group else None
-    if group is None or member is None or reply is None or reply.code or len(reply.body) > MAX_RUNNING_INFO_BYTES:
+    if group is None or member is None or reply is None or not reply.is_ok or len(reply.body) > MAX_RUNNING_INFO_BYTES:
         return
     try:
         running = decode_running(reply.body)

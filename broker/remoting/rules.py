@@ -16,17 +16,11 @@ from ...protocol.extents import decode_topics
 from ...protocol.frame import Frame
 from ...protocol.headers import EndTransaction, LogOffset, SendBack, read
 from ...protocol.message import Record
-from .accounts import Permission
+from ..access.accounts import Permission
+from ..access.needs import Need, group, topic
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 _new_tuple = tuple.__new__
-
-
-class Need(NamedTuple):
-    """`resource`: a topic, or the retry topic of a group, as in the accounts."""
-
-    resource: str
-    permission: Permission
 
 
 class Records(Protocol):
@@ -52,15 +46,6 @@ ADMIN = Rule(is_admin=True)
 
 def needing(needs: Needs) -> Rule:
     return Rule(False, needs)
-
-
-def topic(name: str, permission: Permission) -> Need:
-    """A topic; of a retry topic the group counts, for reading and for writing, as Apache's."""
-    return Need(name, SUB if name.startswith(names.RETRY_PREFIX) else permission)
-
-
-def group(name: str) -> Need:
-    return Need(names.retry_topic(name), SUB)
 
 
 def named(frame: Frame, field: str) -> str:
