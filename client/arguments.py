@@ -13,7 +13,7 @@ from typing import Any, Final
 from ..protocol import names
 from ..protocol.queue import Queue
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
-from .config import MAX_INT, MAX_LONG, MAX_NAME_SERVERS, PullLimits
+from .config import EARLIEST_MS, MAX_BATCH_SIZE, MAX_INT, MAX_LONG, MAX_NAME_SERVERS, PullLimits
 from .errors import ConfigError
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]").fullmatch
@@ -79,6 +79,35 @@ def check_callable(name: str, value: Any, *takes: str) -> None:
 def check_start(start: Any) -> None:
     if start not in ("last", "first") and not _is_long(start):
         raise ConfigError(f"start: {start!r} is neither 'last' nor 'first' nor a time in ms since 1970")
+    check_ms("start", start)
+
+
+def check_ms(name: str, time_ms: Any) -> None:
+    """A time in ms since the epoch that is years before RocketMQ was one in seconds. 0 is the beginning of everything."""
+    if isinstance(time_ms, int) and 0 < time_ms < EARLIEST_MS:
+        raise ConfigError(f"{name}: {time_ms} ms since 1970 is before 1973; give ms, such as {time_ms}_000 for seconds")
+
+
+def check_models(*, orderly: bool, broadcasting: bool, offsets_file: object) -> None:
+    if orderly and broadcasting:
+        hint = (
+            "every member gets every message, and nothing is tried again; use concurrency=1 for one message at a time"
+        )
+        raise ConfigError(f"orderly: not with broadcasting: {hint}")
+    if offsets_file is not None and not broadcasting:
+        raise ConfigError("offsets_file: only with broadcasting=True; other groups keep their offsets at the brokers")
+
+
+def batch_limits(batch_size: Any, limits: PullLimits | None) -> PullLimits:
+    """How far a consumer reads ahead that takes batches: each is of one pull."""
+    check_count("batch_size", 1 if batch_size is None else batch_size, 1, MAX_BATCH_SIZE)
+    check_pull_limits(limits)
+    if limits is None:
+        return PullLimits(batch_size=max(PullLimits().batch_size, batch_size or 1))
+    if batch_size is not None and batch_size > limits.batch_size:
+        hint = f"give pull=PullLimits(batch_size={batch_size})"
+        raise ConfigError(f"batch_size: {batch_size} is more than the {limits.batch_size} messages of one pull; {hint}")
+    return limits
 
 
 def check_pull_limits(limits: Any) -> None:
@@ -98,6 +127,8 @@ def check_place(place: Any) -> None:
             raise ConfigError(f"seek: {odd[0]} is not an offset from 0; give {allowed}")
     elif place not in ("last", "first") and not _is_long(place):
         raise ConfigError(f"seek: {place!r} is not a place; give {allowed}")
+    else:
+        check_ms("seek", place)
 
 
 def check_starts(starts: Any) -> None:

@@ -50,6 +50,7 @@ HAND_OVER_PATIENCE_S: Final = 15.0  # how long a process that ends waits for a b
 COMMIT_INTERVAL_S: Final = 5.0  # of what neither a pull nor an idle queue has committed
 IDLE_COMMIT_S: Final = 0.05  # between looks for queues of which all is handled and nothing came since the last look
 MAX_HANDLER_CONCURRENCY: Final = 10_000
+MAX_BATCH_SIZE: Final = 1024  # of one pull, as many as a Rocketlet broker brings; Apache's brings 32 by default
 
 PULL_HOLD_S: Final = 60.0  # as long as a Rocketlet broker holds one; Apache's hold it for as long as they are told
 PULL_TIMEOUT_S: Final = 75.0
@@ -60,7 +61,11 @@ SUSPEND_QUEUE_S: Final = 1.0  # as `suspendCurrentQueueTimeMillis` of Apache's c
 DEAD_LETTER_LEVEL: Final = -1  # of a message that is handed back and not to be delivered again
 RESTART_S: Final = 0.1  # of a worker that was cancelled; later than the end of a loop that is closed
 STANDING_S: Final = 60.0  # a queue whose oldest message is in a handler for longer is named in the log
-BLOCKED_S: Final = 5.0  # an event loop that stood still for longer is named in the log
+BLOCKED_S: Final = 1.0  # an event loop that stood still for longer is named in the log
+BLOCKED_LOOK_S: Final = 0.25  # between looks; a block of less than BLOCKED_S by so much may be named, too
+BLOCKED_NAMING_S: Final = 10.0  # between two such lines of a loop that stands still again and again
+EARLIEST_MS: Final = 10**11  # a time before 1973 is one in seconds
+FAILURE_CHARS: Final = 200  # of what a caller is told of the handler that failed with its request
 
 DISK_LOW_RATIO: Final = 0.75  # Apache's brokers delete old messages at once from here on
 DISK_FULL_RATIO: Final = 0.9

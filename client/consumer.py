@@ -16,13 +16,14 @@ from ..protocol.headers import SendBack, write
 from ..protocol.queue import Queue
 from ..protocol.subscription import Subscription
 from .arguments import (
+    batch_limits,
     check_callable,
     check_count,
     check_group,
     check_kind,
     check_layers,
+    check_models,
     check_place,
-    check_pull_limits,
     check_seconds,
     check_start,
     check_strategy,
@@ -54,6 +55,7 @@ from .member.membership import Membership
 from .member.offsets import GroupOffsets, Position, begin_offset
 from .message import Message
 from .options import Options, Place
+from .sending.requests import is_awaited, reply_failure
 from .wire.access import Access
 from .wire.cluster import Cluster
 
@@ -135,14 +137,14 @@ class Consumer(Receiver):
         check_layers(middleware)
         _check_callables(handler, middleware, on_assigned, on_revoked, takes_batches=batch_size is not None)
         check_count("concurrency", concurrency, 1, MAX_HANDLER_CONCURRENCY)
-        check_count("batch_size", 1 if batch_size is None else batch_size, 1)
         check_count("max_reconsume_times", 0 if max_reconsume_times is None else max_reconsume_times, 0, MAX_INT)
         check_seconds("commit_interval_s", commit_interval_s)
         check_seconds("suspend_queue_s", suspend_queue_s)
         check_seconds("drain_s", drain_s, may_be_zero=True)
         check_start(start)
         check_strategy(strategy)
-        check_pull_limits(pull)
+        limits = batch_limits(batch_size, pull)
+        check_models(orderly=orderly, broadcasting=broadcasting, offsets_file=offsets_file)
         check_kind("access", access, Access)
         super().__init__(takes_batches=batch_size is not None, has_handler=handler is not None)
         self.group = group
@@ -156,7 +158,7 @@ class Consumer(Receiver):
         self._max_reconsume_times = max_reconsume_times
         self._suspend_queue_s = suspend_queue_s
         self._cluster = Cluster(name_server, access)
-        self._puller = self._make_puller(pull or PullLimits())
+        self._puller = self._make_puller(limits)
         self._assignment = Assignment(
             self._puller, drain_s=drain_s, on_assigned=on_assigned, on_revoked=on_revoked, on_resumed=self._resumed
         )
@@ -184,7 +186,7 @@ class Consumer(Receiver):
         ConfigError the second time.
         """
         if self._is_started:
-            raise ConfigError("this consumer has been started before; make another one")
+            raise ConfigError(f"this consumer {self._failure or 'has been started before; make another one'}")
         self._is_started = True
         if self._handler is not None:
             self._workers = self._make_workers(self._handler)
@@ -202,7 +204,8 @@ class Consumer(Receiver):
         try:
             await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
             await self._membership.join()
-        except BaseException:
+        except BaseException as error:
+            self._fail(f"could not be started ({error}); make another one")
             await self._cluster.close()
             if self._workers is not None:
                 await self._workers.stop()
@@ -244,8 +247,13 @@ class Consumer(Receiver):
             suspend_queue_s=self._suspend_queue_s,
             send_back=self._send_back,
             on_acknowledged=self._acknowledged,
+            on_failed=self._failed,
             middleware=self._middleware,
         )
+
+    def _failed(self, message: Message, reason: str) -> None:
+        if is_awaited(message):
+            self._assignment.spawn(reply_failure(self._cluster, self.group, message, reason))
 
     @property
     def _max_tries(self) -> int:
@@ -285,7 +293,7 @@ class Consumer(Receiver):
     def _check_running(self) -> None:
         if not self._is_started or self._is_stopped:
             state = "has been stopped; make another one" if self._is_started else "has not been started"
-            raise ConfigError(f"this consumer {state}")
+            raise ConfigError(f"this consumer {self._failure or state}")
         self._cluster.check_home()
 
     # For whoever watches
@@ -342,7 +350,11 @@ class Consumer(Receiver):
         await self._go_on_from(process_queue, offset, sought=not isinstance(to, Mapping))
 
     async def positions(self) -> dict[Queue, Position]:
-        """How far this member has come in each of its queues. Raises RocketletError."""
+        """How far this member has come in each of its queues. Raises RocketletError, and ConfigError for a consumer that does
+        not run or has not got its queues yet: `assigned` waits for them."""
+        self._check_running()
+        if not self._membership.owned and not self._membership.is_settled:
+            raise ConfigError(f"{self.group} has given this consumer no queues yet: {self._membership.unsettled()}")
         offsets = GroupOffsets(self._cluster, self.group)
 
         async def position(process_queue: ProcessQueue) -> Position:
@@ -355,7 +367,7 @@ class Consumer(Receiver):
         return dict(zip(owned, positions, strict=True))
 
     async def lag(self) -> int:
-        """How many messages of this member's queues are not acknowledged yet. Raises RocketletError."""
+        """How many messages of this member's queues are not acknowledged yet. Raises as `positions` does."""
         return sum(position.lag for position in (await self.positions()).values())
 
     async def commit(self) -> None:

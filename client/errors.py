@@ -8,6 +8,7 @@ RocketletError
   RequestTimeout      no answer in time; the request may still have been carried out
   BrokerRefused       the broker answered with an error code
   AnswerUnreadable    a server answered with something that is not RocketMQ's
+  RequestFailed       the consumer of a request failed with it, and says why
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ class BrokerRefused(RocketletError):
     def __reduce__(self) -> tuple[type[BrokerRefused], tuple[int, int, str | None, str]]:
         """An error that cannot be copied breaks the pool of processes in which it is raised."""
         return BrokerRefused, (self._request_code, self.code, self.remark, self.address)
+
+
+class RequestFailed(RocketletError):
+    """Whoever consumed the request raised, or gave it up; the text says what. It may be delivered to it again."""
 
 
 class AnswerUnreadable(RocketletError):

@@ -346,7 +346,8 @@ class Producer(Sender):
             if message.delay_level:
                 raise MessageIllegal("a batch cannot be delayed; send delayed messages one by one")
             ids.append(checked_id(message.message_id) if message.message_id else self._keys.next())
-            text = properties_text(message.tag, message.keys, message.properties, ids[-1], 0)
+            is_again = bool(message.message_id)
+            text = properties_text(message.tag, message.keys, message.properties, ids[-1], 0, is_again=is_again)
             check_flag(message.flag)
             entries.append((message.flag, checked_body(message.body), text))
         if not entries:
@@ -392,7 +393,7 @@ class Producer(Sender):
     ) -> Message:
         """Sends a message and returns the reply of whoever consumed it, which a consumer sends by `reply`.
 
-        Raises what `send` raises, and RequestTimeout if no reply came in time.
+        Raises what `send` raises, RequestTimeout if no reply came in time, and RequestFailed if a consumer's handler raised.
         """
         check_timeout(timeout_s)
         ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, 0)

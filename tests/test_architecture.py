@@ -46,7 +46,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.producer": "client.arguments client.config client.errors client.log client.message client.sending "
         "client.tasks client.wire",
         "client.consumer": "client.arguments client.config client.consuming client.errors client.log client.member "
-        "client.message client.options client.wire",
+        "client.message client.options client.sending client.wire",
         "client.admin": "client.arguments client.config client.consuming client.errors client.log client.message "
         "client.producer client.sending client.tasks client.wire",
         "client": "client.admin client.config client.consumer client.errors client.member client.message client.producer "

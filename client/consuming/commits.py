@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
@@ -45,15 +44,18 @@ class Commits:
         ] = {}  # in the order in which they fell idle, and the look before that
         self._looks = 0
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._standing = Standing(group)
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._commit_forever(), name="commit")
+        self._tasks = [
+            asyncio.create_task(self._commit_forever(), name="commit"),
+            asyncio.create_task(self._standing.watch(), name="watch the loop"),
+        ]
 
     async def stop(self) -> None:
         """Commits nothing more at intervals; what is still owned is committed when it is given up."""
-        if self._task is not None:
-            await cancelled([self._task])
+        await cancelled(self._tasks)
 
     def stop_idle(self) -> None:
         if self._idle_timer is not None:
@@ -70,11 +72,9 @@ class Commits:
                 process_queue.committed = offsets[queue]
 
     async def _commit_forever(self) -> None:
-        standing = Standing(self._group)
         while True:
-            began_s = time.monotonic()
             await asyncio.sleep(self._interval_s)
-            standing.look(self._queues.values(), late_s=time.monotonic() - began_s - self._interval_s)
+            self._standing.look(self._queues.values())
             try:
                 await self.commit()
             except Exception:

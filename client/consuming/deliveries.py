@@ -293,6 +293,15 @@ class Receiver:
         self._has_handler = has_handler
         self._deliveries: Deliveries | None = None  # of a consumer that was started and has no handler
         self._messages: Messages | None = None
+        self._failure = ""  # why it could not be started
+        self._is_stopped = False
+
+    def _fail(self, failure: str) -> None:
+        """It could not be started: who waits for a message already hears of it, and who comes."""
+        self._failure, self._is_stopped = failure, True
+        if self._deliveries is not None:
+            self._deliveries.close()
+            self._deliveries = None
 
     def __aiter__(self) -> Messages:
         """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
@@ -312,15 +321,18 @@ class Receiver:
     async def receive(self, *, timeout_s: float | None = None) -> Message:
         """The next message. Settle it by `ack`, `retry` or `reject`; any number may be unsettled at a time.
 
-        Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or has been stopped.
+        Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or does not run.
         """
         deliveries = self._handed_out()
         if self._takes_batches:
             raise ConfigError("receive: this consumer has a batch_size; iterate over batches()")
-        async with asyncio.timeout(timeout_s):
-            hand = await deliveries.take()
+        try:
+            async with asyncio.timeout(timeout_s):
+                hand = await deliveries.take()
+        except TimeoutError:
+            raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
         if hand is None:
-            raise ConfigError("receive: the consumer has been stopped")
+            raise ConfigError(f"receive: the consumer {self._failure or 'has been stopped'}")
         return deliveries.hold(hand, is_received=True)
 
     async def ack(self, message: Message) -> None:
@@ -347,6 +359,8 @@ class Receiver:
 
     def _handed_out(self) -> Deliveries:
         if self._deliveries is None:
+            if self._failure:
+                raise ConfigError(f"this consumer {self._failure}")
             raise ConfigError(
                 "this consumer has a handler, which gets its messages; make one without to ask for messages"
                 if self._has_handler

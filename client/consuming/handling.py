@@ -75,7 +75,8 @@ _FAILED: Final = RetryLater()
 class Workers:
     """Runs the handler over what is put in, at most `concurrency` at once.
 
-    `send_back(message, delay_level)` hands a message to the broker to be retried; `on_acknowledged(process_queue)`.
+    `send_back(message, delay_level)` hands a message to the broker to be retried; `on_acknowledged(process_queue)`;
+    `on_failed(message, reason)`: its handler raised, or gave it up.
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class Workers:
         suspend_queue_s: float,
         send_back: SendBack,
         on_acknowledged: Callable[[ProcessQueue], None],
+        on_failed: Callable[[Message, str], None] = lambda message, reason: None,
         middleware: Sequence[Middleware] = (),
     ) -> None:
+        self._on_failed = on_failed
         self._takes_batches = takes_batches
         self._concurrency = concurrency
         self._orderly = orderly
@@ -311,12 +314,20 @@ class Workers:
             outcome = _FAILED
             if not self._is_stopping:
                 _log_failure(run, error)
+                self._tell_failed(run, repr(error))
+        if isinstance(outcome, Reject):
+            self._tell_failed(run, "it was given up")
         # The handler has ended, and cancelled its worker on the way: what it said counts, and another worker carries
         # it out.
         if outcome is not None and _is_cancelled():
             run.outcome = outcome
             raise asyncio.CancelledError
         return outcome
+
+    def _tell_failed(self, run: Run, reason: str) -> None:
+        if run.tries <= 1:  # in order: the first time
+            for message in run.messages[run.done :]:
+                self._on_failed(message, reason)
 
     async def _returned(self, run: Run, outcome: RetryLater | Reject) -> bool:
         """Hands the run's messages back to the broker, those done before left out; False if it did not take all."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...protocol.queue import Queue
-from ..config import BLOCKED_S, STANDING_S
+from ..config import BLOCKED_LOOK_S, BLOCKED_NAMING_S, BLOCKED_S, STANDING_S
 from ..log import get_logger
 from .process_queue import ProcessQueue
 
@@ -30,17 +32,37 @@ class Standing:
     def __init__(self, group: str) -> None:
         self._group = group
         self._fronts: dict[Queue, Front] = {}
+        self._blocks = 0  # since they were named last, with the longest of them
+        self._longest_s = 0.0
+        self._next_block_s = -math.inf
 
-    def look(self, process_queues: Iterable[ProcessQueue], *, late_s: float = 0.0) -> None:
-        """`late_s`: how much later this is than it was meant to be."""
+    async def watch(self) -> None:
+        """Looks for ever whether the event loop stands still: it can tell only afterwards, by how late a timer is."""
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(BLOCKED_LOOK_S)
+            now_s = time.monotonic()
+            self._blocked(now_s - began_s - BLOCKED_LOOK_S, now_s)
+
+    def _blocked(self, late_s: float, now_s: float) -> None:
+        """The block may have begun as early as the last look."""
+        if late_s + BLOCKED_LOOK_S <= BLOCKED_S:
+            return
+        self._blocks += 1
+        self._longest_s = max(self._longest_s, late_s)
+        if now_s < self._next_block_s:
+            return
+        log.warning(
+            "event_loop_blocked",
+            group=self._group,
+            seconds=round(self._longest_s, 1),
+            times=self._blocks,
+            hint="make a handler that blocks a plain function; it then runs in a thread",
+        )
+        self._next_block_s, self._blocks, self._longest_s = now_s + BLOCKED_NAMING_S, 0, 0.0
+
+    def look(self, process_queues: Iterable[ProcessQueue]) -> None:
         now_s = time.monotonic()
-        if late_s > BLOCKED_S:
-            log.warning(
-                "event_loop_blocked",
-                group=self._group,
-                seconds=round(late_s, 1),
-                hint="make a handler that blocks a plain function; it then runs in a thread",
-            )
         fronts = {
             process_queue.queue: self._front(process_queue, now_s)
             for process_queue in process_queues

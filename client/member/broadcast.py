@@ -108,6 +108,11 @@ class Broadcast:
         topics = [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
         return f"no name server knows the topic {', '.join(topics)}" if topics else "a broker of its queues is away"
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has taken every queue."""
+        return self._settled.is_set()
+
     async def settled(self) -> None:
         await self._settled.wait()
 

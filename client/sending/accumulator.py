@@ -207,12 +207,11 @@ class Accumulator:
         self._leave(batch)
         batch.connection.write_now()
 
-    def flush(self) -> None:
-        """Sends what was taken, in order. Whoever sends something else first calls this, so that order holds."""
-        waiting, self._waiting = self._waiting, {}
-        for batches in waiting.values():
-            for batch in batches:
-                self._send(batch)
+    def flush(self, connection: Connection) -> None:
+        """Sends what was taken for a broker, in order: whoever sends it something else first calls this. What waits for
+        another broker, which reads nothing, waits on."""
+        for batch in self._waiting.pop(connection, ()):
+            self._send(batch)
         self._end_turn()
 
     def _end_turn(self) -> None:

@@ -32,14 +32,21 @@ def properties_text(
     properties: Mapping[str, str] | None,
     unique_key: str,
     delay_level: int,
+    *,
+    is_again: bool = False,
 ) -> str:
-    """The properties' text. `unique_key` is checked already. Raises MessageIllegal."""
+    """The properties' text. `unique_key` is checked already. is_again: of a message that was sent before, perhaps by a client
+    that takes any tag. Raises MessageIllegal."""
     text = f"UNIQ_KEY\x01{unique_key}"
     if tag:
-        text = f"TAGS\x01{_plain('tag', tag)}\x02{text}"
+        if "||" in _plain("tag", tag) and not is_again:
+            raise MessageIllegal(
+                f"the tag {tag!r} holds '||', which separates tags: a message has one; nobody would get it"
+            )
+        text = f"TAGS\x01{tag}\x02{text}"
     if keys:
-        joined = keys if isinstance(keys, str) else _joined(keys)
-        text = f"KEYS\x01{_plain('keys', joined)}\x02{text}"
+        joined = _one_key(_plain("keys", keys)) if isinstance(keys, str) else _plain("keys", _joined(keys))
+        text = f"KEYS\x01{joined}\x02{text}"
     if delay_level:
         if type(delay_level) is not int or not 0 <= delay_level <= MAX_INT:
             raise MessageIllegal(f"the delay level is {delay_level!r}; 1 to 18 delay, 0 does not")
@@ -101,7 +108,16 @@ def outgoing(messages: Iterable[Outgoing | bytes]) -> tuple[Outgoing, ...]:
 def _joined(keys: Sequence[str]) -> str:
     if not isinstance(keys, Iterable) or not all(isinstance(key, str) for key in keys):
         raise MessageIllegal(f"the keys {keys!r} are neither a text nor texts; use str(...)")
-    return " ".join(keys)
+    return " ".join(map(_one_key, keys))
+
+
+def _one_key(key: str) -> str:
+    """Brokers and consumers split keys at blanks."""
+    if len(key.split()) > 1:
+        raise MessageIllegal(
+            f"the key {key!r} holds blanks, at which brokers split it; give {key.split()!r}, or no blanks"
+        )
+    return key
 
 
 def _plain(name: str, text: str) -> str:

@@ -4,6 +4,7 @@ reply to the broker of the request, which pushes it to that client."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -11,12 +12,12 @@ from typing import Final
 from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.codes import RequestCode
-from ...protocol.frame import Frame
+from ...protocol.frame import ExtValue, Frame
 from ...protocol.headers import HeaderError, PushReply, read
 from ...protocol.message import Record
 from ...protocol.queue import Queue
-from ..config import MAX_INT
-from ..errors import ConfigError, MessageIllegal
+from ..config import FAILURE_CHARS, MAX_INT
+from ..errors import ConfigError, MessageIllegal, RequestFailed, RocketletError
 from ..log import get_logger
 from ..message import Message
 from ..wire.cluster import Cluster
@@ -30,6 +31,7 @@ REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
 MESSAGE_TYPE: Final = "MSG_TYPE"
 REPLY: Final = "reply"
+FAILURE: Final = "ROCKETLET_FAILURE"  # of a reply that says that the consumer failed, and why
 
 
 def request_properties(text: str, correlation_id: str, client_id: str, timeout_s: float) -> str:
@@ -50,6 +52,31 @@ def reply_properties(request: Message, properties: Mapping[str, str] | None) -> 
     text = props.encode({MESSAGE_TYPE: REPLY, **system, **(properties or {})})
     encoded("properties' text", text)
     return names.reply_topic(found[props.CLUSTER]), text
+
+
+def is_awaited(message: Message) -> bool:
+    """Whether somebody waits for a reply to this message, and for nobody else's: it is delivered for the first time."""
+    text = message.record.properties
+    return not message.reconsume_times and props.find(text, REPLY_TO_CLIENT) is not None
+
+
+async def reply_failure(cluster: Cluster, group: str, request: Message, reason: str) -> None:
+    """Tells whoever waits for a reply that there will be none. Raises nothing."""
+    try:
+        topic, text = reply_properties(request, {FAILURE: _one_line(reason)})
+        ext: dict[str, ExtValue] = {"a": group, "b": topic, "c": names.DEFAULT_TOPIC, "d": 1, "e": 0, "f": 0, "h": 0}
+        ext |= {"g": int(time.time() * 1000), "i": text}
+        connection = await cluster.broker(request.queue.broker_name)
+        body = f"the request failed: {_one_line(reason)}".encode()
+        await connection.request(RequestCode.SEND_REPLY_MESSAGE_V2, ext, body)
+    except RocketletError as error:
+        log.info("failure_not_replied", message=request.message_id, reason=str(error))
+
+
+def _one_line(reason: str) -> str:
+    """As a property may hold it: without what separates properties, nor half of a surrogate pair."""
+    text = " ".join(reason.split()).encode(errors="replace").decode()
+    return "".join(char for char in text if char.isprintable())[:FAILURE_CHARS]
 
 
 class Requests:
@@ -76,9 +103,12 @@ class Requests:
             return
         future = self._waiting.get(props.find(header.properties, CORRELATION_ID) or "")
         if future is not None and not future.done():
-            future.set_result(
-                Message(_record(header, frame.body), Queue(header.topic, "", header.queue_id), header.topic)
-            )
+            failure = props.find(header.properties, FAILURE)
+            if failure is not None:
+                future.set_exception(RequestFailed(f"the consumer of the request failed: {failure}"))
+            else:
+                reply = Message(_record(header, frame.body), Queue(header.topic, "", header.queue_id), header.topic)
+                future.set_result(reply)
         connection.respond(frame)
 
 

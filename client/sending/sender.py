@@ -170,7 +170,8 @@ class Sender:
             return None
         if message_id or tag or keys or properties:
             key = checked_id(message_id) if message_id else self._keys.next()
-            text = properties_text(tag, keys, properties, key, 0)  # what it refuses may leave the batch empty
+            # what it refuses may leave the batch empty
+            text = properties_text(tag, keys, properties, key, 0, is_again=bool(message_id))
             size_bytes = batch.size_bytes + len(body) + len(text)
         else:
             key = text = ""
@@ -220,7 +221,7 @@ class Sender:
         now_ms = int(time.time() * 1000)
         self._keys.stamp(now_ms)
         key = checked_id(message_id) if message_id else self._keys.next()
-        text = properties_text(tag, keys, properties, key, delay_level)
+        text = properties_text(tag, keys, properties, key, delay_level, is_again=bool(message_id))
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
             packed, packed_flag = compressed(body)
@@ -284,7 +285,7 @@ class Sender:
         if not connection.is_writable:
             await _writable(connection, timeout_s)
         if self._accumulator is not None:  # what was sent before goes first
-            self._accumulator.flush()
+            self._accumulator.flush(connection)
         answer = await connection.ask(code, ext, body, timeout_s)
         if answer.code and answer.code not in STORED:
             raise BrokerRefused(code, answer.code, answer.remark, connection.address)
