@@ -3,7 +3,7 @@
 Spark tells a Python source that a batch is finished only when it asks for the next one: not when the query is stopped
 before that. A listener in the driver's own Python process hears it at once, and notes it here, in a folder that the driver
 makes and the planner reads. The planner of a stopped query looks here before it leaves the group. There is one file for
-each run of a query, because several queries of a driver may be members of one group.
+each source of each run of a query: several queries of a driver, or several sources of one, may be members of one group.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class Ledger:
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def note(self, group: str, run: str, offset: dict[str, Any], *, has_ended: bool = False) -> None:
-        """The newest offset that a run of a query has finished; `has_ended`: there will be none after it."""
-        path = self._folder / f"{_prefix(group)}{run}.json"
+    def note(self, group: str, run: str, source: int, offset: dict[str, Any], *, has_ended: bool = False) -> None:
+        """The newest offset that a run of a query has finished of one of its sources, by their order in the query;
+        `has_ended`: there will be none after it."""
+        path = self._folder / f"{_prefix(group)}{run}-{source}.json"
         new = path.with_suffix(".new")
         new.write_text(json.dumps([offset, has_ended]))
         os.replace(new, path)
@@ -82,7 +83,7 @@ class Ledger:
                 path.unlink(missing_ok=True)
 
     def _notes(self, group: str) -> list[tuple[Path, tuple[dict[str, Any], bool]]]:
-        """The offset that each run has finished last, and whether it has ended."""
+        """The offset that each source of each run has finished last, and whether the run has ended."""
         found = [(path, self._read(path.name)) for path in self._folder.glob(f"{_prefix(group)}*.json")]
         return [(path, json.loads(text)) for path, text in found if text]
 

@@ -33,7 +33,7 @@ class _Events(JStreamingQueryListener):
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._offsets: dict[str, dict[str, dict[str, Any]]] = {}
+        self._offsets: dict[str, dict[int, dict[str, Any]]] = {}  # by run and source
 
     def onQueryStarted(self, jevent: Any) -> None:  # noqa: N802 (Spark's names)
         pass
@@ -42,11 +42,11 @@ class _Events(JStreamingQueryListener):
         progress = json.loads(jevent.progress().json())
         run = progress["runId"]
         known = self._offsets.setdefault(run, {})
-        for source in progress["sources"]:
-            offset = _ours(source["endOffset"])
-            if offset is not None and known.get(group := offset["$"]["group"]) != offset:
-                known[group] = offset
-                self._ledger.note(group, run, offset)
+        for source, told in enumerate(progress["sources"]):
+            offset = _ours(told["endOffset"])
+            if offset is not None and known.get(source) != offset:
+                known[source] = offset
+                self._ledger.note(offset["$"]["group"], run, source, offset)
 
     def onQueryIdle(self, jevent: Any) -> None:  # noqa: N802
         pass
@@ -54,8 +54,8 @@ class _Events(JStreamingQueryListener):
     def onQueryTerminated(self, jevent: Any) -> None:  # noqa: N802
         run = jevent.runId().toString()
         known = self._offsets.pop(run, {})
-        for group, offset in known.items():
-            self._ledger.note(group, run, offset, has_ended=True)
+        for source, offset in known.items():
+            self._ledger.note(offset["$"]["group"], run, source, offset, has_ended=True)
         if not known:
             self._ledger.note_end()
 

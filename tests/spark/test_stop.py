@@ -47,6 +47,26 @@ def test_what_a_stopped_query_has_finished_is_committed_for_the_group(
     assert committed(address, "g") == finished(tmp_path / "c")
 
 
+def test_a_stopped_query_of_two_sources_in_one_group_commits_both(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(200), "t")
+    fill(address, range(200, 400), "u")
+    sink = Sink()
+    both = stream(spark, address, "g").union(stream(spark, address, "g", topic="u"))
+    query = (
+        both.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path / "c"))
+        .trigger(processingTime="1 hour")
+        .start()
+    )
+    wait_for(lambda: len(sink.numbers) == 400)
+    wait_for(lambda: any((tmp_path / "c" / "commits").glob("[0-9]*")))
+    query.stop()
+    wait_for(lambda: not report(address, "g")["members"])
+    assert (committed(address, "g"), committed(address, "g", "u")) == (200, 200)
+
+
 def planner_pid(address: str, group: str) -> int:
     """Of the one member of a group: its client id says in which process it is."""
     (member,) = report(address, group)["members"]
@@ -69,19 +89,22 @@ def test_a_planner_that_is_killed_is_named(spark: SparkSession, address: str, tm
 def test_the_ledger_says_what_was_finished_and_when_nothing_more_comes(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     one, two, three = {"t": 1}, {"t": 2}, {"t": 3}
-    ledger.note("g/%", "run", one)
+    ledger.note("g/%", "run", 0, one)
     assert ledger.finished("g/%", one, {}, 5)
     assert not ledger.finished("g/%", two, one, 0)
-    ledger.note("g/%", "run", one, has_ended=True)
+    ledger.note("g/%", "run", 0, one, has_ended=True)
     assert not ledger.finished("g/%", two, one, 60)
     assert not ledger.finished("g", one, {}, 0), "another group"
     ledger.forget("g/%")
     assert not ledger.finished("g/%", one, {}, 0)
-    ledger.note("g/%", "run", two)
+    ledger.note("g/%", "run", 0, two)
     ledger.forget("g/%")
     assert ledger.finished("g/%", two, one, 5), "of a query that runs"
-    ledger.note("g/%", "other run", three, has_ended=True)
+    ledger.note("g/%", "other run", 0, three, has_ended=True)
     assert ledger.finished("g/%", two, one, 5), "another query of the group does not write over it"
+    ledger.note("g/%", "run", 1, one)
+    assert ledger.finished("g/%", two, one, 5), "nor does another source of this query"
+    assert ledger.finished("g/%", one, {}, 5)
     ledger.remove()
     assert not ledger.finished("g/%", one, {}, 60), "the driver has ended"
 
@@ -91,7 +114,7 @@ def test_the_ledger_of_a_driver_that_is_process_1_is_found(monkeypatch: pytest.M
     monkeypatch.setattr("os.getppid", lambda: 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert Ledger.found() is None
-    Ledger.made(1).note("g", "run", {"t": 1})
+    Ledger.made(1).note("g", "run", 0, {"t": 1})
     found = Ledger.found()
     assert found is not None
     assert found.finished("g", {"t": 1}, {}, 5)
@@ -99,12 +122,12 @@ def test_the_ledger_of_a_driver_that_is_process_1_is_found(monkeypatch: pytest.M
 
 def test_the_end_of_another_query_is_not_taken_for_that_of_this_one(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    ledger.note("g", "run", {"t": 1})
+    ledger.note("g", "run", 0, {"t": 1})
 
     def others() -> None:
-        ledger.note("g", "other run", {"t": 8}, has_ended=True)
+        ledger.note("g", "other run", 0, {"t": 8}, has_ended=True)
         ledger.note_end()
-        ledger.note("g", "run", {"t": 2})
+        ledger.note("g", "run", 0, {"t": 2})
 
     with ThreadPoolExecutor(1) as driver:
         driver.submit(others)
