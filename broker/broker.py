@@ -54,6 +54,7 @@ from .store.consume_queue import ConsumeQueue
 from .store.files import Save
 from .store.flusher import Flusher
 from .store.frames import Frames
+from .store.retention import RetentionTime
 from .store.store import Store, StoreFull
 
 T = TypeVar("T")
@@ -91,6 +92,7 @@ class Broker:
         self.peers = Peers(self.tls, sign, self.tasks, clock)
 
         self.store = _store(config, clock)
+        self._retention_time = RetentionTime(clock)
         self.turns = Turns()
         self.searches = Line(self.turns, limits.MAX_SEARCHES, limits.MAX_WAITING_SEARCHES)
         self.filters = Filters(self.turns)
@@ -336,7 +338,7 @@ class Broker:
 
     async def expire_segments(self) -> None:
         config = self.config
-        older_than_s = self.clock.time_s() - config.retain_hours * 3600
+        older_than_s = self._retention_time.now_s() - config.retain_hours * 3600
         dropped = await self.do(self.store.expiring(older_than_s=older_than_s, total_bytes=config.retain_bytes))
         if dropped:
             log.info("segments_expired", segments=dropped, begin=self.store.begin)

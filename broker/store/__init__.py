@@ -9,6 +9,7 @@ marks          where records begin, as no client can say it
 recovery       what happens after a crash
 inspection     what of a folder is whole, for `rocketlet fsck`
 consume_queue  one queue's index into the commit log
+retention      the time by which segments expire
 segments       a row of append-only files
 files          what they share: errors, descriptors, state files, the folder's lock
 journal        what has changed since a state file was written, a line each

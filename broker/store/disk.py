@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +34,11 @@ def used_ratio(path: Path) -> float:
 
 
 def read_file(path: Path) -> bytes:
-    return path.read_bytes()
+    """The content of a file; raises OSError for what is none, such as a pipe, which would not end."""
+    with open(open_file(path, READ | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return file.read()
 
 
 def is_there(path: Path) -> bool:

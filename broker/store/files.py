@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 import structlog
 
+from ...protocol.names import topic_fault
 from ..config import MAX_OPEN_SEGMENTS
 from . import disk
 
@@ -24,6 +25,7 @@ log = structlog.get_logger("rocketlet.store")
 _OLD: Final = ".old"
 _REMOVED: Final = "removed"
 _SUM_MARK: Final = b"\n#crc32 "
+_NO_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 
@@ -115,7 +117,7 @@ def find_state(path: Path, *, is_derivable: bool = False) -> State:
     faults: list[str] = []
     for source in (path, path.with_suffix(_OLD)):
         try:
-            value = _state_of(source.read_bytes())
+            value = _state_of(disk.read_file(source))
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -141,7 +143,7 @@ def find_state(path: Path, *, is_derivable: bool = False) -> State:
 def state_fault(path: Path) -> str | None:
     """What is wrong with a state file; None if it is whole."""
     try:
-        _state_of(path.read_bytes())
+        _state_of(disk.read_file(path))
     except FileNotFoundError:
         return "it is gone"
     except (OSError, ValueError) as error:
@@ -219,15 +221,18 @@ class Folder:
         if not creates and not (path / "lock").exists():
             reason = "it has no file `lock`" if path.exists() else "it does not exist"
             raise StoreError(f"{path} is not a data folder: {reason}")
+        self._locks: list[int] = []
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock_file(path / "lock")
+            self._locks += [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), _lock_file(path / "lock")]
         except OSError as error:
+            self.unlock()
             raise StoreError(f"cannot use the data folder {path}: {error.strerror}") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for descriptor in self._locks:  # the file for earlier releases; it can be removed, the folder cannot
+                _lock(descriptor)
         except OSError:
-            os.close(self._lock)
+            self.unlock()
             raise StoreError(f"another broker uses the data folder {path}; stop it or choose another") from None
         self.path = path
         self._numbers = itertools.count()
@@ -235,16 +240,17 @@ class Folder:
     def subfolders(self, name: str) -> list[str]:
         """The names of the folders in one of this folder's, sorted."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path / name) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         return []
 
     def queues(self) -> list[tuple[str, int]]:
-        """Topic and number of the queues that have an index here."""
+        """Topic and number of the queues that have an index here. What no topic can be called is not ours."""
         return [
             (topic, int(number))
             for topic in self.subfolders("consumequeue")
+            if topic_fault(topic) is None
             for number in self.subfolders(f"consumequeue/{topic}")
-            if number.isdigit()
+            if number.isascii() and number.isdigit()
         ]
 
     def state_files(self) -> list[Path]:
@@ -275,12 +281,41 @@ class Folder:
     def indexes_of(self, topic: str) -> Path:
         return self.path / "consumequeue" / topic
 
+    def index_of(self, topic: str, queue_id: int) -> Path:
+        """The folder of a queue's index. Raises StoreError for a link: files behind it are not ours to remove."""
+        path = self.indexes_of(topic) / str(queue_id)
+        for linked in (path.parent, path):
+            if linked.is_symlink():
+                raise StoreError(
+                    f"{linked} is a link; put the folder that it leads to in its place, or remove the link"
+                )
+        return path
+
     def empty_removed(self) -> None:
         """Removes what a run before has set aside."""
         disk.remove_folder(self.path / _REMOVED)
 
+    def fault(self) -> str | None:
+        """Why what is written no longer gets into the folder; None if it does."""
+        try:
+            if os.path.samestat(os.stat(self.path), os.fstat(self._locks[0])):
+                return None
+        except OSError as error:
+            return f"the data folder {self.path} is gone: {error.strerror}"
+        return f"another folder is at {self.path} now"
+
     def unlock(self) -> None:
-        os.close(self._lock)
+        while self._locks:
+            os.close(self._locks.pop())
+
+
+def _lock(descriptor: int) -> None:
+    """Raises OSError if somebody else has it. Some network file systems lock no folders."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
 
 
 def _lock_file(path: Path) -> int:

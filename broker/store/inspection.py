@@ -138,7 +138,7 @@ def _indexes_of(folder: Folder, files: OpenFiles, checkpoint: Checkpoint | None)
     states = checkpoint.queues if checkpoint else {}
     found: dict[tuple[str, int], _Index] = {}
     for topic, number in sorted({*folder.queues(), *states}):
-        queue = ConsumeQueue(topic, number, folder.path / "consumequeue" / topic / str(number), files)
+        queue = ConsumeQueue(topic, number, folder.index_of(topic, number), files)
         state = states.get((topic, number))
         if state is not None and not queue.next:
             queue.begin = queue.next = state.begin

@@ -31,6 +31,10 @@ def refusal(what: str, error: OSError) -> StoreFull:
     return kind(f"{what}: {error.strerror}")
 
 
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    return entry.name.isascii() and entry.name.isdigit() and entry.is_file()
+
+
 def _sync_and_close(descriptor: int) -> None:
     try:
         disk.sync(descriptor)
@@ -71,7 +75,7 @@ class SegmentedFile:
         self._sizes: dict[int, int] = {}
         self.end = 0
         with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-            self._sizes = {int(entry.name): entry.stat().st_size for entry in entries if entry.name.isdigit()}
+            self._sizes = {int(entry.name): entry.stat().st_size for entry in entries if _is_ours(entry)}
         if self._sizes:
             self._starts = sorted(self._sizes)
             self.end = self._starts[-1] + self._sizes[self._starts[-1]]

@@ -128,7 +128,7 @@ class Store:
             queue.drop_expired()
         for key in on_disk:
             if key not in self.queues:  # of a topic that was deleted
-                ConsumeQueue(*key, self._directory(*key), self._open_files).delete()
+                ConsumeQueue(*key, self.folder.index_of(*key), self._open_files).delete()
         if checkpoint is not None and found == Recovered():
             self._checkpointed = (self._log.end, len(self.queues), False)
         self._save_recovered()
@@ -179,6 +179,9 @@ class Store:
         sync: the log is on the device, and what is said of it. closes: the index files are, too; without it, indexes
         that are lost in a power cut are rebuilt."""
         state = (self._log.end, len(self.queues), closes)
+        fault = self.folder.fault()
+        if fault is not None:
+            self.fail(fault)
         if self.fault is not None or self._checkpointed == state:
             return
         yield from self._save_checkpoint(None, sync=sync or closes, closes=closes)
@@ -249,13 +252,10 @@ class Store:
             if fault or queue_id < 0:
                 raise StoreError(f"no queue {queue_id} of this topic: {fault or 'queues count from 0'}")
             self._remove_left(topic)
-            queue = ConsumeQueue(topic, queue_id, self._directory(topic, queue_id), self._open_files)
+            queue = ConsumeQueue(topic, queue_id, self.folder.index_of(topic, queue_id), self._open_files)
             self.queues[topic, queue_id] = queue
             self._of_topic.setdefault(topic, []).append(queue)
         return queue
-
-    def _directory(self, topic: str, queue_id: int) -> Path:
-        return self.folder.indexes_of(topic) / str(queue_id)
 
     def delete_topic(self, topic: str) -> None:
         """As `deleting`, at once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ...broker.store.inspection import Finding, inspect
 from ...broker.store.recovery import Recovered
 from ...broker.store.store import Store
 from ..plumbing import logs
+from ..plumbing.output import complain, printable
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,13 +36,13 @@ async def _fsck(options: argparse.Namespace) -> int:
     try:
         return fsck(options.folder, repairs=options.repair, is_json=options.json)
     except StoreError as error:
-        print(f"rocketlet: {error}", file=sys.stderr)
+        complain(error)
         return 1
 
 
 def fsck(folder: Path, *, repairs: bool, is_json: bool) -> int:
     """0 if all is whole, or has been repaired; 1 if not. Raises StoreError if the folder cannot be used."""
-    findings = list(inspect(folder))
+    findings = [_shown(finding) for finding in inspect(folder)]
     faults = [finding for finding in findings if finding.fault]
     recovered = _repair(folder) if repairs and faults else None
     if is_json:
@@ -51,6 +51,12 @@ def fsck(folder: Path, *, repairs: bool, is_json: bool) -> int:
     else:
         _print(findings, recovered)
     return 1 if faults and recovered is None else 0
+
+
+def _shown(finding: Finding) -> Finding:
+    """A folder's name is what anybody made."""
+    fault = finding.fault and printable(finding.fault)
+    return Finding(printable(finding.part), fault, printable(finding.repair))
 
 
 def _print(findings: list[Finding], recovered: Recovered | None) -> None:

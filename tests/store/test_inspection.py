@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,3 +107,27 @@ def test_a_folder_that_is_none_or_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another broker uses"):
         list(inspect(tmp_path))
     store.close()
+
+
+def test_what_is_odd_in_a_folder_is_named_as_text_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(tmp_path)
+    os.mkfifo(tmp_path / "groups.json")
+    os.mkfifo(tmp_path / "commitlog" / ("9" * 18))
+    for name in (b"\x1b[2J", b"\xff"):
+        queue = os.fsencode(tmp_path / "consumequeue") + b"/" + name + b"/0"
+        os.makedirs(queue)
+        Path(os.fsdecode(queue), "0" * 20).write_bytes(bytes(40))
+    (tmp_path / "consumequeue" / "t" / "\u00b2").mkdir()
+    (tmp_path / "\x1b[2J.json").write_bytes(b"{")
+    for is_json in (False, True):
+        assert fsck(tmp_path, repairs=False, is_json=is_json) == 1
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        assert "x1b[2J" in out
+        assert "groups.json" in out
+    (tmp_path / "groups.json").unlink()
+    store, _ = reopened(tmp_path)
+    store.close()
+    assert len(list(tmp_path.rglob("consumequeue/*/0/0*"))) == 3

@@ -20,6 +20,7 @@ from rocketlet.broker.store.files import (
     Folder,
     OpenFiles,
     StoreError,
+    StoreFailed,
     StoreFull,
     read_state,
     write_state,
@@ -156,7 +157,6 @@ def test_lost_indexes_are_made_anew_from_the_log(tmp_path: Path, store: Store) -
     assert (sorted(found.rebuilt), found.records, found.lost) == (["t@0", "t@1"], 30, ())
     assert bodies(again, queue=1) == [b"%d" % number for number in range(1, 30, 2)]
     again.close()
-    store.folder._lock = os.open(tmp_path / "lock", os.O_RDWR)
 
 
 def test_a_deleted_topic_does_not_come_back(tmp_path: Path) -> None:
@@ -235,6 +235,61 @@ def test_a_folder_belongs_to_one_broker(tmp_path: Path) -> None:
     Folder(tmp_path).unlock()
     with pytest.raises(StoreError, match="cannot use"):
         Folder(Path("/proc/nothing"))
+
+
+def test_a_folder_belongs_to_one_broker_whatever_files_are_removed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    (tmp_path / "lock").unlink()
+    with pytest.raises(StoreError, match="another broker uses"):
+        Folder(tmp_path)
+    folder.unlock()
+    Folder(tmp_path).unlock()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_store_whose_folder_is_moved_away_writes_no_more(tmp_path: Path, is_replaced: bool) -> None:
+    store = open_store(tmp_path / "data")
+    store.recover(TOPICS)
+    put(store, b"kept")
+    store.checkpoint()
+    (tmp_path / "data").rename(tmp_path / "away")
+    if is_replaced:
+        (tmp_path / "data").mkdir()
+    store.checkpoint()
+    with pytest.raises(StoreFailed, match="another folder is at" if is_replaced else "is gone"):
+        put(store, b"refused")
+    assert bodies(store) == [b"kept"]
+    store.close()
+
+
+@pytest.mark.parametrize("linked", ["t", "t/0"])
+def test_a_linked_index_is_refused_and_nothing_behind_it_is_removed(tmp_path: Path, linked: str) -> None:
+    store = open_store(tmp_path / "data")
+    store.recover(TOPICS)
+    put(store, b"kept")
+    store.checkpoint()
+    store.close()
+    index = tmp_path / "data" / "consumequeue" / linked
+    index.rename(tmp_path / "elsewhere")
+    index.symlink_to(tmp_path / "elsewhere")
+    before = sorted(tmp_path.rglob("elsewhere/**/*"))
+    for rebuilds in (False, True):
+        store = open_store(tmp_path / "data")
+        with pytest.raises(StoreError, match="is a link; put the folder"):
+            store.recover(TOPICS, rebuilds=rebuilds)
+        store.close()
+    store = open_store(tmp_path / "data")  # the topic is unknown, and in no checkpoint: its index would be removed
+    for path in (tmp_path / "data").glob("checkpoint.*"):
+        path.unlink()
+    store.recover([("u", 0)])
+    store.close()
+    assert sorted(tmp_path.rglob("elsewhere/**/*")) == before
+
+
+def test_a_pipe_is_no_state_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "topics.json")
+    with pytest.raises(StoreError, match="it is no regular file"):
+        read_state(tmp_path / "topics.json")
 
 
 def test_a_damaged_state_file_is_named(tmp_path: Path) -> None:
