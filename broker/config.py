@@ -153,6 +153,10 @@ MAX_USER_PROPERTY_BYTES: Final = 16_384  # of their names and values, with tag a
 MAX_NAMESPACE_CHARS: Final = 255  # of a request, which its answer repeats for each queue
 MAX_ENDPOINTS_BYTES: Final = 2048  # the same, of where a client has reached the broker
 MAX_GROUP_KEY_BYTES: Final = 63  # of a message group
+MAX_MESSAGE_ID_CHARS: Final = 255  # which clients choose
+MAX_CONTEXT_CHARS: Final = (
+    1024  # of a message's trace context and of the host that it was made on; longer ones are left out
+)
 MAX_RECOVERY_S: Final = 3600  # after which a transaction without an outcome is asked for, at the latest
 MAX_DELIVERY_DELAY_MS: Final = 40 * 86_400_000
 DEADLINE_MARGIN_S: Final = 0.1  # before a client's deadline, in which a receive that waits is answered
@@ -160,6 +164,10 @@ MAX_POLL_S: Final = 20.0  # how long a receive waits for messages at most
 POLL_S: Final = 20.0  # and how long clients are told to wait
 RECEIVE_BATCH: Final = 32  # messages that clients are told to ask for
 MAX_SEND_MESSAGES: Final = 1024  # in one call
+MIN_INVISIBLE_MS: Final = 10_000  # of what is received, as Apache's; the time may be changed to less
+RENEWED_INVISIBLE_MS: Final = 60_000  # of what the broker prolongs
+RECEIVE_AGAIN_S: Final = 1.0  # before a receive is refused whose client would ask again at once
+CLIENT_GONE_S: Final = 5.0  # after the end of a client's connection; what the broker prolongs for it comes again then
 
 # Groups
 

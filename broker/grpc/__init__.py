@@ -16,5 +16,7 @@ telemetry   the life of a client: settings, heartbeats
 sends       messages that come in
 staging     where they go
 messages    messages as these clients write them, and as they are stored
+receives    messages that go out
+acknowledgements  what a client says of messages in its hands
 transactions  outcomes of half messages
 """

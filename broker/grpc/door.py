@@ -18,7 +18,7 @@ from ...protocol.http2.flow import Stream
 from ..access.acl import Acl
 from ..broker import Broker
 from ..clock import MACHINE
-from ..config import TURN_S, LimitExceeded
+from ..config import CLIENT_GONE_S, TURN_S, LimitExceeded
 from ..remoting.connection import Connection
 from ..store.files import StoreError
 from .authentication import authorize
@@ -53,9 +53,16 @@ class Door:
             self.now_s = broker.clock.monotonic_s
 
     def _gone(self, client: GrpcClient) -> None:
-        """A client has said good-bye, or its connection is gone."""
+        """A client has said good-bye, or its connection is gone; then it may come back."""
         if self._hall is not None:
-            self._hall.broker.clients.drop(client)
+            broker = self._hall.broker
+            broker.clients.drop(client)
+            if client.group:
+                broker.clock.call_later(CLIENT_GONE_S, self._look_for, client.client_id)
+
+    def _look_for(self, client_id: str) -> None:
+        if self._hall is not None and self._hall.clients.get(client_id) is None:
+            self._hall.broker.pops.client_gone(client_id)
 
     def protocol(self, connection: Connection) -> GrpcConnection:
         return GrpcConnection(self, connection)
@@ -116,7 +123,7 @@ class Door:
             self._refuse(call, Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
 
     def _refuse(self, call: Call, code: int, reason: str) -> None:
-        if not call.method.is_open:
+        if not call.method.is_stream:
             call.refuse(code, reason)
             return
         refused: Any = call.method.response()

@@ -13,8 +13,10 @@ from ...protocol.compression import decompressed
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.message import MessageError, Record, decode_host
 from ..config import (
+    MAX_CONTEXT_CHARS,
     MAX_DELIVERY_DELAY_MS,
     MAX_GROUP_KEY_BYTES,
+    MAX_MESSAGE_ID_CHARS,
     MAX_RECOVERY_S,
     MAX_USER_PROPERTIES,
     MAX_USER_PROPERTY_BYTES,
@@ -86,8 +88,9 @@ def checked(message: Any, topic: str, now_ms: int) -> Sent:
     if size > MAX_USER_PROPERTY_BYTES:
         reason = f"the properties, tag and keys have {size} bytes; {MAX_USER_PROPERTY_BYTES} are allowed"
         raise Fault(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
-    if not system.message_id.strip() or has_control(system.message_id):
-        raise Fault(Code.ILLEGAL_MESSAGE_ID, "the message has no id, or one with control characters")
+    if not system.message_id.strip() or has_control(system.message_id) or len(system.message_id) > MAX_MESSAGE_ID_CHARS:
+        reason = f"the message's id is blank, has control characters, or more than {MAX_MESSAGE_ID_CHARS} characters"
+        raise Fault(Code.ILLEGAL_MESSAGE_ID, reason)
     found[props.UNIQUE_KEY] = system.message_id
     found[props.PRODUCER_GROUP] = topic
     is_half = system.message_type == TRANSACTION
@@ -98,7 +101,7 @@ def checked(message: Any, topic: str, now_ms: int) -> Sent:
     group_key = _group_key(found, system)
     kind = TRANSACTION if is_half else DELAY if TIMER_DELIVER_MS in found else FIFO if group_key else NORMAL
     for name, value in ((TRACE_CONTEXT, system.trace_context), (BORN_HOST, system.born_host)):
-        if value and not has_control(value):
+        if value and len(value) <= MAX_CONTEXT_CHARS and not has_control(value):  # otherwise it is left out
             found[name] = value
     body, sys_flag = _plain(body, system.body_encoding)
     born = system.born_timestamp
@@ -198,8 +201,8 @@ def fill(message: Any, record: Record, attempt: int, handle: str = "") -> None:
     system = message.system_properties
     _fill_body(message, system, record)
     _fill_properties(system, found, record)
-    _set_ms(system.born_timestamp, record.born_ms)
-    _set_ms(system.store_timestamp, record.store_ms)
+    set_ms(system.born_timestamp, record.born_ms)
+    set_ms(system.store_timestamp, record.store_ms)
     system.born_host = found.get(BORN_HOST) or _address(record.born_host)
     system.store_host = _address(record.store_host)
     system.queue_id, system.queue_offset = record.queue_id, record.queue_offset
@@ -232,7 +235,7 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record) -> None
         system.keys.extend(keys.split(" "))
     due = found.get(TIMER_DELIVER_MS, "")
     if due.isdecimal() and len(due) < 16:
-        _set_ms(system.delivery_timestamp, int(due))
+        set_ms(system.delivery_timestamp, int(due))
     if group_key := found.get(SHARDING_KEY):
         system.message_group = group_key
     if context := found.get(TRACE_CONTEXT):
@@ -245,7 +248,7 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record) -> None
     system.message_type = TRANSACTION if is_half else DELAY if is_timed else FIFO if group_key else NORMAL
 
 
-def _set_ms(timestamp: Any, time_ms: int) -> None:
+def set_ms(timestamp: Any, time_ms: int) -> None:
     timestamp.seconds, timestamp.nanos = time_ms // 1000, time_ms % 1000 * 1_000_000
 
 

@@ -60,7 +60,7 @@ def query_assignment(hall: Hall, call: Call, request: Any) -> Any:
     if not topic.perm & PERM_READ or not topic.read_queues:
         raise Fault(Code.FORBIDDEN, f"the topic {topic.name} has no queue that may be read")
     settings = hall.broker.group_configs.ensure(group)
-    is_in_order = bool(getattr(settings, "consume_orderly", False))
+    is_in_order = settings is not None and settings.consume_orderly
     response = QueryAssignmentResponse()
     set_status(response.status)
     pattern = _pattern(hall, call, request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from . import needs, routes, schema, telemetry, transactions
+from . import acknowledgements, needs, receives, routes, schema, telemetry, transactions
 from .calls import Method
 
 SEND: Final = "SendMessage"
@@ -57,6 +57,36 @@ METHODS: Final[Mapping[str, Method]] = {
             schema.EndTransactionResponse,
             transactions.end_transaction,
             needs.publishes,
+        ),
+        # consumers
+        Method(
+            "ReceiveMessage",
+            schema.ReceiveMessageRequest,
+            schema.ReceiveMessageResponse,
+            receives.receive_message,
+            needs.receives,
+            is_stream=True,
+        ),
+        Method(
+            "AckMessage",
+            schema.AckMessageRequest,
+            schema.AckMessageResponse,
+            acknowledgements.ack_message,
+            needs.consumes,
+        ),
+        Method(
+            "ChangeInvisibleDuration",
+            schema.ChangeInvisibleDurationRequest,
+            schema.ChangeInvisibleDurationResponse,
+            acknowledgements.change_invisible_duration,
+            needs.consumes,
+        ),
+        Method(
+            "ForwardMessageToDeadLetterQueue",
+            schema.ForwardMessageToDeadLetterQueueRequest,
+            schema.ForwardMessageToDeadLetterQueueResponse,
+            acknowledgements.forward_to_dead_letters,
+            needs.consumes,
         ),
     )
 }

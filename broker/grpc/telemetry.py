@@ -125,7 +125,7 @@ def _for_producer(settings: Any) -> None:
 
 def _for_consumer(settings: Any, group: GroupConfig | None) -> None:
     subscription = settings.subscription
-    subscription.fifo = bool(getattr(group, "consume_orderly", False))
+    subscription.fifo = group is not None and group.consume_orderly
     subscription.receive_batch_size = RECEIVE_BATCH
     subscription.long_polling_timeout.seconds = int(POLL_S)
     policy = settings.backoff_policy
@@ -139,6 +139,7 @@ def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
     if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER):
         group = group_of(request.group)
         _hear(hall, call).group = group
+        hall.broker.pops.heard(call.client_id)
     elif request.client_type == PRODUCER:
         client = _hear(hall, call)
         if client.topics:
@@ -149,7 +150,10 @@ def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
 
 
 def notify_termination(hall: Hall, call: Call, request: Any) -> Any:
-    hall.clients.forget(call.client_id)
+    client = hall.clients.get(call.client_id)
+    if client is not None and client.connection is call.session:  # nobody says good-bye for others
+        hall.clients.forget(call.client_id)
+        hall.broker.pops.client_gone(call.client_id)
     response = NotifyClientTerminationResponse()
     set_status(response.status)
     return response

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from google.protobuf import duration_pb2
 from rocketlet.broker.config import (
+    MAX_CONTEXT_CHARS,
     MAX_DELIVERY_DELAY_MS,
     MAX_ENDPOINTS_BYTES,
     MAX_GROUP_KEY_BYTES,
+    MAX_MESSAGE_ID_CHARS,
     MAX_NAMESPACE_CHARS,
     MAX_RECOVERY_S,
     MAX_USER_PROPERTIES,
@@ -275,6 +277,7 @@ HALF = {"message_type": 4}
         (_with(keys=["a", "b\x01"]), 40005),
         (_properties(a="x" * 16_384), 43101),
         (_with(message_id=" "), 40009),
+        (_with(message_id="x" * (MAX_MESSAGE_ID_CHARS + 1)), 40009),
         (_with(message_id="x\x02TRAN_MSG\x01true"), 40009),
         (
             _with(**HALF, orphaned_transaction_recovery_duration=duration_pb2.Duration(seconds=MAX_RECOVERY_S + 1)),
@@ -308,9 +311,10 @@ async def test_what_may_not_be_sent(nodes: Nodes, dial: Dial, sent: Any, code: i
         _properties(**{f"p{number}": "v" for number in range(MAX_USER_PROPERTIES)}),
         _properties(a="x" * 16_383),
         _with(keys=["a b"]),
+        _with(message_id="x" * MAX_MESSAGE_ID_CHARS),
         _with(message_group="x" * MAX_GROUP_KEY_BYTES),
     ],
-    ids=["body", "properties", "size", "key", "group"],
+    ids=["body", "properties", "size", "key", "id", "group"],
 )
 async def test_what_may_just_be_sent(node: Node, client: GrpcClient, sent: Any) -> None:
     put(node)
@@ -329,6 +333,16 @@ async def test_a_delivery_time_too_far_ahead_is_refused(node: Node, client: Grpc
     far_ms = node.clock.time_ms() + MAX_DELIVERY_DELAY_MS
     sent.system_properties.delivery_timestamp.FromMilliseconds(far_ms + 60_000)
     assert (await client.call("SendMessage", sending(sent))).status.code == 40012
+
+
+@pytest.mark.parametrize("size", [MAX_CONTEXT_CHARS, MAX_CONTEXT_CHARS + 1])
+async def test_a_trace_context_that_is_too_long_is_left_out(node: Node, client: GrpcClient, size: int) -> None:
+    put(node)
+    sent = message("t", trace_context="x" * size, born_host="h\x02TAGS\x01a")
+    assert (await client.call("SendMessage", sending(sent))).status.code == OK
+    (record,) = stored(node)
+    assert ("TRACE_CONTEXT" in record.properties) is (size == MAX_CONTEXT_CHARS)
+    assert props.find(record.properties, "TAGS") is None
 
 
 async def test_gzip_is_taken_out_for_those_who_cannot_read_it(node: Node, client: GrpcClient) -> None:

@@ -1,0 +1,240 @@
+"""ReceiveMessage: messages that a client gets into its hands for a time, at once or as soon as some come.
+
+The answer is a stream: a status, the messages, the time. Messages of an answer that its client does not take go back at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from ...protocol import properties as props
+from ...protocol.codes import PERM_READ
+from ...protocol.message import Record, decode_record
+from ...protocol.subscription import Subscription, SubscriptionError, parse_subscription
+from ..config import (
+    DEADLINE_MARGIN_S,
+    MAX_INVISIBLE_MS,
+    MAX_POLL_S,
+    MIN_INVISIBLE_MS,
+    RECEIVE_AGAIN_S,
+    RENEWED_INVISIBLE_MS,
+)
+from ..pops.pool import Wait
+from ..pops.values import Delivered, Received, Request, Why
+from ..sessions.refusal import Reason, Refusal
+from ..store.files import StoreError
+from .calls import Call, set_status
+from .codes import Code, Fault
+from .hall import Hall
+from .messages import fill, set_ms
+from .names import group_of, topic_of
+from .schema import ReceiveMessageResponse
+
+_TAG, _SQL = 1, 2
+_TEXT_BYTES: Final = 1024  # counted for a receive that waits for its filter, beside the expression
+_CODES: Final = {
+    Why.FOUND: Code.OK,
+    Why.NOTHING_NEW: Code.MESSAGE_NOT_FOUND,
+    Why.CLIENT_GONE: Code.MESSAGE_NOT_FOUND,
+    Why.TOO_MANY_WAIT: Code.TOO_MANY_REQUESTS,
+    Why.TOPIC_GONE: Code.TOPIC_NOT_FOUND,
+    Why.GROUP_GONE: Code.CONSUMER_GROUP_NOT_FOUND,
+    Why.PULLED: Code.FORBIDDEN,
+    Why.STOPPED: Code.INTERNAL_SERVER_ERROR,
+    Why.FAILED: Code.INTERNAL_SERVER_ERROR,
+}
+_LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED))
+"""Clients ask again at once, so they are answered after a while."""
+
+
+@dataclass(slots=True)
+class Receiving:
+    """A receive that is under way."""
+
+    hall: Hall
+    call: Call
+    request: Request
+    wait: Wait | None = None
+    given: tuple[Delivered, ...] = ()
+
+    def aborted(self) -> None:
+        """Nobody takes the answer."""
+        if self.wait is not None:
+            self.wait.cancel()
+        if self.given:
+            self.hall.broker.pops.put_back(self.request.group, self.request.topic, self.given)
+
+    def answer(self, received: Received) -> None:
+        if self.call.is_over:
+            self.given = received.messages
+            self.aborted()
+        elif received.why in _LATE:
+            self.hall.broker.clock.call_later(RECEIVE_AGAIN_S, self._say, received)
+        else:
+            self._say(received)
+
+    def _say(self, received: Received) -> None:
+        code = _CODES[received.why]
+        if not received.messages:
+            end(self.hall, self.call, code, received.fault or received.why.value)
+            return
+        records = [(delivered, decode_record(delivered.record)) for delivered in received.messages]
+        wanted = [pair for pair in records if _is_wanted(self.request.subscription, pair[1])]
+        if len(wanted) < len(records):
+            self._pass([pair[0] for pair in records if pair not in wanted])
+        self.given = tuple(pair[0] for pair in wanted)
+        if not wanted:
+            end(self.hall, self.call, Code.MESSAGE_NOT_FOUND, Why.NOTHING_NEW.value)
+            return
+        _send_status(self.call, code, "OK")
+        for delivered, record in wanted:
+            response = ReceiveMessageResponse()
+            fill(response.message, record, delivered.attempt, delivered.handle)
+            self.call.send(response)
+        _send_time(self.hall, self.call)
+
+    def _pass(self, passed: list[Delivered]) -> None:
+        """Their tags have the hash of one that was asked for, and are others."""
+        handles = [delivered.handle for delivered in passed]
+        self.hall.broker.pops.ack(self.request.group, self.request.topic, handles, lambda outcomes: None)
+
+
+def receive_message(hall: Hall, call: Call, request: Any) -> None:
+    try:
+        _receive(hall, call, request)
+    except Fault as fault:
+        end(hall, call, fault.code, str(fault))
+
+
+def _receive(hall: Hall, call: Call, request: Any) -> None:
+    wait_ms = _wait_ms(call, request)
+    name, group = topic_of(request.message_queue.topic), group_of(request.group)
+    invisible_ms = _invisible_ms(request)
+    subscription = _subscription(name, request.filter_expression)
+    broker = hall.broker
+    topic = broker.topics.get(name)
+    if topic is None:
+        raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
+    settings = broker.group_configs.ensure(group)
+    if settings is None:
+        raise Fault(Code.CONSUMER_GROUP_NOT_FOUND, f"the group {group} does not exist: create it first")
+    if not topic.perm & PERM_READ or not settings.consume_enable:
+        raise Fault(Code.FORBIDDEN, f"the group {group} may not read {name} now")
+    hall.clients.hear(call.client_id, call.session).group = group
+    asked_id = request.message_queue.id
+    queue_id = asked_id if 0 <= asked_id < topic.read_queues else None
+    wanted = Request(
+        group,
+        name,
+        call.client_id,
+        request.batch_size,
+        invisible_ms,
+        wait_ms,
+        queue_id,
+        settings.consume_orderly and queue_id is not None,
+        request.auto_renew,
+        subscription,
+        attempt_id=request.attempt_id or None,
+    )
+    if request.batch_size <= 0:
+        end(hall, call, Code.MESSAGE_NOT_FOUND, "no messages were asked for")
+    elif request.filter_expression.type == _SQL:
+        _with_filter(hall, call, wanted, request.filter_expression.expression)
+    else:
+        _begin(hall, call, wanted)
+
+
+def _begin(hall: Hall, call: Call, request: Request) -> None:
+    receiving = Receiving(hall, call, request)
+    call.aborted = receiving.aborted
+    try:
+        receiving.wait = hall.broker.pops.receive(request, receiving.answer)
+    except (StoreError, OSError) as error:
+        receiving.answer(Received(Why.FAILED, fault=str(error)))
+
+
+def _with_filter(hall: Hall, call: Call, request: Request, expression: str) -> None:
+    """Now, or when the expression is parsed. Raises Fault."""
+    filters = hall.broker.filters
+    try:
+        matches = filters.find(expression)
+        if matches is None:
+            later = partial(_look_again, hall, call, request, expression)
+            filters.when_parsed(call.session, expression, later, len(expression) + _TEXT_BYTES)
+            return
+    except Refusal as refusal:
+        is_busy = refusal.reason is Reason.BUSY
+        code = Code.TOO_MANY_REQUESTS if is_busy else Code.ILLEGAL_FILTER_EXPRESSION
+        raise Fault(code, str(refusal)) from None
+    _begin(hall, call, replace(request, subscription=None, matches=matches))
+
+
+def _look_again(hall: Hall, call: Call, request: Request, expression: str) -> None:
+    if not call.is_over:
+        try:
+            _with_filter(hall, call, request, expression)
+        except Fault as fault:
+            end(hall, call, fault.code, str(fault))
+
+
+def _wait_ms(call: Call, request: Any) -> int:
+    """Never longer than the client waits for the answer."""
+    wait_s = MAX_POLL_S
+    if request.HasField("long_polling_timeout"):
+        wait_s = duration_ms(request.long_polling_timeout) / 1000
+        if wait_s < 0:
+            raise Fault(Code.ILLEGAL_POLLING_TIME, "the time to wait is negative")
+    if call.due_s is not None:
+        wait_s = min(wait_s, call.due_s - call.session.heard_s - DEADLINE_MARGIN_S)
+    return int(max(min(wait_s, MAX_POLL_S), 0.0) * 1000)
+
+
+def _invisible_ms(request: Any) -> int:
+    if request.auto_renew:
+        return RENEWED_INVISIBLE_MS
+    found = duration_ms(request.invisible_duration)
+    if not MIN_INVISIBLE_MS <= found <= MAX_INVISIBLE_MS:
+        reason = f"the invisible time is {found} ms; {MIN_INVISIBLE_MS} to {MAX_INVISIBLE_MS} are allowed"
+        raise Fault(Code.ILLEGAL_INVISIBLE_TIME, reason)
+    return found
+
+
+def duration_ms(duration: Any) -> int:
+    found: int = duration.seconds * 1000 + duration.nanos // 1_000_000
+    return found
+
+
+def _subscription(topic: str, expression: Any) -> Subscription | None:
+    if expression.type not in (0, _TAG):
+        return None
+    try:
+        found = parse_subscription(topic, expression.expression)
+    except SubscriptionError as error:
+        raise Fault(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from None
+    return None if found.takes_all else found
+
+
+def _is_wanted(subscription: Subscription | None, record: Record) -> bool:
+    return subscription is None or props.find(record.properties, props.TAGS) in subscription.tags
+
+
+def end(hall: Hall, call: Call, code: int, reason: str) -> None:
+    """An answer without messages."""
+    if not call.is_over:
+        _send_status(call, code, reason)
+        _send_time(hall, call)
+
+
+def _send_status(call: Call, code: int, reason: str) -> None:
+    response = ReceiveMessageResponse()
+    set_status(response.status, code, reason)
+    call.send(response)
+
+
+def _send_time(hall: Hall, call: Call) -> None:
+    response = ReceiveMessageResponse()
+    set_ms(response.delivery_timestamp, hall.broker.clock.time_ms())
+    call.send(response)
+    call.end()

@@ -1,0 +1,450 @@
+"""Receives, acknowledgements and changes, as official clients ask for them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import (
+    CLIENT_GONE_S,
+    MAX_ACKS,
+    MAX_INVISIBLE_MS,
+    MAX_POLL_S,
+    MIN_INVISIBLE_MS,
+    RECEIVE_AGAIN_S,
+    RENEWED_INVISIBLE_MS,
+)
+from rocketlet.broker.grpc import schema
+from rocketlet.broker.pops import pops
+from rocketlet.client import Producer
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.group_config import GroupConfig
+
+from ...conftest import Node, Nodes, eventually
+from ...support.grpc_client import GrpcClient, OpenCall, message, resource, sending
+from .conftest import Dial
+
+OK, NOTHING, ILLEGAL_HANDLE = 20000, 40401, 40013
+
+
+@pytest.fixture
+async def node(nodes: Nodes) -> Node:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    node.broker.topics.put(TopicConfig("t", 2, 2), node.broker.store.end)
+    return node
+
+
+def request(*, wait_ms: int = 0, invisible_ms: int = 30_000, count: int = 32, **fields: Any) -> Any:
+    found = schema.ReceiveMessageRequest(batch_size=count, **fields)
+    found.group.name = found.group.name or "g"
+    found.message_queue.topic.name = found.message_queue.topic.name or "t"
+    found.message_queue.id = -1
+    found.long_polling_timeout.FromMilliseconds(wait_ms)
+    if not found.auto_renew:
+        found.invisible_duration.FromMilliseconds(invisible_ms)
+    return found
+
+
+def begin(client: GrpcClient, asked: Any, **metadata: str) -> OpenCall:
+    call = client.begin("ReceiveMessage", end=False, path="", **metadata)
+    call.send(asked, end=True)
+    return call
+
+
+async def received(call: OpenCall) -> tuple[int, list[Any]]:
+    """The code and the messages of an answer that is whole: status, messages, time."""
+    answers = await call.all()
+    assert call.status == 0
+    assert [answer.WhichOneof("content") for answer in answers][:1] == ["status"]
+    assert answers[-1].WhichOneof("content") == "delivery_timestamp"
+    return answers[0].status.code, [answer.message for answer in answers[1:-1]]
+
+
+async def receive(client: GrpcClient, **options: Any) -> list[Any]:
+    code, messages = await received(begin(client, request(**options)))
+    assert code == (OK if messages else NOTHING)
+    return messages
+
+
+async def send(client: GrpcClient, *bodies: bytes, **system: Any) -> None:
+    for body in bodies:
+        answer = await client.call("SendMessage", sending(message("t", body, message_id=f"ID-{body[:9]!r}", **system)))
+        assert answer.status.code == OK
+
+
+async def joined(client: GrpcClient) -> None:
+    """A group begins with what comes after its first receive."""
+    assert await receive(client) == []
+
+
+def handles(messages: list[Any]) -> list[str]:
+    return [item.system_properties.receipt_handle for item in messages]
+
+
+async def ack(client: GrpcClient, *receipt_handles: str, group: str = "g", topic: str = "t") -> Any:
+    asked = schema.AckMessageRequest(group=resource(group), topic=resource(topic))
+    for number, handle in enumerate(receipt_handles):
+        asked.entries.add(message_id=f"ID{number}", receipt_handle=handle)
+    return await client.call("AckMessage", asked)
+
+
+async def change(client: GrpcClient, handle: str, invisible_ms: int, **fields: Any) -> Any:
+    asked = schema.ChangeInvisibleDurationRequest(
+        group=resource("g"), topic=resource("t"), receipt_handle=handle, **fields
+    )
+    asked.invisible_duration.FromMilliseconds(invisible_ms)
+    return await client.call("ChangeInvisibleDuration", asked)
+
+
+# Receiving
+
+
+async def test_a_message_comes_as_it_was_sent(client: GrpcClient) -> None:
+    await joined(client)
+    sent = message("t", b"hello", message_id="01AB", tag="blue", keys=["k1", "k2"], message_group="mg")
+    sent.user_properties["color"] = "grün"
+    await client.call("SendMessage", sending(sent))
+    (found,) = await receive(client)
+    system = found.system_properties
+    assert (found.topic.name, found.body, dict(found.user_properties)) == ("t", b"hello", {"color": "grün"})
+    assert (system.message_id, system.tag, list(system.keys)) == ("01AB", "blue", ["k1", "k2"])
+    assert (system.message_group, system.message_type) == ("mg", 2)
+    assert (system.body_encoding, system.body_digest.type) == (1, 2)
+    assert system.body_digest.checksum == "5D41402ABC4B2A76B9719D911017C592"
+    assert (system.delivery_attempt, system.queue_offset) == (1, 0)
+    assert system.receipt_handle
+    assert system.born_host.startswith("127.0.0.1:")
+
+
+async def test_what_the_other_door_takes_comes_without_its_compression(node: Node, client: GrpcClient) -> None:
+    await joined(client)
+    body = b"x" * 10_000
+    async with Producer(node.address) as producer:
+        await producer.send("t", body, tag="a", keys="k")
+    (found,) = await receive(client)
+    assert (found.body, found.system_properties.body_encoding) == (body, 1)
+    assert (found.system_properties.tag, list(found.system_properties.keys)) == ("a", ["k"])
+
+
+async def test_a_body_that_cannot_be_read_is_handed_on(node: Node, client: GrpcClient) -> None:
+    await joined(client)
+    await send(client, zlib.compress(b"y")[:-2], body_encoding=2)
+    (found,) = await receive(client)
+    assert found.system_properties.body_encoding == 2
+
+
+async def test_a_receive_waits_for_the_next_message(node: Node, client: GrpcClient) -> None:
+    call = begin(client, request(wait_ms=20_000))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    await send(client, b"late")
+    code, (found,) = await received(call)
+    assert (code, found.body) == (OK, b"late")
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "timeout", "expected_s"),
+    [
+        (5000, "30S", 5.0),
+        (60_000, "90S", MAX_POLL_S),
+        (20_000, "8S", 7.9),
+        (None, "8S", 7.9),
+        (None, "", MAX_POLL_S),
+    ],
+)
+async def test_how_long_a_receive_waits(
+    node: Node, client: GrpcClient, wait_ms: int | None, timeout: str, expected_s: float
+) -> None:
+    """Never longer than its client waits for the answer: Go's simple consumer says only how long that is."""
+    asked = request(wait_ms=wait_ms or 0)
+    if wait_ms is None:
+        asked.ClearField("long_polling_timeout")
+    call = begin(client, asked, grpc_timeout=timeout)
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    node.clock.advance(expected_s - 0.01)
+    assert node.broker.pops.waiting == 1
+    node.clock.advance(0.01)
+    assert await received(call) == (NOTHING, [])
+
+
+async def test_a_receive_that_its_client_gives_up_takes_nothing(node: Node, client: GrpcClient) -> None:
+    call = begin(client, request(wait_ms=20_000))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    call.cancel()
+    await eventually(lambda: node.broker.pops.waiting == 0)
+    await send(client, b"one")
+    (found,) = await receive(client)
+    assert found.system_properties.delivery_attempt == 1
+
+
+async def test_an_answer_that_its_client_does_not_take_goes_back(node: Node, client: GrpcClient, dial: Dial) -> None:
+    await joined(client)
+    await send(client, b"x" * 200_000)
+    other = await dial(node.address, client_id="other")
+    other.is_reading = False  # its window is smaller than the message
+    call = begin(other, request())
+    await eventually(lambda: bool(call.body))
+    assert await receive(client) == []
+    call.cancel()
+    await eventually(lambda: not node.server.connections[1].held_bytes() > 100_000)
+    (found,) = await receive(client)
+    assert found.system_properties.delivery_attempt == 1
+
+
+async def test_the_same_with_its_connection(node: Node, client: GrpcClient, dial: Dial) -> None:
+    await joined(client)
+    await send(client, b"x" * 200_000)
+    other = await dial(node.address, client_id="other")
+    other.is_reading = False
+    call = begin(other, request())
+    await eventually(lambda: bool(call.body))
+    await other.close()
+    await eventually(lambda: len(node.server.connections) == 1)
+    assert len(await receive(client)) == 1
+
+
+async def test_tags_are_compared_by_their_text(client: GrpcClient) -> None:
+    """`Aa` and `BB` have the same hash."""
+    await joined(client)
+    await send(client, b"1", tag="BB")
+    await send(client, b"2", tag="Aa")
+    await send(client, b"3")
+    asked = request()
+    asked.filter_expression.type, asked.filter_expression.expression = 1, "Aa || C"
+    _, (found,) = await received(begin(client, asked))
+    assert found.body == b"2"
+
+
+async def test_messages_are_filtered_by_their_properties(client: GrpcClient) -> None:
+    await joined(client)
+    for price in ("5", "20"):
+        sent = message("t", price.encode(), message_id=price)
+        sent.user_properties["price"] = price
+        await client.call("SendMessage", sending(sent))
+    asked = request()
+    asked.filter_expression.type, asked.filter_expression.expression = 2, "price > 10"
+    _, (found,) = await received(begin(client, asked))
+    assert found.body == b"20"
+
+
+@pytest.mark.parametrize(("kind", "expression"), [(1, "||"), (2, "price >")])
+async def test_filters_that_cannot_be_read(client: GrpcClient, kind: int, expression: str) -> None:
+    asked = request()
+    asked.filter_expression.type, asked.filter_expression.expression = kind, expression
+    assert await received(begin(client, asked)) == (40010, [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"invisible_ms": MIN_INVISIBLE_MS - 1}, 40011),
+        ({"invisible_ms": MIN_INVISIBLE_MS}, NOTHING),
+        ({"invisible_ms": MAX_INVISIBLE_MS}, NOTHING),
+        ({"invisible_ms": MAX_INVISIBLE_MS + 1}, 40011),
+        ({"wait_ms": -1}, 40018),
+        ({"count": 0}, NOTHING),
+        ({"count": -1}, NOTHING),
+        ({"group": resource("a b")}, 40003),
+        ({"message_queue": {"topic": {"name": "a b"}}}, 40002),
+        ({"message_queue": {"topic": {"name": "none"}}}, 40402),
+    ],
+)
+async def test_how_a_receive_may_be_answered_without_messages(
+    client: GrpcClient, fields: dict[str, Any], code: int
+) -> None:
+    assert await received(begin(client, request(**fields))) == (code, [])
+
+
+async def test_groups_that_are_not_there_or_may_not_read(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(auto_create_groups=False)
+    node.broker.topics.put(TopicConfig("t", 1, 1), node.broker.store.end)
+    client = await dial(node.address)
+    assert await received(begin(client, request())) == (40403, [])
+    node.broker.group_configs.put(GroupConfig("g", consume_enable=False))
+    assert await received(begin(client, request())) == (40300, [])
+
+
+async def test_who_would_ask_again_at_once_is_refused_late(
+    node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pops, "MAX_WAITING_RECEIVES", 0)
+    call = begin(client, request(wait_ms=5000))
+    await client.call("Heartbeat", schema.HeartbeatRequest(client_type=1))
+    assert call.messages.empty()
+    node.clock.advance(RECEIVE_AGAIN_S)
+    assert await received(call) == (42900, [])
+
+
+# Acknowledging
+
+
+async def test_what_is_acknowledged_does_not_come_again(node: Node, client: GrpcClient) -> None:
+    await joined(client)
+    await send(client, b"1", b"2")
+    first, second = handles(await receive(client))
+    for _ in range(2):  # clients try again
+        answer = await ack(client, first)
+        assert [answer.status.code, *(entry.status.code for entry in answer.entries)] == [OK, OK]
+    node.clock.advance(31)
+    (again,) = await receive(client)
+    assert (again.system_properties.delivery_attempt, again.system_properties.receipt_handle == second) == (2, False)
+
+
+async def test_handles_that_are_not_good(node: Node, client: GrpcClient) -> None:
+    await joined(client)
+    await send(client, b"1")
+    (handle,) = handles(await receive(client))
+    assert (await ack(client, "rubbish")).status.code == ILLEGAL_HANDLE
+    assert (await ack(client, handle, group="other")).status.code == ILLEGAL_HANDLE
+    answer = await ack(client, "rubbish", handle)
+    assert answer.status.code == 30000
+    assert [entry.status.code for entry in answer.entries] == [ILLEGAL_HANDLE, OK]
+    assert [entry.receipt_handle for entry in answer.entries] == ["rubbish", handle]
+
+
+async def test_a_handle_of_hands_that_lost_the_message_is_not_good(node: Node, client: GrpcClient) -> None:
+    await joined(client)
+    await send(client, b"1")
+    (old,) = handles(await receive(client))
+    node.clock.advance(31)
+    (new,) = handles(await receive(client))
+    assert (await ack(client, old)).status.code == ILLEGAL_HANDLE
+    assert (await ack(client, new)).status.code == OK
+
+
+async def test_a_call_acknowledges_some_and_not_too_many(client: GrpcClient) -> None:
+    assert (await ack(client)).status.code == 40000
+    assert (await ack(client, *["x"] * MAX_ACKS)).status.code == ILLEGAL_HANDLE
+    assert (await ack(client, *["x"] * (MAX_ACKS + 1))).status.code == 40000
+
+
+# Changing
+
+
+async def test_a_message_that_is_refused_comes_again_in_exactly_that_time(node: Node, client: GrpcClient) -> None:
+    """Apache's brokers hand it out when the receive that waits has ended: a second may become 15."""
+    await joined(client)
+    await send(client, b"1")
+    (handle,) = handles(await receive(client))
+    answer = await change(client, handle, 3000)
+    assert (answer.status.code, answer.receipt_handle) == (OK, handle)
+    call = begin(client, request(wait_ms=20_000))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    node.clock.advance(2.999)
+    assert node.broker.pops.waiting == 1
+    node.clock.advance(0.001)
+    _, (again,) = await received(call)
+    assert again.system_properties.delivery_attempt == 2
+
+
+async def test_a_message_that_is_only_put_off_does_not_count_as_tried(node: Node, client: GrpcClient) -> None:
+    await joined(client)
+    await send(client, b"1")
+    (handle,) = handles(await receive(client))
+    await change(client, handle, 0, suspend=True)
+    (again,) = await receive(client)
+    assert again.system_properties.delivery_attempt == 1
+
+
+@pytest.mark.parametrize(("invisible_ms", "code"), [(-1, 40011), (MAX_INVISIBLE_MS, OK), (MAX_INVISIBLE_MS + 1, 40011)])
+async def test_times_that_a_message_may_be_put_off_by(client: GrpcClient, invisible_ms: int, code: int) -> None:
+    await joined(client)
+    await send(client, b"1")
+    (handle,) = handles(await receive(client))
+    assert (await change(client, handle, invisible_ms)).status.code == code
+
+
+async def test_a_message_is_given_up_once(node: Node, client: GrpcClient) -> None:
+    await joined(client)
+    await send(client, b"1", tag="a")
+    (handle,) = handles(await receive(client))
+    asked = schema.ForwardMessageToDeadLetterQueueRequest(
+        group=resource("g"), topic=resource("t"), receipt_handle=handle, delivery_attempt=1
+    )
+    for _ in range(2):
+        answer = await client.call("ForwardMessageToDeadLetterQueue", asked)
+        assert answer.status.code == OK
+    assert node.broker.store.queues["%DLQ%g", 0].next == 1
+    asked.receipt_handle = "rubbish"
+    assert (await client.call("ForwardMessageToDeadLetterQueue", asked)).status.code == ILLEGAL_HANDLE
+
+
+# Prolonging
+
+
+async def test_a_message_is_prolonged_as_long_as_its_client_is_heard(node: Node, client: GrpcClient) -> None:
+    await joined(client)
+    await send(client, b"1")
+    (held,) = await receive(client, auto_renew=True)
+    beat = schema.HeartbeatRequest(client_type=2, group=resource("g"))
+    for _ in range(20):
+        node.clock.advance(RENEWED_INVISIBLE_MS / 2000)
+        assert (await client.call("Heartbeat", beat)).status.code == OK
+    assert await receive(client) == []
+    assert (await ack(client, *handles([held]))).status.code == OK
+
+
+async def test_with_a_client_that_says_good_bye_its_messages_come_again(
+    node: Node, client: GrpcClient, dial: Dial
+) -> None:
+    await joined(client)
+    await send(client, b"1")
+    other = await dial(node.address, client_id="other")
+    assert len(await receive(other, auto_renew=True)) == 1
+    call = begin(client, request(wait_ms=20_000))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    bye = schema.NotifyClientTerminationRequest(group=resource("g"))
+    await client.call("NotifyClientTermination", bye, x_mq_client_id="other")
+    assert node.broker.pops.waiting == 1, "nobody says it for others"
+    await other.call("NotifyClientTermination", bye)
+    _, (again,) = await received(call)
+    assert again.body == b"1"
+
+
+async def test_a_client_that_loses_its_connection_may_come_back(node: Node, client: GrpcClient, dial: Dial) -> None:
+    await joined(client)
+    await send(client, b"1")
+    other = await dial(node.address, client_id="other")
+    (held,) = await receive(other, auto_renew=True)
+    await other.close()
+    await eventually(lambda: len(node.server.connections) == 1)
+    other = await dial(node.address, client_id="other")
+    await other.call("Heartbeat", schema.HeartbeatRequest(client_type=2, group=resource("g")))
+    node.clock.advance(CLIENT_GONE_S)
+    assert await receive(client) == []
+    await other.close()
+    await eventually(lambda: len(node.server.connections) == 1)
+    node.clock.advance(CLIENT_GONE_S)
+    (again,) = await receive(client)
+    assert again.body == held.body
+
+
+# In order
+
+
+async def test_messages_of_a_group_in_order_wait_for_the_one_before(node: Node, client: GrpcClient) -> None:
+    node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
+    await joined(client)
+    await send(client, b"1", b"2", message_group="mg")
+    (first,) = await receive(client, count=1)
+    assert await receive(client) == []
+    await ack(client, *handles([first]))
+    (second,) = await receive(client)
+    assert (first.body, second.body) == (b"1", b"2")
+
+
+async def test_a_receive_whose_answer_was_lost_gets_it_again(node: Node, client: GrpcClient) -> None:
+    node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
+    await joined(client)
+    await send(client, b"1", message_group="mg")
+    for _ in range(2):
+        (found,) = await receive(client, attempt_id="attempt-1")
+        assert (found.body, found.system_properties.delivery_attempt) == (b"1", 1)
+
+
+async def test_a_group_in_order_is_told_so(node: Node, client: GrpcClient) -> None:
+    node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
+    asked = schema.QueryAssignmentRequest(topic=resource("t"), group=resource("g"))
+    answer = await client.call("QueryAssignment", asked)
+    assert [item.message_queue.id for item in answer.assignments] == [0, 1]
