@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from ..protocol import properties as props
-from ..protocol.compression import decompressed
+from ..protocol.compression import begin_of, decompressed
 from ..protocol.message import Record, decode_host, decode_record, offset_in
 from ..protocol.queue import Queue
 from .lease import NO_LEASE, Lease
@@ -77,6 +77,11 @@ class Message:
     def body(self) -> bytes:
         """The body as it was sent. Raises MessageError if it was compressed and cannot be read."""
         return decompressed(self.record.body, self.record.sys_flag)
+
+    def body_begin(self, size: int) -> tuple[bytes, bool]:
+        """The first `size` bytes of the body as it was sent, and whether they are all of it. Inflates no more than that, and
+        keeps nothing. Raises MessageError as `body` does."""
+        return begin_of(self.record.body, self.record.sys_flag, size)
 
     @cached_property
     def properties(self) -> dict[str, str]:

@@ -14,6 +14,9 @@ MAX_RESTART_DELAY_S: Final = 10.0
 STEADY_S: Final = 60.0  # a broker that was ready for so long did not die soon
 STOP_S: Final = 25.0  # how long a broker may take to stop, before it is killed
 
+MAX_INFLATED_BYTES: Final = 1024 * 1024  # of a compressed body that is printed as JSON; 200 characters for people
+MAX_INFLATED_OF_FRAME: Final = 16 * 1024 * 1024  # of all compressed bodies in one frame that `rocketlet dump` shows
+
 MAX_BENCH_SECONDS: Final = 600.0
 MIN_BENCH_BYTES: Final = 8  # of a body: it begins with the time at which it was sent
 MAX_BENCH_BYTES: Final = 4 * 1024 * 1024 - 1024  # what brokers take

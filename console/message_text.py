@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,7 +34,8 @@ class BodyForm:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """`forms` has the best one first. `note`: how it was compressed, or why it cannot be read."""
+    """`forms` has the best one first. `size_bytes`: as it was sent, or as it is stored where that is not known. `note`: how
+    it was compressed, or why it cannot be read."""
 
     size_bytes: int
     forms: tuple[BodyForm, ...]
@@ -41,24 +43,28 @@ class Body:
 
 
 def body_of(message: Message) -> Body:
-    stored = message.record.body
-    flag = message.record.sys_flag
-    note = ""
+    """What a page shows of a body. No more of it is inflated than that."""
+    stored, flag = message.record.body, message.record.sys_flag
     try:
-        plain = message.body
+        plain, is_all = message.body_begin(SHOWN_BODY_BYTES)
     except MessageError as error:
-        return Body(len(stored), (_hex(stored),), str(error))
+        return Body(len(stored), (_hex(stored, len(stored)),), str(error))
+    total: int | None = len(plain) if is_all else len(stored)
+    note = ""
     if flag & SYS_COMPRESSED:
         method = _METHODS.get(flag & SYS_COMPRESSION_MASK, "zlib")
-        note = f"compressed with {method}: {size(len(stored))} stored, {size(len(plain))} when decompressed"
-    forms = [form for form in (_json(plain), _message_pack(plain), _text(plain)) if form]
-    return Body(len(plain), (*forms, _hex(plain)), note)
+        more = "" if is_all else "more than "
+        note = f"compressed with {method}: {size(len(stored))} stored, {more}{size(len(plain))} when decompressed"
+        total = len(plain) if is_all else None
+    structured = (_json(plain), _message_pack(plain)) if is_all else ()
+    forms = [form for form in (*structured, _text(plain, total)) if form]
+    return Body(len(stored) if total is None else total, (*forms, _hex(plain, total)), note)
 
 
 def preview(message: Message) -> str:
     """The begin of a body in one line."""
     try:
-        data = message.body[: PREVIEW_CHARS * 4]
+        data, _ = message.body_begin(PREVIEW_CHARS * 4)
     except MessageError:
         return "(compressed, cannot be read)"
     text = data.decode(errors="replace")
@@ -68,32 +74,34 @@ def preview(message: Message) -> str:
     return line if len(line) <= PREVIEW_CHARS else line[:PREVIEW_CHARS] + "…"
 
 
-def _text(body: bytes) -> BodyForm | None:
+def _text(begin: bytes, total: int | None) -> BodyForm | None:
+    """`total`: of the body's bytes, None if that is not known."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        whole = body.decode()
+        text = decoder.decode(begin, final=total == len(begin))  # otherwise a character may be cut in two
     except ValueError:
         return None
-    return _cut("text", whole)
+    return BodyForm("text", text, _rest(len(begin), total))
 
 
 def _json(body: bytes) -> BodyForm | None:
-    if body[:1] not in (b"{", b"[") or len(body) > SHOWN_BODY_BYTES:
+    if body[:1] not in (b"{", b"["):
         return None
     try:
-        return _cut("JSON", json.dumps(json.loads(body), indent=2, ensure_ascii=False))
+        return _indented("JSON", json.loads(body))
     except (ValueError, RecursionError):
         return None
 
 
 def _message_pack(body: bytes) -> BodyForm | None:
     """Maps and arrays only: any byte below 128 is a number in MessagePack."""
-    if not body or len(body) > SHOWN_BODY_BYTES:
+    if not body:
         return None
     try:
         value = msgpack.unpackb(body, strict_map_key=False)
         if not isinstance(value, dict | list):
             return None
-        return _cut("MessagePack", json.dumps(_plain(value), indent=2, ensure_ascii=False))
+        return _indented("MessagePack", _plain(value))
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
         return None
 
@@ -109,16 +117,34 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def _hex(body: bytes) -> BodyForm:
+def _indented(name: str, value: Any) -> BodyForm:
+    """As far as a page shows it: lines that are deep inside are indented by more than they hold."""
+    parts: list[str] = []
+    length = 0
+    for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
+        parts.append(part)
+        length += len(part)
+        if length > SHOWN_BODY_BYTES:
+            return BodyForm(name, _speakable("".join(parts)[:SHOWN_BODY_BYTES]), "further lines")
+    return BodyForm(name, _speakable("".join(parts)))
+
+
+def _speakable(text: str) -> str:
+    """JSON can name half a surrogate pair, which no page can hold: it stays as it is written there."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _hex(begin: bytes, total: int | None) -> BodyForm:
+    shown = begin[:SHOWN_HEX_BYTES]
     lines = []
-    for begin in range(0, min(len(body), SHOWN_HEX_BYTES), 16):
-        part = body[begin : begin + 16]
+    for at in range(0, len(shown), 16):
+        part = shown[at : at + 16]
         printable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
-        lines.append(f"{begin:06x}  {part.hex(' '):<47}  {printable}")
-    rest = len(body) - SHOWN_HEX_BYTES
-    return BodyForm("hex", "\n".join(lines), f"{size(rest)} more" if rest > 0 else "")
+        lines.append(f"{at:06x}  {part.hex(' '):<47}  {printable}")
+    return BodyForm("hex", "\n".join(lines), _rest(len(shown), total))
 
 
-def _cut(name: str, whole: str) -> BodyForm:
-    rest = len(whole) - SHOWN_BODY_BYTES
-    return BodyForm(name, whole[:SHOWN_BODY_BYTES], f"{rest:,} more characters" if rest > 0 else "")
+def _rest(shown: int, total: int | None) -> str:
+    if total is None:
+        return f"bytes beyond {size(shown)}"
+    return f"{size(total - shown)} more" if total > shown else ""

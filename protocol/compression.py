@@ -19,6 +19,7 @@ from .config import MAX_DECOMPRESSED_BYTES
 from .message import MessageError
 
 ZLIB_LEVEL: Final = 5
+ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024  # which all decoders take, by the format's own advice (RFC 8878, 3.1.1.1.2)
 
 
 def compressed(body: bytes) -> tuple[bytes, int]:
@@ -30,28 +31,42 @@ def decompressed(body: bytes, sys_flag: int) -> bytes:
     """The body as the producer had it. Raises MessageError if it cannot be read or exceeds 64 MiB."""
     if not sys_flag & SYS_COMPRESSED:
         return body
-    try:
-        plain, ended = _inflate(body, sys_flag & SYS_COMPRESSION_MASK)
-    except ModuleNotFoundError as missing:
-        hint = f"the body is compressed, and {missing.name} is missing: pip install 'rocketlet[compression]'"
-        raise MessageError(hint) from None
-    except (zlib.error, RuntimeError, ValueError) as error:
-        raise MessageError(f"the compressed body cannot be read: {error}") from None
+    plain, ended = _inflated(body, sys_flag, MAX_DECOMPRESSED_BYTES)
     if not ended:
         raise MessageError(f"the compressed body is cut off, or has more than {MAX_DECOMPRESSED_BYTES} bytes")
     return plain
 
 
-def _inflate(body: bytes, kind: int) -> tuple[bytes, bool]:
+def begin_of(body: bytes, sys_flag: int, size: int) -> tuple[bytes, bool]:
+    """The first `size` bytes of the body as the producer had it, and whether they are all of it. For those who only show a
+    body: a message of 64 KB may inflate to 64 MiB, and no more is inflated than was asked for. Raises MessageError."""
+    if not sys_flag & SYS_COMPRESSED:
+        return body[:size], len(body) <= size
+    plain, _ = _inflated(body, sys_flag, size + 1)
+    return plain[:size], len(plain) <= size
+
+
+def _inflated(body: bytes, sys_flag: int, size: int) -> tuple[bytes, bool]:
+    """Up to so many bytes, and whether the stream ends with them."""
+    try:
+        return _inflate(body, sys_flag & SYS_COMPRESSION_MASK, size)
+    except ModuleNotFoundError as missing:
+        hint = f"the body is compressed, and {missing.name} is missing: pip install 'rocketlet[compression]'"
+        raise MessageError(hint) from None
+    except (zlib.error, RuntimeError, ValueError) as error:
+        raise MessageError(f"the compressed body cannot be read: {error}") from None
+
+
+def _inflate(body: bytes, kind: int, size: int) -> tuple[bytes, bool]:
     if kind == SYS_COMPRESSION_LZ4:
         import lz4.frame
 
         lz4_frame = lz4.frame.LZ4FrameDecompressor()
-        return lz4_frame.decompress(body, MAX_DECOMPRESSED_BYTES), lz4_frame.eof
+        return lz4_frame.decompress(body, size), lz4_frame.eof
     if kind == SYS_COMPRESSION_ZSTD:
-        return _from_zstd(body)
+        return _from_zstd(body) if size == MAX_DECOMPRESSED_BYTES else _begin_of_zstd(body, size)
     stream = zlib.decompressobj()
-    return stream.decompress(body, MAX_DECOMPRESSED_BYTES), stream.eof
+    return stream.decompress(body, size), stream.eof
 
 
 def _from_zstd(body: bytes) -> tuple[bytes, bool]:
@@ -63,3 +78,14 @@ def _from_zstd(body: bytes) -> tuple[bytes, bool]:
         return zstandard.ZstdDecompressor().decompress(body, MAX_DECOMPRESSED_BYTES), True
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
+
+
+def _begin_of_zstd(body: bytes, size: int) -> tuple[bytes, bool]:
+    import zstandard
+
+    try:
+        stream = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).stream_reader(body)
+        plain = stream.read(size)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+    return plain, len(plain) < size

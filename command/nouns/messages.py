@@ -21,7 +21,7 @@ from ..plumbing.access import access_of
 from ..plumbing.administration import Commands, changing, confirmed, noun, pairs, verb
 from ..plumbing.numbers import whole
 from ..plumbing.output import Output, local_time
-from ..tools.frames import text_of
+from ..tools.frames import body_fields
 
 TAIL_INTERVAL_S = 0.5
 SHOWN_BODY = 200
@@ -147,7 +147,7 @@ def _line(output: Output, message: Message) -> None:
 
 
 def _record(message: Message, output: Output) -> dict[str, Any]:
-    body = _body(message)
+    body = body_fields(message.record) if output.as_json else body_fields(message.record, 4 * SHOWN_BODY)
     return {
         "time": local_time(message.store_ms),
         "topic": message.topic,
@@ -159,16 +159,8 @@ def _record(message: Message, output: Output) -> dict[str, Any]:
         "keys": " ".join(message.keys),
         "reconsume_times": message.reconsume_times,
         "properties": message.properties,
-        "body": body if output.as_json else _shortened(body),
+        **(body if output.as_json else {"body": _shortened(body["body"])}),
     }
-
-
-def _body(message: Message) -> str:
-    """Text if it is text, hex digits if not: nothing that a terminal would obey."""
-    try:
-        return text_of(message.body)
-    except ValueError:  # compressed in a way that cannot be read
-        return text_of(message.record.body)
 
 
 def _shortened(text: str) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from typing import Any, Final
 
 import orjson
 
 from ...protocol import message, properties
-from ...protocol.codes import ONEWAY_FLAG, RequestCode, code_name, request_name
-from ...protocol.compression import decompressed
+from ...protocol.codes import ONEWAY_FLAG, SYS_COMPRESSED, RequestCode, code_name, request_name
+from ...protocol.compression import begin_of
 from ...protocol.frame import Frame
 from ...protocol.headers import HeaderError, read_send_v2
+from ..config import MAX_INFLATED_BYTES, MAX_INFLATED_OF_FRAME
 
 SHOWN_CHARACTERS: Final = 200
 MARGIN: Final = "    "
@@ -33,8 +35,9 @@ def text_of(data: bytes) -> str:
     return text if text.isprintable() else orjson.dumps(text).decode()
 
 
-def fields(frame: Frame, asked: int | None) -> dict[str, Any]:
-    """A frame for programs. `asked`: the code of the request that it answers; None if it is a request."""
+def fields(frame: Frame, asked: int | None, inflated_bytes: int = MAX_INFLATED_BYTES) -> dict[str, Any]:
+    """A frame for programs. `asked`: the code of the request that it answers; None if it is a request. Of a compressed body
+    it has so many bytes at most."""
     found: dict[str, Any] = {
         "request": request_name(frame.code if asked is None else asked).partition(" ")[0],
         "opaque": frame.opaque,
@@ -44,7 +47,7 @@ def fields(frame: Frame, asked: int | None) -> dict[str, Any]:
         found["oneway"] = bool(frame.flag & ONEWAY_FLAG)
     else:
         found |= {"response": frame.code, "remark": frame.remark}
-    messages = list(_messages(frame, asked))
+    messages = list(_messages(frame, asked, inflated_bytes))
     if messages:
         found["messages"] = messages
     elif frame.body:
@@ -54,7 +57,7 @@ def fields(frame: Frame, asked: int | None) -> dict[str, Any]:
 
 def lines(frame: Frame, asked: int | None) -> Iterator[str]:
     """A frame for people: what it says, then its header, then its body or its messages."""
-    found = fields(frame, asked)
+    found = fields(frame, asked, 4 * SHOWN_CHARACTERS)
     header = " ".join(f"{name}={_short(str(value))}" for name, value in found["header"].items())
     if asked is None:
         oneway = " one-way" if found["oneway"] else ""
@@ -88,7 +91,7 @@ def _header(frame: Frame, asked: int | None) -> dict[str, Any]:
     return dict(frame.ext)
 
 
-def _messages(frame: Frame, asked: int | None) -> Iterator[dict[str, Any]]:
+def _messages(frame: Frame, asked: int | None, inflated_bytes: int) -> Iterator[dict[str, Any]]:
     """Those that the answer to a pull or a query holds."""
     if asked not in _PULLS or frame.code or not frame.body:
         return
@@ -96,8 +99,11 @@ def _messages(frame: Frame, asked: int | None) -> Iterator[dict[str, Any]]:
         records = list(message.decode_records(frame.body))
     except message.MessageError:
         return
+    room = MAX_INFLATED_OF_FRAME
     for record in records:
         named = properties.decode(record.properties)
+        body = body_fields(record, min(inflated_bytes, max(room, 0)))
+        room -= len(body["body"]) if record.sys_flag & SYS_COMPRESSED else 0
         yield {
             "topic": record.topic,
             "queue_id": record.queue_id,
@@ -105,12 +111,25 @@ def _messages(frame: Frame, asked: int | None) -> Iterator[dict[str, Any]]:
             "tag": named.get(properties.TAGS, ""),
             "keys": named.get(properties.KEYS, ""),
             "reconsume_times": record.reconsume_times,
-            "body": _body(record),
+            **body,
         }
 
 
-def _body(record: message.Record) -> str:
+def body_fields(record: message.Record, inflated_bytes: int = MAX_INFLATED_BYTES) -> dict[str, Any]:
+    """The body as text; a compressed one as far as that, which is then said. What cannot be read is shown as it is stored."""
+    if not record.sys_flag & SYS_COMPRESSED:
+        return {"body": text_of(record.body)}
     try:
-        return text_of(decompressed(record.body, record.sys_flag))
+        plain, is_all = begin_of(record.body, record.sys_flag, inflated_bytes)
     except message.MessageError:
-        return text_of(record.body)
+        return {"body": text_of(record.body)}
+    return {"body": text_of(plain)} if is_all else {"body": _begin_text(plain), "body_is_cut": True}
+
+
+def _begin_text(begin: bytes) -> str:
+    """As `text_of`, of bytes that may end inside of a character."""
+    whole = codecs.getincrementaldecoder("utf-8")()
+    try:
+        return text_of(whole.decode(begin).encode())
+    except ValueError:
+        return text_of(begin)

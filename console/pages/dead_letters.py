@@ -18,7 +18,7 @@ from ..console import Console
 from ..form import Form, query_of
 from ..page import Page, console_of
 from ..text import number, part
-from .messages import at_place, newest, row_of
+from .messages import at_place, newest, rows_of
 
 SHOWN_PLAN = 20
 
@@ -33,7 +33,7 @@ async def listed(request: Request) -> Page:
         {
             "group": group,
             "total": topic.messages if topic else 0,
-            "rows": [(row_of(message), place_of(message), origin_of(message)) for message in reversed(found)],
+            "rows": [(row, place_of(row.message), origin_of(row.message)) for row in await rows_of(reversed(found))],
             "limit": limit,
         },
     )
@@ -78,7 +78,8 @@ async def replay(request: Request, form: Form) -> Change:
         "The dead letters stay where they are. What is sent again twice arrives twice.",
         "This page is the dry run: nothing has been sent yet.",
     ]
-    rows = [(row.message.message_id, origin_of(row.message), row.preview) for row in map(row_of, found[:SHOWN_PLAN])]
+    shown = await rows_of(found[:SHOWN_PLAN])
+    rows = [(row.message.message_id, origin_of(row.message), row.preview) for row in shown]
     if len(found) > SHOWN_PLAN:
         rows.append((f"and {number(len(found) - SHOWN_PLAN)} more", "", ""))
     question = f"Send {number(len(found))} messages again {target}?"

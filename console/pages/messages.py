@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -38,7 +38,7 @@ class Row:
 async def found(request: Request) -> Page:
     console, form = console_of(request), query_of(request)
     topic, way = form.text("topic"), form.text("by", "newest")
-    rows = [row_of(message) for message in await _search(console, form)] if topic or form.text("value") else None
+    rows = await rows_of(await _search(console, form)) if topic or form.text("value") else None
     topics = [name for name in await console.topics.list(now=is_load(request)) if not names.is_made_by_brokers(name)]
     return Page(
         "messages.html",
@@ -143,7 +143,12 @@ def _in_time(messages: list[Message]) -> list[Message]:
     return sorted(messages, key=lambda message: (message.store_ms, message.queue, message.queue_offset))
 
 
-def row_of(message: Message) -> Row:
+async def rows_of(messages: Iterable[Message]) -> list[Row]:
+    """Made by a thread: bodies may be compressed, and a broker may run in this process."""
+    return await asyncio.to_thread(lambda: list(map(_row_of, messages)))
+
+
+def _row_of(message: Message) -> Row:
     return Row(message, href_of(message), preview(message))
 
 
@@ -168,7 +173,7 @@ async def shown(request: Request) -> Page:
     console, given = console_of(request), request.path_params
     queue = Queue(given["topic"], given["broker"], given["queue"])
     message = await at_place(console, queue, given["offset"])
-    body = body_of(message)
+    body = await asyncio.to_thread(body_of, message)
     wanted = query_of(request).text("as")
     form = next((form for form in body.forms if form.name == wanted), body.forms[0])
     host, port = message.born_host
@@ -209,7 +214,7 @@ async def tailed(request: Request) -> Page:
     else:
         fresh = [message async for message in _fresh(console, topic, tail, tags)]
         tail.messages = (tail.messages + _holding(_in_time(fresh), text))[-TAIL_MESSAGES:]
-    rows = [row_of(message) for message in reversed(tail.messages)]
+    rows = await rows_of(reversed(tail.messages))
     shown = {"topic": name, "rows": rows, "tags": form.text("tags"), "text": text, "skipped": tail.skipped}
     return Page("tail.html", shown)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,14 @@ from typing import Any
 import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer
 from rocketlet.command.cli import main
+from rocketlet.command.config import MAX_INFLATED_BYTES
 from rocketlet.command.plumbing.output import Output
 from rocketlet.command.tools.dump import Dump
+from rocketlet.command.tools.frames import fields, lines
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.compression import compressed
+from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.message import encode_record
 from rocketlet.testing import Broker, Cluster
 
 Start = Callable[..., Awaitable[str]]
@@ -183,3 +190,21 @@ def run_quietly(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], int]:
 
     monkeypatch.setattr(logs, "configure", lambda level: None)
     return main
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_compressed_bodies_are_inflated_as_far_as_they_are_shown(as_json: bool) -> None:
+    """Of a hostile broker's answer, `dump` took 4.4 GB."""
+    body, flag = compressed(b"0123456789" * 300_000)
+    record = encode_record(0, 0, 0, 0, flag, 0, bytes(8), 0, bytes(8), 0, 0, body, b"\x01t", b"")
+    frame = Frame(0, 1, {}, record * 40)
+    tracemalloc.start()
+    if as_json:
+        messages = fields(frame, RequestCode.PULL_MESSAGE)["messages"]
+        assert [len(one["body"]) for one in messages] == [MAX_INFLATED_BYTES] * 16 + [0] * 24
+        assert all(one["body_is_cut"] for one in messages)
+    else:
+        shown = list(lines(frame, RequestCode.PULL_MESSAGE))
+        assert all("... (800 characters)" in line for line in shown[1:])
+    assert tracemalloc.get_traced_memory()[1] < 40 * 1024 * 1024
+    tracemalloc.stop()

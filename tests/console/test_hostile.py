@@ -106,3 +106,38 @@ async def _fill(node: Node) -> None:
     for name in NAMES:
         topics._topics[name] = TopicConfig(name, 1, 1)
         groups._groups[name] = GroupConfig(name)
+
+
+async def test_a_body_that_inflates_is_inflated_as_far_as_a_page_shows_it(
+    node: Node, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 messages of 64 KB that inflate to 63 MiB each took 2.7 GB, and nobody was served for a minute."""
+    bomb = b"0123456789" * 400_000
+    async with Producer(node.address, compress_over_bytes=100) as producer:
+        sent = await producer.send("orders", bomb)
+    monkeypatch.setattr("rocketlet.client.message.decompressed", lambda *_: pytest.fail("all of it was inflated"))
+    place = f"/messages/orders/broker-a/{sent.queue.queue_id}/{sent.queue_offset}"
+    page = await site.text(place)
+    assert "more than 64 KiB when decompressed" in page
+    assert "bytes beyond 64 KiB are not shown" in page
+    assert "bytes beyond 4 KiB are not shown" in await site.text(place + "?as=hex")
+    for path in ("/messages?topic=orders", "/topics/orders/tail"):
+        assert "0123456789012" in await site.text(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b'{"a":"\\ud800"}', '"a": "\\ud800"'),
+        (b'{"a":"\\udc00\\ud800x"}', "x"),
+        (b"[" * 900 + b"0," * 20_000 + b"0" + b"]" * 900, "further lines are not shown"),
+        ("é".encode() * 40_000, "more are not shown"),
+        (b"x" + "é".encode() * 40_000, "more are not shown"),
+    ],
+    ids=["half a surrogate pair", "two halves", "deep", "long", "cut inside of a character"],
+)
+async def test_a_body_that_is_odd_has_its_page(node: Node, site: Site, body: bytes, shown: str) -> None:
+    async with Producer(node.address, compress_over_bytes=1_000_000) as producer:
+        sent = await producer.send("orders", body)
+    place = f"/messages/orders/broker-a/{sent.queue.queue_id}/{sent.queue_offset}"
+    assert shown in await site.text(place)

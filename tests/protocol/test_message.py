@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 import zlib
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from rocketlet.protocol import message as m
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.checksum import crc32
-from rocketlet.protocol.compression import compressed, decompressed
+from rocketlet.protocol.compression import begin_of, compressed, decompressed
 from rocketlet.protocol.config import MAX_PROPERTY_BYTES
 from rocketlet.protocol.subscription import SubscriptionError, java_hash, parse_subscription
 
@@ -195,8 +197,6 @@ def test_a_garbled_compressed_body_is_refused(flags: int) -> None:
 
 
 def test_a_body_that_inflates_beyond_the_limit_is_refused() -> None:
-    import zlib
-
     bomb = zlib.compress(b"\0" * (65 * 1024 * 1024))
     with pytest.raises(m.MessageError, match="or has more than"):
         decompressed(bomb, 0x301)
@@ -216,6 +216,31 @@ def test_a_body_may_inflate_up_to_the_limit(kind: str, monkeypatch: pytest.Monke
         assert decompressed(pack(body), flag) == body
         with pytest.raises(m.MessageError):
             decompressed(pack(body + b"x"), flag)
+
+
+@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001])
+def test_the_begin_of_a_body_is_inflated_and_no_more(kind: str, size: int) -> None:
+    """A message of 64 KB inflates to 63 MiB; 60 of them took 2.7 GB of whoever only showed their first line."""
+    lz4_frame, zstandard = pytest.importorskip("lz4.frame"), pytest.importorskip("zstandard")
+    packs: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
+        "zlib": (0x301, zlib.compress),
+        "lz4": (0x101, lz4_frame.compress),
+        "zstd": (0x201, zstandard.ZstdCompressor().compress),
+    }
+    flag, pack = packs[kind]
+    body = bytes(range(250)) * 4
+    assert begin_of(pack(body), flag, size) == (body[:size], size >= 1000)
+    assert begin_of(body, 0, size) == (body[:size], size >= 1000)
+    bomb = pack(bytes(32 * 1024 * 1024))
+    tracemalloc.start()
+    found = begin_of(bomb, flag, size)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == (bytes(size), False)
+    assert peak < 2 * 1024 * 1024
+    with pytest.raises(m.MessageError):
+        begin_of(b"certainly not compressed", flag, size)
 
 
 @pytest.mark.parametrize(("module", "kind"), [("lz4.frame", 0x101), ("zstandard", 0x201)])
