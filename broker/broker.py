@@ -38,6 +38,7 @@ from .messages.delays import Delays, tag_code_of
 from .messages.filters import Filters
 from .messages.held_pulls import HeldPulls
 from .messages.statistics import Statistics
+from .messages.timers import Timers
 from .messages.topics import Topics
 from .messages.transactions import Transactions
 from .nameserver.routes import Routes
@@ -106,6 +107,7 @@ class Broker:
         self.held_pulls = HeldPulls(clock, self.turns)
         self.appender = Appender(self.store, self._appended)
         self.delays = Delays(folder / "delays.json", config.delay_levels_ms, self.topics, self.appender, clock)
+        self.timers = Timers(folder, self.topics, self.appender, clock)
         self.transactions = Transactions(
             folder / "transactions.json", self.settings, self.topics, self.appender, self.clients, clock
         )
@@ -116,7 +118,7 @@ class Broker:
         self.offsets.clamp(self.store.queues)
         self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
         pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
-        journals = (self.topics.journal, self.group_configs.journal, pop_frames)
+        journals = (self.topics.journal, self.group_configs.journal, self.timers.journal, pop_frames)
         self.flusher = Flusher(self.store, journals, self._apart) if config.flush == "sync" else None
         self.groups = self._make_groups(config.name)
         self.locks = self._make_locks(folder / "locks.json")
@@ -232,6 +234,7 @@ class Broker:
             self.config.transaction_sweep_s, "transactions", partial(alone, "transactions", self.transactions.checking)
         )
         self.delays.start()
+        self.timers.start()
 
     async def stop(self) -> None:
         """Stops the timers, answers held pulls, saves everything and unlocks the folder. Connections that close later free
@@ -242,6 +245,7 @@ class Broker:
         self.peers.close()
         await self.tasks.stop()
         self.delays.stop()
+        self.timers.stop()
         self.searches.stop()
         self.held_pulls.answer_all()
         self.pops.stop()
@@ -304,7 +308,7 @@ class Broker:
         closes: all of it is on the device, so that the next start needs to read nothing again."""
         is_synced = closes or self.flusher is not None
         saves: list[Save] = []
-        for state in (self.offsets, self.delays, self.transactions):
+        for state in (self.offsets, self.delays, self.timers, self.transactions):
             save = yield from state.saving()
             if save is not None:
                 saves.append(save)
@@ -314,6 +318,7 @@ class Broker:
             self.topics.saving(self.store.begin),
             self.group_configs.saving(),
             self.pops.saving(),
+            self.timers.saving_recalled(),
             self.locks.saving(closes=closes),
             self.store.checkpointing(is_synced, closes=closes),
         ]
@@ -339,7 +344,10 @@ class Broker:
     async def expire_segments(self) -> None:
         config = self.config
         older_than_s = self._retention_time.now_s() - config.retain_hours * 3600
-        dropped = await self.do(self.store.expiring(older_than_s=older_than_s, total_bytes=config.retain_bytes))
+        # What waits for its time is kept until then, and beside what is retained.
+        total_bytes = None if config.retain_bytes is None else config.retain_bytes + self.timers.waiting_bytes
+        expiring = self.store.expiring(older_than_s=older_than_s, total_bytes=total_bytes, carry=self.timers.carrying)
+        dropped = await self.do(expiring)
         if dropped:
             log.info("segments_expired", segments=dropped, begin=self.store.begin)
 

@@ -6,6 +6,7 @@ header_code functions that read and write one kind of header
 sent        the answer to a send
 extents     where queues begin and end: a request of our own
 queue       one queue of a topic
+recall_handle  names a message that waits for its time
 signature   proves who sent a request, as Apache's ACL does
 schema      checks JSON bodies once, at the border
 bodies      JSON bodies of clients

@@ -90,6 +90,7 @@ class RequestCode(IntEnum):
     GET_TOPIC_CONFIG = 351
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361  # 5.x's lite pull consumers say PULL_MESSAGE so
+    RECALL_MESSAGE = 370
     QUERY_ASSIGNMENT = 400  # 5.0's: a member asks the broker for its share
     # Rocketlet's own, far from Apache's, which have 4 digits at most. An Apache broker answers it with 3.
     GET_GROUP_HISTORY = 77_001
@@ -133,6 +134,7 @@ class ResponseCode(IntEnum):
     DELETE_ACL_CONFIG_FAILED = 210
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
     FLOW_CONTROL = 215
+    ILLEGAL_OPERATION = 604
 
 
 class Language(IntEnum):

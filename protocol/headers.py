@@ -207,6 +207,14 @@ class QueryMessage(NamedTuple):
     end_timestamp: int
 
 
+class RecallMessage(NamedTuple):
+    """RECALL_MESSAGE, 5.3's."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+
+
 class LogOffset(NamedTuple):
     """VIEW_MESSAGE_BY_ID: a commit log position."""
 

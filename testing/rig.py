@@ -246,9 +246,12 @@ class Rig:
 
     def next_due_s(self) -> float | None:
         """How long the first delayed message has to wait; None without one."""
-        delays = None if self._broker is None else self._broker.delays
-        waits = [wait_s for level in delays.levels if (wait_s := delays.wait_s(level)) is not None] if delays else []
-        return max(min(waits), 0.0) if waits else None
+        if self._broker is None:
+            return None
+        delays = self._broker.delays
+        waits = (self._broker.timers.wait_s(), *map(delays.wait_s, delays.levels))
+        first_s = min((wait_s for wait_s in waits if wait_s is not None), default=None)
+        return None if first_s is None else max(first_s, 0.0)
 
     def skip(self) -> bool:
         """Moves the clock to when the next delayed message is due; whether there is one."""

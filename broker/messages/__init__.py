@@ -4,6 +4,8 @@ topics        the topics' settings
 appender      the only way into the store
 held_pulls    pulls that wait for a message
 delays        delayed messages
+timers        messages that are sent to a time
+recalls       how they are taken back before it
 transactions  half messages
 statistics    the counters behind rates
 filters       SQL92 filters that clients have asked for

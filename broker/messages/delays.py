@@ -17,7 +17,7 @@ import structlog
 
 from ...protocol import properties as props
 from ...protocol.message import Record
-from ...protocol.names import SCHEDULE_TOPIC
+from ...protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.subscription import tag_code
 from ..clock import Clock, Timer
 from ..config import CLOCK_TOLERANCE_MS, DELAY_DELIVERIES_AT_ONCE, DELAY_RETRY_S
@@ -33,9 +33,26 @@ log = structlog.get_logger("rocketlet.delays")
 def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
     """What a record's index entry holds in its third field: its tag's hash; of a delayed one, when it is due."""
     # As CommitLog.checkMessageAndReturnSize: the index alone says when something is due.
+    if record.topic == TIMER_TOPIC:
+        return int(props.find(record.properties, props.TIMER_OUT_MS) or 0)
     if record.topic == SCHEDULE_TOPIC:
         return record.store_ms + levels_ms[min(record.queue_id, len(levels_ms) - 1)]
     return tag_code(record.properties)
+
+
+def stage_due(record: Record, topics: Topics, appender: Appender) -> bool:
+    """Stages a message whose time has come in its own topic; whether that is there still."""
+    topic = props.find(record.properties, props.REAL_TOPIC) or ""
+    wanted = int(props.find(record.properties, props.REAL_QUEUE_ID) or 0)
+    queue_id = topics.queue_now(topic, wanted)
+    if queue_id is None:
+        log.warning("delayed_message_dropped", topic=topic, id=record.offset_id, hint="its topic was deleted")
+        return False
+    if queue_id != wanted:
+        log.info("message_in_another_queue", topic=topic, queue=queue_id, wanted=wanted)
+    queue = appender.store.queue(topic, queue_id)
+    appender.stage_again(record, queue, record.properties.encode(), tag_code(record.properties))
+    return True
 
 
 class Delays:
@@ -149,7 +166,8 @@ class Delays:
         with self._appender.batch() as now_ms:
             while offset < end and self._wait_ms(level, queue.entry(offset)[2], now_ms) <= 0:
                 try:
-                    self._stage(store.message(queue, offset))
+                    if not stage_due(store.message(queue, offset), self._topics, self._appender):
+                        self.set_aside += 1
                 except (OSError, StoreFull, Unreadable):  # that may pass
                     raise
                 except Exception as error:  # one that cannot be read or placed must not stop those behind it
@@ -159,19 +177,6 @@ class Delays:
         # Only now: if the batch was rolled back, all of it is delivered again.
         self.progress[level] = offset
         self._dirty = True
-
-    def _stage(self, record: Record) -> None:
-        topic = props.find(record.properties, props.REAL_TOPIC) or ""
-        wanted = int(props.find(record.properties, props.REAL_QUEUE_ID) or 0)
-        queue_id = self._topics.queue_now(topic, wanted)
-        if queue_id is None:
-            self.set_aside += 1
-            log.warning("delayed_message_dropped", topic=topic, id=record.offset_id, hint="its topic was deleted")
-            return
-        if queue_id != wanted:
-            log.info("message_in_another_queue", topic=topic, queue=queue_id, wanted=wanted)
-        queue = self._store.queue(topic, queue_id)
-        self._appender.stage_again(record, queue, record.properties.encode(), tag_code(record.properties))
 
     def saving(self) -> Job[Save | None]:
         """How to save what has changed; None if nothing has."""

@@ -133,11 +133,17 @@ class Collector:
         yield self._gauge(
             "rocketlet_transactions_waiting", "Half messages without an outcome", self._broker.transactions.waiting
         )
+        timers = self._broker.timers
+        yield self._gauge(
+            "rocketlet_timed_waiting", "Messages that wait for the time that they were sent to", timers.waiting
+        )
         yield self._counter(
             "rocketlet_filter_failures", "Messages that an SQL92 filter failed at", self._broker.filters.failed
         )
         yield self._counter(
-            "rocketlet_delayed_set_aside", "Delayed messages that could not be delivered", self._broker.delays.set_aside
+            "rocketlet_delayed_set_aside",
+            "Delayed messages that could not be delivered",
+            self._broker.delays.set_aside + timers.set_aside,
         )
 
     def _requests(self) -> Iterator[Metric]:

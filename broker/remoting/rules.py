@@ -113,7 +113,7 @@ def _message_at(position: int, permission: Permission, records: Records | None) 
     record = records.record_at(position) if records is not None else None
     if record is None:
         return []
-    waits = record.topic in (names.SCHEDULE_TOPIC, names.HALF_TOPIC)
+    waits = record.topic in (names.SCHEDULE_TOPIC, names.TIMER_TOPIC, names.HALF_TOPIC)
     meant = props.find(record.properties, props.REAL_TOPIC) if waits else None
     return [topic(meant or record.topic, permission)]
 

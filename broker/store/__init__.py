@@ -14,6 +14,8 @@ segments       a row of append-only files
 files          what they share: errors, descriptors, state files, the folder's lock
 journal        what has changed since a state file was written, a line each
 frames         what was popped and acknowledged since a file of that was written
+schedule       which messages wait for their time, in its order
+runs           its files
 ledger         which leases were granted
 disk           every call to the operating system
 flusher        `--flush sync`: answers wait until their messages are on the device

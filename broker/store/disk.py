@@ -41,6 +41,14 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
+def names_in(folder: Path) -> list[str]:
+    return os.listdir(folder)
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size
+
+
 def is_there(path: Path) -> bool:
     return path.exists()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,7 @@ import structlog
 from ...protocol.batch import Shared, encode_records
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.config import MAX_PROPERTY_BYTES
-from ...protocol.message import (
-    BEGIN_BYTES,
-    CHECKSUM_BYTES,
-    MAX_RECORD_BYTES,
-    Record,
-    encode_record,
-    host_flags,
-)
+from ...protocol.message import BEGIN_BYTES, CHECKSUM_BYTES, MAX_RECORD_BYTES, Record, encode_record, host_flags
 from ...protocol.names import topic_fault
 from ...protocol.work import SLICE
 from ..clock import MACHINE
@@ -41,7 +35,7 @@ from .recovery import Recovered, Recovery, checkpoint_text, read_checkpoint
 from .searching import Search
 
 log = structlog.get_logger("rocketlet.store")
-
+Carry = Callable[[int], Job[int]]
 
 _HOST_FLAGS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
 _MARKED_PROPERTIES: Final = MAX_PROPERTY_BYTES - CHECKSUM_BYTES - BEGIN_BYTES  # of more, a record goes without a mark
@@ -453,8 +447,10 @@ class Store:
         """As `expiring`, at once."""
         return run(self.expiring(older_than_s=older_than_s, total_bytes=total_bytes))
 
-    def expiring(self, *, older_than_s: float, total_bytes: int | None) -> Job[int]:
-        """Drops old segments: those last written before a time, and those beyond a total size. Returns how many."""
+    def expiring(self, *, older_than_s: float, total_bytes: int | None, carry: Carry | None = None) -> Job[int]:
+        """Drops old segments: those last written before a time, and those beyond a total size. Returns how many.
+
+        carry: stores what is needed before a position once more at the end; returns the position up to which it did."""
         starts = self._log.starts
         dropped = 0
         while dropped < min(len(starts) - 1, DELETE_LIMIT):
@@ -464,6 +460,8 @@ class Store:
                 break
             dropped += 1
         if dropped:
+            free_before = starts[dropped] if carry is None else (yield from carry(starts[dropped]))
+            dropped = max(bisect_right(starts, free_before) - 1, 0)
             yield from self._drop_before(starts[dropped])
         return dropped
 

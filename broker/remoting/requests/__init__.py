@@ -3,6 +3,7 @@
 sends         SEND_MESSAGE, its V2, SEND_BATCH_MESSAGE, CONSUMER_SEND_MSG_BACK
 pulls         PULL_MESSAGE, LITE_PULL_MESSAGE
 replies       SEND_REPLY_MESSAGE
+recalls       RECALL_MESSAGE
 searches      QUERY_MESSAGE, VIEW_MESSAGE_BY_ID
 transactions  END_TRANSACTION
 membership    heartbeats, member lists, locks

@@ -21,6 +21,9 @@ from ....protocol.subscription import tag_code
 from ...broker import Broker
 from ...config import MAX_HALF_MESSAGES, MAX_NAMED_CHARS, MAX_RETRY_QUEUES, REGION
 from ...messages.delays import Delays
+from ...messages.recalls import handle_of
+from ...messages.timers import MARK as TIME_MARK
+from ...messages.timers import IllegalTime, time_asked, waiting_text, without_time
 from ...messages.transactions import with_real_queue
 from ...store.consume_queue import ConsumeQueue
 from ...store.store import StoreFull
@@ -41,7 +44,8 @@ FULL_REMARK: Final = "service not available now, the broker's disk may be full; 
 
 
 class Staged(NamedTuple):
-    """A send whose message has its place; `message_ids` is several, joined by commas, for a batch."""
+    """A send whose message has its place; `message_ids` is several, joined by commas, for a batch. `recall_handle`: of one
+    that waits for a time, and perhaps empty."""
 
     frame: Frame
     position: int
@@ -50,6 +54,7 @@ class Staged(NamedTuple):
     message_ids: str | None
     delay_level: int
     is_half: bool = False
+    recall_handle: str | None = None
 
 
 class Sends:
@@ -98,7 +103,13 @@ class Sends:
             ]
         out: Buffers = []
         host_hex = self._host_hex
-        for frame, position, queue_id, queue_offset, message_ids, delay_level, is_half in staged:
+        for frame, position, queue_id, queue_offset, message_ids, delay_level, is_half, recall_handle in staged:
+            if recall_handle is not None:
+                broker.timers.take()
+                if recall_handle and not frame.flag & ONEWAY_FLAG:
+                    ids = f"{host_hex}{position:016X}"
+                    out += answer(frame, 0, _sent_ext(ids, queue_id, queue_offset, recall_handle))
+                    continue
             if delay_level:
                 broker.delays.expect(delay_level)
             if is_half:
@@ -140,11 +151,19 @@ class Sends:
         # A half message is not delayed, as in Apache's CommitLog.putMessage: its producer ends it when it wants.
         if _DELAY_MARK in text and not is_half:
             level = _delay_level(text, self._broker.delays)
+        recall_handle = None
+        if TIME_MARK in text:
+            text, due_ms = self._timed(text, level, is_half)
+        else:
+            due_ms = 0
         code = tag_code(text) if _TAGS_MARK in text else 0
         store = self._store
         queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
         if level:
             queue, text, code = delayed(self._broker, level, name, queue_id, text)
+        elif due_ms:
+            recall_handle = handle_of(text, name, self._broker.config.name, due_ms)
+            queue, text, code = self._broker.timers.queue, waiting_text(text, due_ms, name, queue_id), due_ms
         elif is_half:
             self._refuse_half()
             queue, text = self._broker.transactions.half_queue, with_real_queue(text, name, queue_id)
@@ -159,7 +178,19 @@ class Sends:
             connection.born_host,
             header.reconsume_times,
         )
-        return _new_tuple(Staged, (frame, position, queue_id, offset, None, level, is_half))
+        return _new_tuple(Staged, (frame, position, queue_id, offset, None, level, is_half, recall_handle))
+
+    def _timed(self, text: str, level: int, is_half: bool) -> tuple[str, int]:
+        """The properties of a message that may be sent to a time, and when it is due, ms; 0 for at once. Raises Refused."""
+        if level:  # as HookUtils.checkIfTimerMessage: a level counts before a time
+            return without_time(text), 0
+        try:
+            due_ms = time_asked(text, self._store.now_ms)
+        except IllegalTime as fault:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, str(fault)) from None
+        if due_ms and is_half:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message cannot be both sent to a time and transactional")
+        return text, due_ms
 
     def _refuse_half(self) -> None:
         """Raises Refused when too many half messages wait, those of this read aside."""
@@ -207,7 +238,7 @@ class Sends:
     ) -> Staged:
         if len(frame.body) > MAX_BODY_BYTES:
             raise too_large("batch", frame.body)
-        if header.sys_flag & SYS_TRANSACTION_MASK or _DELAY_MARK in header.properties:
+        if header.sys_flag & SYS_TRANSACTION_MASK or _DELAY_MARK in header.properties or TIME_MARK in header.properties:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can be neither delayed nor transactional")
         if not frame.body:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
@@ -242,6 +273,10 @@ def property_bytes(text: str, limit: int = MAX_PROPERTY_BYTES) -> bytes:
             f"the properties have {len(data)} bytes with the broker's own; {limit} are allowed",
         )
     return data
+
+
+def _sent_ext(ids: str, queue_id: int, queue_offset: int, recall_handle: str) -> Ext:
+    return {**REGION_EXT, "msgId": ids, "queueId": queue_id, "queueOffset": queue_offset, "recallHandle": recall_handle}
 
 
 def _delay_level(text: str, delays: Delays) -> int:

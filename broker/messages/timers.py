@@ -1,0 +1,377 @@
+"""Messages that are sent to a time: kept in rmq_sys_wheel_timer, and stored again in their own topic when it has come.
+
+The index of that queue holds the time (ms) where others hold the tag's hash, so waiting reads no message. A key is a time
+and an offset in that queue; `store/schedule.py` has them in order, most of them on disk.
+
+Progress is the last key that was delivered; it is saved like offsets. After a crash, what was delivered since the last save
+is delivered again. A time that is before it, because the clock went back, is noted by itself (`_behind`).
+
+Retention drops the log's oldest segments. Messages in them that wait are stored once more at its end first (`carrying`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+import structlog
+
+from ...protocol import properties as props
+from ...protocol.message import Record
+from ...protocol.names import TIMER_TOPIC
+from ...protocol.work import Work
+from ..clock import Clock, Timer
+from ..config import (
+    DELAY_RETRY_S,
+    JOURNAL_LINES,
+    MAX_RECALL_LOOKS,
+    MAX_RECALLED,
+    MAX_TIMER_DELAY_MS,
+    RECALL_LOOKS,
+    TIMER_DELIVERIES_AT_ONCE,
+    TIMER_DELIVERY_BYTES,
+    TIMER_LOOK_S,
+    LimitExceeded,
+)
+from ..running.jobs import Job
+from ..store.consume_queue import ENTRY, ConsumeQueue
+from ..store.files import Damaged, Save, StoreFull, Unreadable, read_state, replace_state
+from ..store.journal import Journal
+from ..store.runs import due_of, key_of, offset_of
+from ..store.schedule import ENTRIES_AT_ONCE, Schedule
+from .appender import Appender
+from .delays import stage_due
+from .topics import Topics
+from .transactions import with_real_queue
+
+log = structlog.get_logger("rocketlet.timers")
+
+MARK: Final = "TIMER_D"  # the properties that ask for a time begin so
+_ASKING: Final = (props.TIMER_DELAY_SEC, props.TIMER_DELAY_MS, props.TIMER_DELIVER_MS)  # the first one counts
+_EARLY_S: Final = 1e-6  # what a time may lack after sums of floats
+_NOTHING: Final = -1
+
+
+class IllegalTime(ValueError):
+    """A message asks for a time that it cannot be sent to. The text says why."""
+
+
+def time_asked(text: str, now_ms: int) -> int:
+    """When a message with these properties is to be delivered, ms; 0 for at once. Raises IllegalTime.
+
+    As Apache's HookUtils.handleScheduleMessage: a time in the past is at once, and so is what has waited already."""
+    if props.find(text, props.TIMER_RECALL) is not None:
+        raise IllegalTime("messages are recalled by a request of their own, RECALL_MESSAGE (370)")
+    if props.find(text, props.TIMER_OUT_MS) is not None:
+        return 0
+    name, value = next(((name, found) for name in _ASKING if (found := props.find(text, name)) is not None), ("", "0"))
+    if not (value.isascii() and value.removeprefix("-").isdecimal() and len(value) <= 19):
+        raise IllegalTime(f"the property {name} is {value[:40]!r}, which is not a number")
+    scale = 1000 if name == props.TIMER_DELAY_SEC else 1
+    due_ms = int(value) * scale + (0 if name == props.TIMER_DELIVER_MS else now_ms)
+    if due_ms - now_ms > MAX_TIMER_DELAY_MS:
+        raise IllegalTime(
+            f"timer message illegal, it asks for a time {(due_ms - now_ms) / 86_400_000:.1f} days ahead; the delay time "
+            f"should not be bigger than the max delay {MAX_TIMER_DELAY_MS}ms"
+        )
+    return due_ms if name and due_ms > now_ms else 0
+
+
+def without_time(text: str) -> str:
+    """The properties of a message whose delay level counts instead."""
+    for name in _ASKING:
+        text = props.without(text, name)
+    return text
+
+
+class Recalled(NamedTuple):
+    """What is kept of a message that was recalled, beside its offset."""
+
+    due_ms: int
+    unique_key: str
+
+
+class Timers:
+    """`waiting`: how many messages wait, with those that were recalled, and how many bytes they have in the log."""
+
+    def __init__(self, folder: Path, topics: Topics, appender: Appender, clock: Clock) -> None:
+        self._path = folder / "timers.json"
+        self._topics = topics
+        self._appender = appender
+        self._store = appender.store
+        self._clock = clock
+        self._timer: Timer | None = None
+        self._is_started = False
+        self._latest = _NOTHING  # the key that was taken out last
+        self._dirty = False
+        self.set_aside = 0
+        state: dict[str, Any] = read_state(self._path) or {}
+        end = self.queue.next
+        self._delivered = key_of(*state.get("delivered", (0, 0)))
+        self._taken = min(state.get("taken", 0), end)
+        self._carried = min(state.get("carried", 0), end)  # what is below was delivered, or is stored once more behind
+        self._behind = {offset for offset in state.get("behind", ()) if offset < self._taken}
+        self.waiting = int(state.get("waiting", 0))
+        self.waiting_bytes = int(state.get("bytes", 0))
+        self._recalled_path = folder / "recalled.json"
+        self.journal = Journal(self._recalled_path)
+        self._recalled: dict[int, Recalled] = {}
+        for offset, *fields in (*(read_state(self._recalled_path) or ()), *self.journal.read()):
+            self._recalled[offset] = Recalled(*fields)
+        self._saved = self._delivered
+        self._schedule = Schedule(folder / "timers", self.queue, self._is_done)
+        self._schedule.load(self._taken, self._delivered, self._behind)
+        self._take_in()
+
+    @property
+    def queue(self) -> ConsumeQueue:
+        """Where the messages wait."""
+        return self._store.queue(TIMER_TOPIC, 0)
+
+    # What waits, by time
+
+    def _is_done(self, key: int) -> bool:
+        """Whether a message that was taken is delivered, or stored once more behind."""
+        offset = offset_of(key)
+        if offset < max(self._carried, self.queue.begin):
+            return True
+        return key <= self._delivered and offset not in self._behind
+
+    def take(self) -> None:
+        """Messages were stored here: takes them in, and makes sure that a timer runs for the first one that is due."""
+        first = self._schedule.next
+        self._take_in()
+        if self._is_started and (self._timer is None or self._schedule.next != first):
+            self._set_timer()
+
+    def _take_in(self) -> None:
+        queue = self.queue
+        while self._taken < queue.next:
+            data = queue.entries(self._taken, min(queue.next - self._taken, ENTRIES_AT_ONCE))
+            for _, size, due_ms in ENTRY.iter_unpack(data):
+                if size:
+                    self._add(key_of(due_ms, self._taken), size)
+                self._taken += 1
+
+    def _add(self, key: int, size: int) -> None:
+        self._dirty = True
+        if key <= self._delivered:  # the clock went back
+            self._behind.add(offset_of(key))
+        self.waiting += 1
+        self.waiting_bytes += size
+        self._schedule.add(key)
+
+    # Delivering
+
+    def start(self) -> None:
+        self._is_started = True
+        self._set_timer()
+
+    def stop(self) -> None:
+        self._is_started = False
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def wait_s(self) -> float | None:
+        """How long until the first message is due; None if none waits."""
+        key = self._schedule.next
+        return None if key is None else due_of(key) / 1000 - self._clock.time_s()
+
+    def _set_timer(self, at_least_s: float = 0.0) -> None:
+        self._cancel()
+        wait_s = self.wait_s()
+        if wait_s is not None:
+            self._timer = self._clock.call_later(min(max(wait_s, at_least_s), TIMER_LOOK_S), self._deliver)
+
+    def _deliver(self) -> None:
+        """Stores the messages that are due, some hundreds at once, and sets the next timer, whatever happens."""
+        self._timer = None
+        try:
+            self._deliver_due()
+        except StoreFull as error:
+            log.error("timed_delivery_failed", reason=str(error))
+            self._set_timer(DELAY_RETRY_S)
+        except Exception as error:
+            log.exception("timed_delivery_failed", reason=str(error))
+            self._set_timer(DELAY_RETRY_S)
+        else:
+            self._set_timer()
+
+    def _deliver_due(self) -> None:
+        queue, end_s = self.queue, self._clock.time_s() + _EARLY_S
+        taken: list[int] = []
+        done: list[int] = []  # sizes
+        try:
+            with self._appender.batch():
+                while (key := self._schedule.next) is not None and due_of(key) <= end_s * 1000:
+                    if len(taken) >= TIMER_DELIVERIES_AT_ONCE or sum(done) >= TIMER_DELIVERY_BYTES:
+                        break
+                    self._schedule.take()
+                    taken.append(key)
+                    is_again = key == self._latest  # it came back after a failure, and a file has it, too
+                    self._latest = key
+                    if not is_again and not self._is_done(key):
+                        done.append(queue.entry(offset_of(key))[1])
+                        self._stage(queue, key)
+        except BaseException:
+            self._latest = _NOTHING
+            self._schedule.add_again(taken)
+            raise
+        if taken:
+            self._dirty = True
+            # Only now: if the batch was rolled back, all of it is delivered again.
+            self._behind.difference_update(map(offset_of, taken))
+            self._delivered = max(self._delivered, *taken)
+            self.waiting = max(self.waiting - len(done), 0)
+            self.waiting_bytes = max(self.waiting_bytes - sum(done), 0)
+
+    def _stage(self, queue: ConsumeQueue, key: int) -> None:
+        offset = offset_of(key)
+        try:
+            record = self._store.message(queue, offset)
+            if not self._was_recalled(record, key) and not stage_due(record, self._topics, self._appender):
+                self.set_aside += 1
+        except (OSError, StoreFull, Unreadable):  # that may pass
+            raise
+        except Exception as error:  # one that cannot be read or placed must not stop those behind it
+            self.set_aside += 1
+            log.error("timed_message_set_aside", offset=offset, due_ms=due_of(key), reason=str(error))
+
+    # Recalling
+
+    def recalling(self, topic: str, due_ms: int, unique_key: str) -> Work[bool]:
+        """Takes a message back that waits for its time, for good; whether there was one. Raises StoreFull, LimitExceeded."""
+        found = False
+        keys = list(islice(self._schedule.between(key_of(due_ms, 0), key_of(due_ms + 1, 0)), MAX_RECALL_LOOKS))
+        for number, key in enumerate(keys, 1):
+            if self._takes_back(key, topic, unique_key):
+                found = True
+            if number % RECALL_LOOKS == 0:
+                yield
+        if not found and len(keys) == MAX_RECALL_LOOKS:
+            raise LimitExceeded(
+                f"more than {MAX_RECALL_LOOKS} messages wait for this ms; it cannot be found among them"
+            )
+        return found
+
+    def _takes_back(self, key: int, topic: str, unique_key: str) -> bool:
+        offset = offset_of(key)
+        if self._is_done(key):
+            return False
+        try:
+            record = self._store.message(self.queue, offset)
+        except Damaged:
+            return False
+        text = record.properties
+        if props.find(text, props.UNIQUE_KEY) != unique_key or props.find(text, props.REAL_TOPIC) != topic:
+            return False
+        if self._was_recalled(record, key):
+            return False
+        if len(self._recalled) >= MAX_RECALLED:
+            raise LimitExceeded(f"{MAX_RECALLED} messages were recalled whose time has not come; try again later")
+        self.journal.append([offset, due_of(key), unique_key])
+        self._recalled[offset] = Recalled(due_of(key), unique_key)
+        return True
+
+    def _was_recalled(self, record: Record, key: int) -> bool:
+        """By its key, too: where the end of the log was lost, another message may have the offset."""
+        note = self._recalled.get(offset_of(key))
+        return note is not None and note == (due_of(key), props.find(record.properties, props.UNIQUE_KEY))
+
+    # Keeping
+
+    def carrying(self, position: int) -> Job[int]:
+        """Stores messages that wait, and that lie before a position of the log, once more at its end. Returns the position
+        before which nothing waits any more: a full disk may take less."""
+        queue, had = self.queue, self._carried
+        try:
+            while (offset := max(self._carried, queue.begin)) < self._taken and queue.entry(offset)[0] < position:
+                self._carry_some(queue, offset, position)
+                yield None
+            save = (yield from self.saving()) if self._carried != had else None
+            if save is not None:
+                yield partial(save.write, True)
+        except StoreFull as error:
+            log.error("timed_messages_not_carried", reason=str(error), hint="what holds them in the log is kept")
+            self._dirty = True
+            return min(position, queue.entry(offset)[0]) if offset < queue.next else position
+        return position
+
+    def _carry_some(self, queue: ConsumeQueue, offset: int, position: int) -> None:
+        total = 0
+        carried: list[int] = []
+        with self._appender.batch():
+            while offset < self._taken and len(carried) < TIMER_DELIVERIES_AT_ONCE and total < TIMER_DELIVERY_BYTES:
+                at, size, due_ms = queue.entry(offset)
+                if at >= position:
+                    break
+                if size and not self._is_done(key_of(due_ms, offset)):
+                    total += size
+                    carried.append(size)
+                    self._carry_one(queue, offset, due_ms)
+                offset += 1
+        self._carried = offset
+        self.waiting = max(self.waiting - len(carried), 0)
+        self.waiting_bytes = max(self.waiting_bytes - total, 0)
+        self._behind = {kept for kept in self._behind if kept >= offset}
+        self._dirty = True
+        self.take()
+
+    def _carry_one(self, queue: ConsumeQueue, offset: int, due_ms: int) -> None:
+        try:
+            record = self._store.message(queue, offset)
+        except (Damaged, ValueError) as error:
+            self.set_aside += 1
+            log.error("timed_message_set_aside", offset=offset, due_ms=due_ms, reason=str(error))
+            return
+        if not self._was_recalled(record, key_of(due_ms, offset)):
+            self._appender.stage_again(record, queue, record.properties.encode(), due_ms)
+
+    def saving(self) -> Job[Save | None]:
+        """How to save what has changed; None if nothing has."""
+        yield from self._schedule.saving(lambda: self._delivered, lambda: self._behind)
+        if not self._dirty:
+            return None
+        self._dirty = False
+        self._saved = self._delivered
+        state = {
+            "delivered": [due_of(self._delivered), offset_of(self._delivered)],
+            "taken": self._taken,
+            "carried": self._carried,
+            "behind": sorted(self._behind),
+            "waiting": self.waiting,
+            "bytes": self.waiting_bytes,
+        }
+        return Save(self._path, orjson.dumps(state), self._again)
+
+    def _again(self) -> None:
+        self._dirty = True
+        self._saved = 0
+
+    def saving_recalled(self) -> Job[None]:
+        """Writes who was recalled whole when the journal has become long. Raises StoreFull."""
+        if self.journal.lines > JOURNAL_LINES + len(self._recalled):
+            # What progress that is saved does not know as done may come up again.
+            self._recalled = {
+                offset: note
+                for offset, note in self._recalled.items()
+                if key_of(note.due_ms, offset) > self._saved and offset >= self._carried
+            }
+            content = orjson.dumps([[offset, *note] for offset, note in self._recalled.items()])
+            yield from self.journal.shortening(_one(partial(replace_state, self._recalled_path, content)))
+
+
+def _one(call: partial[None]) -> Job[None]:
+    yield call
+
+
+def waiting_text(text: str, due_ms: int, topic: str, queue_id: int) -> str:
+    """The properties of a message that waits for a time."""
+    return props.appended(with_real_queue(text, topic, queue_id), props.TIMER_OUT_MS, str(due_ms))
