@@ -37,6 +37,8 @@ from .messages.appender import Appender
 from .messages.delays import Delays, tag_code_of
 from .messages.filters import Filters
 from .messages.held_pulls import HeldPulls
+from .messages.retries import Retries
+from .messages.sending import Sending
 from .messages.statistics import Statistics
 from .messages.timers import Timers
 from .messages.topics import Topics
@@ -120,6 +122,10 @@ class Broker:
         pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
         journals = (self.topics.journal, self.group_configs.journal, self.timers.journal, pop_frames)
         self.flusher = Flusher(self.store, journals, self._apart) if config.flush == "sync" else None
+        self.retries = Retries(self.topics, self.appender, self.delays, self.group_configs.ensure)
+        self.sending = Sending(
+            self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, config
+        )
         self.groups = self._make_groups(config.name)
         self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock)

@@ -14,7 +14,6 @@ names       names in requests, checked
 routes      where a topic's queues are
 telemetry   the life of a client: settings, heartbeats
 sends       messages that come in
-staging     where they go
 messages    messages as these clients write them, and as they are stored
 receives    messages that go out
 acknowledgements  what a client says of messages in its hands

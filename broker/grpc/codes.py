@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
+
+from ..sessions.refusal import Reason, Refusal
 
 
 class Code(IntEnum):
@@ -49,6 +52,24 @@ class Fault(Exception):
     def __init__(self, code: Code, reason: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+_REASONS: Final[Mapping[Reason, Code]] = {
+    Reason.NOT_PERMITTED: Code.FORBIDDEN,
+    Reason.NO_TOPIC: Code.TOPIC_NOT_FOUND,
+    Reason.NO_GROUP: Code.CONSUMER_GROUP_NOT_FOUND,
+    Reason.ILLEGAL_MESSAGE: Code.MESSAGE_CORRUPTED,
+    Reason.ILLEGAL: Code.BAD_REQUEST,
+    Reason.BAD_EXPRESSION: Code.ILLEGAL_FILTER_EXPRESSION,
+    Reason.NOT_SUBSCRIBED: Code.FORBIDDEN,
+    Reason.SUBSCRIPTION_NOT_LATEST: Code.TOO_MANY_REQUESTS,
+    Reason.BUSY: Code.TOO_MANY_REQUESTS,
+}
+
+
+def refused(refusal: Refusal) -> Fault:
+    """What the state refuses, as this door says it."""
+    return Fault(_REASONS[refusal.reason], str(refusal))
 
 
 OK_TEXT: Final = "OK"

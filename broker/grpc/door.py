@@ -20,11 +20,12 @@ from ..broker import Broker
 from ..clock import MACHINE
 from ..config import CLIENT_GONE_S, TURN_S, LimitExceeded
 from ..remoting.connection import Connection
+from ..sessions.refusal import Refusal
 from ..store.files import StoreError
 from .authentication import authorize
 from .calls import Call, Method, set_status
 from .clients import GrpcClient, GrpcClients
-from .codes import Code, Fault
+from .codes import Code, Fault, refused
 from .connection import GrpcConnection, Ready
 from .hall import Hall
 from .schema import SERVICE
@@ -115,6 +116,8 @@ class Door:
             call.end(Status.INTERNAL, f"the {method.name} message cannot be decoded")
         except Fault as fault:
             self._refuse(call, fault.code, str(fault))
+        except Refusal as refusal:
+            self._refuse(call, refused(refusal).code, str(refusal))
         except _CLIENT_FAULTS as error:
             self._refuse(call, Code.INTERNAL_SERVER_ERROR, str(error))
         except Exception as error:

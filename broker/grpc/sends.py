@@ -11,7 +11,9 @@ import structlog
 from ...protocol import names
 from ...protocol.bodies import TopicConfig
 from ...protocol.codes import PERM_WRITE
+from ...protocol.headers import SendMessage
 from ..config import MAX_SEND_MESSAGES
+from ..messages.sending import Placed
 from ..store.files import StoreFull
 from .calls import Call, set_status
 from .codes import Code, Fault
@@ -20,7 +22,6 @@ from .messages import TRANSACTION, TYPE_NAMES, Sent, checked
 from .names import topic_of
 from .routes import accepted_types
 from .schema import SendMessageResponse
-from .staging import Place, Staging
 
 log = structlog.get_logger("rocketlet.sending")
 
@@ -32,7 +33,7 @@ class Sends:
 
     def __init__(self, hall: Hall) -> None:
         self._hall = hall
-        self._staging = Staging(hall.broker)
+        self._sending = hall.broker.sending
         self.staged: _Answers = []
 
     def stage(self, call: Call, request: Any) -> None:
@@ -48,13 +49,14 @@ class Sends:
         topic = self._topic(name, sent)
         response = SendMessageResponse()
         set_status(response.status)
-        mark = self._staging.mark()
+        mark = self._sending.mark()
         try:
             for item in sent:
-                place = self._staging.place(call.session, topic, _queue_of(topic, item, len(sent)), item)
-                _add_entry(response, item, place)
+                header = _header(topic, _queue_of(topic, item, len(sent)), item)
+                placed = self._sending.stage(header, item.body, call.session.born_host)
+                _add_entry(response, item, placed)
         except BaseException:
-            self._staging.undo(mark)
+            self._sending.undo(mark)
             raise
         self.staged.append((call, response))
 
@@ -80,7 +82,7 @@ class Sends:
         staged, self.staged = self.staged, []
         broker = self._hall.broker
         try:
-            self._staging.commit()
+            self._sending.commit()
         except Exception as error:
             if not isinstance(error, StoreFull):
                 log.exception("sends_refused_store_failed")
@@ -98,17 +100,23 @@ def _queue_of(topic: TopicConfig, sent: Sent, count: int) -> int:
     return random.randrange(topic.write_queues)
 
 
-def _add_entry(response: Any, sent: Sent, place: Place) -> None:
+def _header(topic: TopicConfig, queue_id: int, sent: Sent) -> SendMessage:
+    return SendMessage(
+        topic.name, topic.name, names.DEFAULT_TOPIC, 0, queue_id, sent.sys_flag, sent.born_ms, 0, sent.properties
+    )
+
+
+def _add_entry(response: Any, sent: Sent, placed: Placed) -> None:
     entry = response.entries.add()
     set_status(entry.status)
     entry.message_id = sent.message_id
-    entry.transaction_id = transaction_id(place) if sent.kind == TRANSACTION else sent.message_id
-    entry.offset = place.offset
+    entry.transaction_id = transaction_id(placed) if sent.kind == TRANSACTION else sent.message_id
+    entry.offset = placed.queue_offset
 
 
-def transaction_id(place: Place) -> str:
+def transaction_id(placed: Placed) -> str:
     """By which a half message is found: clients do not look into it."""
-    return f"{place.position:016X}{place.offset:016X}"
+    return f"{placed.position:016X}{placed.queue_offset:016X}"
 
 
 def _answer(staged: _Answers) -> None:

@@ -25,6 +25,7 @@ from ..running.jobs import Job
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import Save, StoreFull, Unreadable, read_state
 from .appender import Appender
+from .properties import with_real_queue
 from .topics import Topics
 
 log = structlog.get_logger("rocketlet.delays")
@@ -97,6 +98,10 @@ class Delays:
     def queue(self, level: int) -> ConsumeQueue:
         """Where the messages of a level wait."""
         return self._store.queue(SCHEDULE_TOPIC, level - 1)
+
+    def place_of(self, level: int, topic: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
+        """Where a message for a queue waits, its properties there, and when it is due (ms), for the index."""
+        return self.queue(level), with_real_queue(text, topic, queue_id), self.due_ms(level, self._store.now_ms)
 
     def level(self, wanted: int) -> int:
         """A level as asked, the highest at most."""

@@ -44,8 +44,8 @@ from ..store.runs import due_of, key_of, offset_of
 from ..store.schedule import ENTRIES_AT_ONCE, Schedule
 from .appender import Appender
 from .delays import stage_due
+from .properties import with_real_queue
 from .topics import Topics
-from .transactions import with_real_queue
 
 log = structlog.get_logger("rocketlet.timers")
 

@@ -30,6 +30,7 @@ from ..sessions.events import OutcomeWanted
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import Damaged, Save, StoreFull, read_state
 from .appender import Appender
+from .properties import real_queue
 from .topics import Topics
 
 log = structlog.get_logger("rocketlet.transactions")
@@ -257,14 +258,3 @@ class Transactions:
         half.checks += 1
         self._dirty = True
         session.tell(OutcomeWanted(record, half.checks))
-
-
-def with_real_queue(text: str, topic: str, queue_id: int) -> str:
-    """The properties of a delayed or half message: where it is meant to go."""
-    text = props.without(props.without(text, props.REAL_TOPIC), props.REAL_QUEUE_ID)
-    return props.appended(props.appended(text, props.REAL_TOPIC, topic), props.REAL_QUEUE_ID, str(queue_id))
-
-
-def real_queue(record: Record) -> tuple[str, int]:
-    topic = props.find(record.properties, props.REAL_TOPIC) or ""
-    return topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0)

@@ -45,9 +45,9 @@ _CODES: Mapping[Reason, int] = {
 }
 
 
-def refused(refusal: Refusal) -> Refused:
+def refused(refusal: Refusal, ext: Ext = _NONE) -> Refused:
     """What the state refuses, as this door says it."""
-    return Refused(_CODES[refusal.reason], str(refusal))
+    return Refused(_CODES[refusal.reason], str(refusal), ext)
 
 
 def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:

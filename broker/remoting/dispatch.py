@@ -164,6 +164,8 @@ class Dispatch:
         except Refused as refusal:
             refusal.ext = REGION_EXT
             reply = refusal.answer(frame)
+        except Refusal as refusal:
+            reply = refused(refusal, REGION_EXT).answer(frame)
         except Exception as error:
             reply = self._fault(connection, frame, error)
         else:
@@ -174,8 +176,8 @@ class Dispatch:
     def _settle(self, sends: Sends, connection: Connection, out: Buffers, began_s: float) -> None:
         """Commits what is staged and writes the answers, with `--flush sync` when it is on the device. All requests of a
         read count as having taken as long as the read."""
-        code, count = sends.staged[0].frame.code, len(sends.staged)
-        frames = [small(item.frame) for item in sends.staged] if self._flusher is not None else []
+        code, count = sends.staged[0].code, len(sends.staged)
+        frames = [small(frame) for frame in sends.staged] if self._flusher is not None else []
         out += sends.settle()
         self._times[code].observe(time.perf_counter() - began_s, count)
         if self._flusher is None:

@@ -15,7 +15,8 @@ from ...protocol.frame import Ext, Frame, encode
 from ...protocol.headers import CheckTransaction, ConsumerGroup, write
 from ...protocol.message import Record, encode_record
 from ...protocol.signature import CREDENTIALS
-from ..messages.transactions import CHECK_TIMES, real_queue
+from ..messages.properties import real_queue
+from ..messages.transactions import CHECK_TIMES
 from ..sessions.events import (
     Answer,
     Asked,

@@ -259,7 +259,7 @@ async def test_statistics_are_limited_and_right(wire: Wire, node: Node, monkeypa
 async def test_transactions_without_an_outcome_are_limited_at_their_edge(
     wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.remoting.requests.sends.MAX_HALF_MESSAGES", 2)
+    monkeypatch.setattr("rocketlet.broker.messages.sending.MAX_HALF_MESSAGES", 2)
     await create_topic(wire, "t")
     await half(wire)
     await half(wire)

@@ -13,10 +13,11 @@ from ....protocol.message import decode_host, offset_id
 from ....protocol.names import reply_topic
 from ...broker import Broker
 from ...config import REGION
+from ...messages.properties import property_bytes
+from ...messages.sending import too_large
 from ...sessions.events import Answer, ReplyWanted
 from ..answers import Buffers, answer, small
 from ..connection import Connection
-from .sends import property_bytes, too_large
 
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"

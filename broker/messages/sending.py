@@ -1,0 +1,251 @@
+"""What sending means: the checks, which topic and queue a message goes to, and where it waits if it is delayed or half sent.
+
+The messages of one socket read are staged one by one and stored together, by one append.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final, NamedTuple
+
+from ...protocol import names
+from ...protocol import properties as props
+from ...protocol.bodies import TopicConfig
+from ...protocol.codes import SYS_TRANSACTION_MASK
+from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
+from ...protocol.headers import SendMessage
+from ...protocol.message import MessageError
+from ...protocol.subscription import tag_code
+from ..config import MAX_HALF_MESSAGES, BrokerConfig
+from ..sessions.refusal import Reason, Refusal
+from .appender import Appender
+from .delays import Delays
+from .properties import property_bytes, with_real_queue
+from .recalls import handle_of
+from .retries import Retries
+from .timers import MARK as TIME_MARK
+from .timers import IllegalTime, Timers, time_asked, waiting_text, without_time
+from .topics import Topics
+from .transactions import Transactions
+
+_new_tuple = tuple.__new__
+_DELAY_MARK: Final = props.DELAY + props.NAME_END
+_TAGS_MARK: Final = props.TAGS + props.NAME_END
+_WAIT_MARK: Final = props.WAIT + props.NAME_END
+_TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
+
+
+class Placed(NamedTuple):
+    """Where a message is staged: its position in the log, its queue, and its offset there; of a half message, in the half
+    queue. `positions`: of each message of a batch. `recall_handle`: of one that waits for a time, and perhaps empty."""
+
+    position: int
+    queue_id: int
+    queue_offset: int
+    positions: list[int] | None = None
+    delay_level: int = 0
+    is_half: bool = False
+    recall_handle: str | None = None
+
+
+class Sending:
+    """`placed` is what is staged and not stored yet: each door stores what it has staged
+    before it returns to the event loop."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        appender: Appender,
+        delays: Delays,
+        transactions: Transactions,
+        retries: Retries,
+        timers: Timers,
+        config: BrokerConfig,
+    ) -> None:
+        self._topics = topics
+        self._store = appender.store
+        self._appender = appender
+        self._delays = delays
+        self._transactions = transactions
+        self._retries = retries
+        self._timers = timers
+        self._broker_name = config.name
+        self._cluster = config.cluster
+        self._cluster_text = f"{props.CLUSTER}{props.NAME_END}{config.cluster}"
+        self._cluster_end = props.PAIR_END + self._cluster_text
+        self.placed: list[Placed] = []
+
+    def stage(self, header: SendMessage, body: bytes, born_host: bytes) -> Placed:
+        """Gives a message, or a batch, its place. Whatever this raises, such as Refusal, nothing of it is staged."""
+        if not self.placed:
+            self._appender.begin()
+        kept = self._store.staged
+        try:
+            placed = self._place(header, body, born_host)
+        except BaseException:
+            self._store.roll_back(kept)  # half a batch is no batch
+            raise
+        self.placed.append(placed)
+        return placed
+
+    def mark(self) -> tuple[int, int]:
+        """How much is staged, for `undo`."""
+        return self._store.staged if self.placed else 0, len(self.placed)
+
+    def undo(self, mark: tuple[int, int]) -> None:
+        """Forgets what was staged since."""
+        self._store.roll_back(mark[0])
+        del self.placed[mark[1] :]
+
+    def commit(self) -> list[Placed]:
+        """Stores everything that is staged, in order. If this raises, such as StoreFull, nothing of it is kept."""
+        placed, self.placed = self.placed, []
+        self._appender.commit()
+        for position, _, queue_offset, _, delay_level, is_half, recall_handle in placed:
+            if recall_handle is not None:
+                self._timers.take()
+                continue
+            if delay_level:
+                self._delays.expect(delay_level)
+            if is_half:
+                self._transactions.expect(queue_offset, position, self._store.now_ms)
+        return placed
+
+    def _place(self, header: SendMessage, body: bytes, born_host: bytes) -> Placed:
+        name = header.topic
+        topic = self._topics.get(name)
+        if topic is None or name in names.UNSENDABLE_TOPICS:
+            topic = self._topic(header)
+        queue_id = header.queue_id
+        # AbstractSendMessageProcessor.msgCheck: a queue that may only be read is legal, too.
+        if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
+            raise Refusal(
+                Reason.ILLEGAL,
+                f"request queueId[{queue_id}] is illegal, {name} has {topic.write_queues} queues",
+            )
+        if queue_id < 0:
+            # As SendMessageProcessor: a client may leave the choice to the broker.
+            queue_id = random.randrange(topic.write_queues or 1)
+        if header.batch:
+            return self._place_batch(header, body, born_host, name, queue_id)
+        if len(body) > MAX_BODY_BYTES:
+            raise too_large("message body", body)
+        text = header.properties
+        if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
+            name, queue_id, text = self._retries.place_of(header, queue_id, text)
+        is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
+        if _WAIT_MARK in text and _DELAY_MARK not in text and not is_half:
+            # Apache's Java client sets WAIT=true in each message, and its broker does not store it either
+            # (SendMessageProcessor).
+            text = props.without(text, props.WAIT)
+        text = text + self._cluster_end if text and text[-1] != props.PAIR_END else text + self._cluster_text
+        level = 0
+        # A half message is not delayed, as in Apache's CommitLog.putMessage: its producer ends it when it wants.
+        if _DELAY_MARK in text and not is_half:
+            level = _delay_level(text, self._delays)
+        recall_handle = None
+        if TIME_MARK in text:
+            text, due_ms = self._timed(text, level, is_half)
+        else:
+            due_ms = 0
+        code = tag_code(text) if _TAGS_MARK in text else 0
+        store = self._store
+        queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
+        if level:
+            queue, text, code = self._delays.place_of(level, name, queue_id, text)
+        elif due_ms:
+            recall_handle = handle_of(text, name, self._broker_name, due_ms)
+            queue, text, code = self._timers.queue, waiting_text(text, due_ms, name, queue_id), due_ms
+        elif is_half:
+            self._refuse_half()
+            queue, text = self._transactions.half_queue, with_real_queue(text, name, queue_id)
+        position, offset = self._appender.stage(
+            queue,
+            body,
+            property_bytes(text, MAX_PROPERTY_BYTES if name[0] == "%" else SENT_PROPERTY_BYTES),
+            code,
+            header.flag,
+            header.sys_flag & ~SYS_TRANSACTION_MASK,
+            header.born_timestamp,
+            born_host,
+            header.reconsume_times,
+        )
+        return _new_tuple(Placed, (position, queue_id, offset, None, level, is_half, recall_handle))
+
+    def _timed(self, text: str, level: int, is_half: bool) -> tuple[str, int]:
+        """The properties of a message that may be sent to a time, and when it is due, ms; 0 for at once. Raises Refusal."""
+        if level:  # as HookUtils.checkIfTimerMessage: a level counts before a time
+            return without_time(text), 0
+        try:
+            due_ms = time_asked(text, self._store.now_ms)
+        except IllegalTime as fault:
+            raise Refusal(Reason.ILLEGAL_MESSAGE, str(fault)) from None
+        if due_ms and is_half:
+            raise Refusal(Reason.ILLEGAL_MESSAGE, "a message cannot be both sent to a time and transactional")
+        return text, due_ms
+
+    def _refuse_half(self) -> None:
+        """Raises Refusal when too many half messages wait, those of this read aside."""
+        transactions = self._transactions
+        if transactions.waiting >= MAX_HALF_MESSAGES:
+            raise Refusal(
+                Reason.BUSY,
+                f"system busy: {transactions.waiting} transactions have no outcome; this broker keeps {MAX_HALF_MESSAGES}",
+            )
+
+    def _topic(self, header: SendMessage) -> TopicConfig:
+        """A topic that is not there, made if it may be. Raises Refusal."""
+        name = header.topic
+        fault = names.topic_fault(name)
+        if fault:
+            raise Refusal(Reason.ILLEGAL, f"the specified topic is illegal: {fault}")
+        if name in names.UNSENDABLE_TOPICS:
+            raise Refusal(Reason.NOT_PERMITTED, f"sending to the topic {name} is forbidden")
+        end = self._store.end
+        if name.startswith(names.RETRY_PREFIX):
+            return self._topics.put(TopicConfig(name, 1, 1), end)
+        created = self._topics.auto_create(name, header.default_topic, header.default_topic_queue_nums, end)
+        if created is None:
+            raise Refusal(
+                Reason.NO_TOPIC,
+                f"topic[{name}] not exist, create it first, or start the broker with topic creation allowed",
+            )
+        return created
+
+    def _place_batch(self, header: SendMessage, body: bytes, born_host: bytes, name: str, queue_id: int) -> Placed:
+        if len(body) > MAX_BODY_BYTES:
+            raise too_large("batch", body)
+        if header.sys_flag & SYS_TRANSACTION_MASK or _DELAY_MARK in header.properties or TIME_MARK in header.properties:
+            raise Refusal(Reason.ILLEGAL_MESSAGE, "a batch can be neither delayed nor transactional")
+        if not body:
+            raise Refusal(Reason.ILLEGAL_MESSAGE, "the batch is empty")
+        store = self._store
+        queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
+        try:
+            positions, first_offset = self._appender.stage_batch(
+                queue,
+                body,
+                props.appended(header.properties, props.CLUSTER, self._cluster).encode(),
+                header.sys_flag,
+                header.born_timestamp,
+                born_host,
+                header.reconsume_times,
+            )
+        except MessageError as error:
+            raise Refusal(Reason.ILLEGAL_MESSAGE, str(error)) from None
+        return Placed(positions[0], queue_id, first_offset, positions)
+
+
+def too_large(what: str, body: bytes) -> Refusal:
+    return Refusal(Reason.ILLEGAL_MESSAGE, f"the {what} has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
+
+
+def _delay_level(text: str, delays: Delays) -> int:
+    """The delay level that a message asks for; 0 for none. Raises Refusal if it is not a number."""
+    value = props.find(text, props.DELAY)
+    if value is None:
+        return 0
+    try:
+        return max(delays.level(int(value)), 0)
+    except ValueError:
+        raise Refusal(Reason.ILLEGAL_MESSAGE, f"the delay level {value[:40]!r} is not a number") from None
