@@ -102,10 +102,11 @@ class ForeignMember:
         return not self.process.is_paused
 
     def believes_in(self, queue: Queue) -> bool:
-        return queue in self._queues
+        return queue in self.assignment()
 
     def assignment(self) -> set[Queue]:
-        return set(self._queues)
+        """What it claims, and does not wait for as another's."""
+        return {queue for queue in self._queues if not self._world.is_held_back(self, queue)}
 
     # Life
 

@@ -137,6 +137,15 @@ async def _foreign_members(world: World) -> None:
                 world.spawn(world.join(foreign=world.rng.random() < 0.7))
 
 
+async def _foreign_members_killed(world: World) -> None:
+    """The same, and some are killed."""
+    world.spawn(_foreign_members(world))
+    for _ in range(3):
+        await asyncio.sleep(world.rng.uniform(1, 8))
+        await chaos.kill(world)
+        await world.join(foreign=world.rng.random() < 0.7)
+
+
 async def _foreign_storm(world: World) -> None:
     """Apache's members start all at once, while messages of many queues wait."""
     for _ in range(world.rng.randint(3, 8)):
@@ -180,6 +189,21 @@ SCENARIOS: dict[str, Scenario] = {
     "foreign-members-of-two": Scenario(
         {**_CALM, "brokers": 2, "orderly": False, "sticky": False, "mixed": False, "members": 2},
         _foreign_members,
+    ),
+    "foreign-of-different-topics": Scenario(
+        {**_CALM, "topics": 3, "orderly": False, "sticky": False, "mixed": True, "members": 2}, _foreign_members
+    ),
+    "foreign-of-different-topics-killed": Scenario(
+        {
+            "gentle": False,
+            "long_handlers": 0.0,
+            "drain_s": 30.0,
+            "topics": 3,
+            "orderly": False,
+            "sticky": False,
+            "mixed": True,
+        },
+        _foreign_members_killed,
     ),
     "broker-killed": Scenario({**_CALM, "gentle": False, "queues": 8, "brokers": 1}, _broker_killed),
     "killed-at-hand-over": Scenario({"gentle": False, "members": 2, "mixed": False}, _killed_at_hand_over),

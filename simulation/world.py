@@ -404,6 +404,17 @@ class World:
         offset = broker.offsets.get(GROUP, queue.topic, queue.queue_id) or 0
         return None if offset == end else f"{queue} is committed to {offset} of {end}"
 
+    def is_held_back(self, member: ForeignMember, queue: Queue) -> bool:
+        """Whether a foreign member claims a queue of which its broker gives it nothing, because it is another's."""
+        broker = next(node.broker for node in self.nodes if node.name == queue.broker_name)
+        group = broker.groups.get(GROUP) if broker is not None else None
+        if broker is None or group is None:
+            return False
+        allotment = broker.draining.allotment
+        owner = allotment.owners.of(GROUP, queue.topic, queue.queue_id)
+        mine = [at for at, found in group.foreign.items() if found.client_id == member.client_id]
+        return owner != member.client_id and any(allotment.is_bound(group, at, queue.topic) for at in mine)
+
     def _balance_fault(self) -> str | None:
         for topic in self.topics:
             shares = [
