@@ -15,6 +15,7 @@ from typing import Any
 from ..broker.access.acl import Acl
 from ..broker.broker import Broker as RunningBroker
 from ..broker.config import BrokerConfig
+from ..broker.listening.self_signed import can_sign
 from ..broker.listening.tls import Tls
 from ..broker.nameserver.networks import Networks
 from ..broker.nameserver.routes import Routes
@@ -39,6 +40,7 @@ class Listening:
     host: str = "127.0.0.1"
     port: int = 0
     external_port: int | None = None
+    grpc_port: int | None = None
     tls: Tls | None = None
     acl: Acl | None = None
     admin_is_local: bool = False
@@ -159,7 +161,8 @@ class Rig:
             broker=broker,
             routes=routes,
             external_port=listening.external_port,
-            tls=listening.tls,
+            grpc_port=listening.grpc_port,
+            tls=listening.tls or Tls(signs_itself=can_sign()),
             acl=listening.acl,
             admin_is_local=listening.admin_is_local,
             connection_type=TappedConnection,

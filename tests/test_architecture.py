@@ -109,6 +109,7 @@ TOUCH_THE_DISK = frozenset(
         "broker.store.journal",
         "broker.store.segments",
         "broker.running.settings_files",
+        "broker.listening.self_signed",  # OpenSSL reads certificates from files
         "broker.running.machine",  # reads how much the container may have
     )
 )

@@ -73,7 +73,7 @@ class Entrance(asyncio.Protocol, Generic[C]):
             self._hand_over(data)
         elif data[0] != _HANDSHAKE:
             self._take_plain(data)
-        elif self._tls.context is None:
+        elif not self._tls.is_offered:
             self._refuse_tls()
         else:
             self._take_tls(data)
@@ -132,8 +132,8 @@ class Entrance(asyncio.Protocol, Generic[C]):
             self.connection_lost(error)
 
     async def _encrypt(self, first: bytes) -> None:
-        raw, context = self._transport, self._tls.context
-        assert raw is not None and context is not None
+        raw, context = self._transport, await self._tls.ready()
+        assert raw is not None
         if raw.is_closing():  # start_tls would wait until the timeout
             raise ConnectionResetError("the connection was closed")
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..config import (
 )
 from ..running.settings_files import Unsettled, Watched, check_file
 from ..sessions.reports import Reports
+from .self_signed import with_certificate
 
 log = structlog.get_logger("rocketlet.tls")
 
@@ -58,6 +60,10 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
+def _context_of(pem: Path) -> ssl.SSLContext:
+    return server_context(TlsFiles(pem))
+
+
 def client_context(authority: Path, own: TlsFiles | None) -> ssl.SSLContext:
     """Of a broker that registers: the name server's certificate is checked, the broker's shown if one is asked for.
     Raises TlsError."""
@@ -79,7 +85,8 @@ def _refuse_password() -> str:
 class Tls:
     """What all connections of a server share: mode, certificate, what was already reported.
 
-    Without files no TLS is offered, and the mode must not be `enforcing`. name_server_authority: PEM; with it the
+    Without files the mode must not be `enforcing`, and TLS is offered only if `signs_itself`: with a certificate that nobody
+    can check. name_server_authority: PEM; with it the
     broker speaks TLS to its name servers, whose certificates one of these signed. Raises TlsError.
     """
 
@@ -88,12 +95,15 @@ class Tls:
         mode: TlsMode = "permissive",
         files: TlsFiles | None = None,
         name_server_authority: Path | None = None,
+        *,
+        signs_itself: bool = False,
     ) -> None:
         if mode == "enforcing" and files is None:
             raise TlsError("TLS is enforced, but there is no certificate; give --tls-cert and --tls-key")
         if mode == "disabled" and files is not None:
             raise TlsError("a certificate is given, but TLS is disabled; leave out one of them")
         self.takes_plain = mode != "enforcing"
+        self._signs_itself = signs_itself and mode != "disabled"
         self.handshakes = self.failed_handshakes = self.refused = 0
         self._files = files
         self._authority = name_server_authority
@@ -104,6 +114,19 @@ class Tls:
         except Unsettled:
             raise TlsError(f"{', '.join(map(str, paths))}: these TLS files are being written; start again") from None
         self.reports = Reports()
+
+    @property
+    def is_offered(self) -> bool:
+        return self.context is not None or self._signs_itself
+
+    async def ready(self) -> ssl.SSLContext:
+        """The certificate's, which is made now if there is none yet."""
+        if self.context is None:
+            made = await asyncio.to_thread(with_certificate, _context_of)
+            if self.context is None:
+                self.context = made
+                log.info("certificate_self_signed", hint="clients that check certificates need --tls-cert")
+        return self.context
 
     def look(self) -> bool:
         """Whether the files are to be loaded: they have changed, and nobody writes them any more."""

@@ -44,6 +44,8 @@ def check(options: argparse.Namespace) -> None:
         return
     if options.name != DEFAULT_NAME:
         raise ConfigError("--name does not go with --brokers: they are called a, b, ...")
+    if options.grpc_port is not None:
+        raise ConfigError("--grpc-port does not go with --brokers: each serves gRPC on its own port")
     if options.control_port is not None:
         raise ConfigError("--control-port does not go with --brokers: a broker under test runs alone")
     if options.advertise == AUTO:

@@ -21,6 +21,7 @@ from ...broker.access.acl import Acl
 from ...broker.access.file import AclFile
 from ...broker.broker import Broker
 from ...broker.config import BrokerConfig
+from ...broker.listening.self_signed import can_sign
 from ...broker.listening.tls import Tls, TlsError, TlsFiles
 from ...broker.nameserver.networks import Networks, parse_networks
 from ...broker.nameserver.routes import Routes
@@ -130,6 +131,7 @@ async def _start(options: argparse.Namespace) -> int:
             broker=broker,
             routes=routes,
             external_port=options.external_port,
+            grpc_port=options.grpc_port,
             tls=tls,
             acl=acl,
             admin_is_local=_admin_is_local(options),
@@ -153,9 +155,13 @@ def _ready(config: BrokerConfig) -> str:
 def _hints(address: str) -> str:
     return (
         f"  Python   Producer(name_server={address!r})\n"
-        f"  Java     producer.setNamesrvAddr({_quoted(address)})\n"
+        f"  Java     producer.setNamesrvAddr({_quoted(address)}){_grpc_hint(address)}\n"
         f"  Spark    .option({_quoted('nameServer')}, {_quoted(address)})"
     )
+
+
+def _grpc_hint(address: str) -> str:
+    return f", and for gRPC clients: setEndpoints({_quoted(address)})" if has_grpc() else ""
 
 
 def _line_of(page: str | None) -> str:
@@ -171,6 +177,7 @@ async def _start_controlled(
         host=options.host,
         port=options.port,
         external_port=getattr(options, "external_port", None),
+        grpc_port=options.grpc_port,
         tls=tls,
         acl=acl,
         admin_is_local=_admin_is_local(options),
@@ -273,6 +280,7 @@ async def _broker(options: argparse.Namespace) -> int:
         options.port,
         broker=broker,
         routes=None,
+        grpc_port=options.grpc_port,
         tls=tls,
         acl=acl,
         admin_is_local=_admin_is_local(options),
@@ -309,7 +317,13 @@ def tls_of(options: argparse.Namespace) -> Tls:
     if options.tls_cert is None and (options.tls_key or options.tls_ca):
         raise TlsError("--tls-key or --tls-ca is given, --tls-cert is not")
     files = TlsFiles(options.tls_cert, options.tls_key, options.tls_ca) if options.tls_cert else None
-    return Tls(options.tls, files, getattr(options, "nameserver_tls", None))
+    signs_itself = files is None and options.tls != "disabled" and has_grpc()
+    return Tls(options.tls, files, getattr(options, "nameserver_tls", None), signs_itself=signs_itself)
+
+
+def has_grpc() -> bool:
+    """Whether the extra is there that serves official clients of 5.x."""
+    return can_sign() and importlib.util.find_spec("google") is not None
 
 
 def acl_of(options: argparse.Namespace) -> Acl | None:

@@ -43,6 +43,7 @@ def add_external_port_option(parser: argparse.ArgumentParser) -> None:
 
 def add_broker_options(parser: argparse.ArgumentParser) -> None:
     _identity_options(parser)
+    _grpc_options(parser)
     _store_options(parser)
     _limit_options(parser)
     _control_options(parser)
@@ -85,6 +86,14 @@ def _identity_options(parser: argparse.ArgumentParser) -> None:
         "--no-vip",
         action="store_true",
         help="do not listen on the port two below, which clients with the VIP channel use",
+    )
+
+
+def _grpc_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--grpc-port",
+        type=numbers.port,
+        help="also listen on this port, for official clients of 5.x, which --port serves, too; 0 takes any free one",
     )
 
 

@@ -21,7 +21,7 @@ from rocketlet.command.serving.supervisor import restart_delay_s
 OWN = {"name", "port", "data", "metrics_port", "advertise", "advertise_external", "nameserver", "stop_with_stdin"}
 """Options of which each broker gets its own."""
 SHARED = {"memory", "retain_bytes"}
-NOT_PASSED = {"control_port", "control_host", "config", "run"}
+NOT_PASSED = {"control_port", "control_host", "config", "grpc_port", "run"}
 
 
 def started(*arguments: str) -> argparse.Namespace:
@@ -108,6 +108,7 @@ def test_there_are_as_many_brokers_as_letters(capsys: pytest.CaptureFixture[str]
     [
         ("--brokers 2 --name x", "--name does not go with --brokers"),
         ("--brokers 2 --control-port 0", "--control-port does not go with --brokers"),
+        ("--brokers 2 --grpc-port 0", "--grpc-port does not go with --brokers"),
         ("--brokers 2 --advertise auto", "--advertise auto does not go with --brokers"),
         ("--brokers 2 --tls enforcing --tls-cert c", "give --nameserver-tls"),
         ("--brokers 2 --acl a", "give --nameserver-account"),

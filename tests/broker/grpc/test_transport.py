@@ -55,6 +55,29 @@ async def test_tls_is_looked_into(nodes: Nodes, dial: Dial, tmp_path: Path, with
     assert (await client.call("QueryRoute", route("t"))).status.code == 20000
 
 
+def trusting() -> ssl.SSLContext:
+    """Java's and Go's clients begin with TLS, and check nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+async def test_without_a_certificate_the_broker_makes_one(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(tls=Tls(signs_itself=True))
+    assert node.broker.tls.context is None, "when the first client comes"
+    clients = [await dial(node.address, tls=trusting(), client_id=f"client-{number}") for number in range(3)]
+    for client in clients:
+        assert client.transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+        assert (await client.call("QueryRoute", route("t"))).status.code == 20000
+
+
+async def test_a_broker_that_has_tls_disabled_makes_none(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(tls=Tls("disabled", signs_itself=True))
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await dial(node.address, tls=trusting())
+
+
 async def test_grpc_may_have_a_port_of_its_own(nodes: Nodes, dial: Dial) -> None:
     node = await nodes.start()
     async with Server("127.0.0.1", free_port(), broker=None, routes=Routes(), grpc_port=0) as server:
