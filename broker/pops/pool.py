@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from ..clock import Timer
+from ..config import POOL_IDLE_S
 from .deliveries import Deliveries, Tally
 from .values import Received, Request
 
@@ -63,8 +64,14 @@ class Pool:
         self.ready: OrderedDict[int, None] = OrderedDict()
         self._waiting: dict[int | None, OrderedDict[Wait, None]] = {}
         self.waits = 0
+        self.used_s = float("-inf")  # when somebody asked last
         self.is_cut = False  # the last look at the queues has ended early, and found nothing
         self.is_served_later = False
+
+    def is_used(self, now_s: float) -> bool:
+        """Whether somebody waits, has messages, or asked lately."""
+        is_fresh = now_s - self.used_s < POOL_IDLE_S
+        return is_fresh or self.waits > 0 or any(item.unfinished for item in self.queues.values())
 
     def hold(self, wait: Wait) -> None:
         self._waiting.setdefault(wait.place, OrderedDict())[wait] = None

@@ -149,9 +149,10 @@ class Pools:
             self._offsets.put(group, topic, queue_id, deliveries.committed)
             yield deliveries
         for pool in self._pools.values():
-            self._make_ready(pool)
+            self.make_ready(pool)
 
-    def _make_ready(self, pool: Pool) -> None:
+    def make_ready(self, pool: Pool) -> None:
+        """Finds which queues have something."""
         for queue_id in range(self._topics.queues_of(pool.topic)):
             queue = self._store.queues.get((pool.topic, queue_id))
             if queue_id in pool.queues:

@@ -105,6 +105,7 @@ class Pops:
         if self._is_stopped:
             return _answered(wait, Received(Why.STOPPED))
         pool = self._pools.get(request)
+        pool.used_s = self._clock.monotonic_s()
         received = self._batches.again(request, self._give_again) or self._pop(pool, request)
         if received.messages or request.wait_ms <= 0:
             return _answered(wait, received)
@@ -401,9 +402,9 @@ class Pops:
         pool = self._pools.find(group, topic)
         if pool is None:
             return
-        for queue_id, deliveries in list(pool.queues.items()):
-            if self._settling.has_left(deliveries):
-                pool.note(queue_id)
+        for deliveries in list(pool.queues.values()):
+            self._settling.has_left(deliveries)
+        self._pools.make_ready(pool)
         self._book.write()
         self._serve(pool)
 
@@ -454,6 +455,11 @@ class Pops:
     def given_up(self) -> int:
         """How many messages became dead letters since the start."""
         return self._letters.count
+
+    def is_popped(self, group: str, topic: str) -> bool:
+        """Whether clients of the group pop the topic now, or have messages of it in their hands."""
+        pool = self._pools.find(group, topic)
+        return pool is not None and pool.is_used(self._clock.monotonic_s())
 
     def waits(self, group: str, topic: str) -> int:
         pool = self._pools.find(group, topic)

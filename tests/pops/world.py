@@ -34,6 +34,7 @@ class World:
         self.folder = folder
         self.queues = queues
         self.clock = clock or MovableClock(stands=True)
+        self.clock._began = (1000.0, 1_800_000_000.0)  # the same in each run
         self._soon: list[Callable[[], object]] = []
         folder.mkdir(parents=True, exist_ok=True)
         self.open()

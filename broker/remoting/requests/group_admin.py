@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -86,6 +86,7 @@ def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     broker.group_configs.delete(header.group_name)
     if header.remove_offset:
         broker.offsets.forget_group(header.group_name)
+        broker.pops.forget_group(header.group_name)
     log.info("group_deleted", group=header.group_name, offsets=header.remove_offset)
     return answer(frame)
 
@@ -189,6 +190,7 @@ def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[
     for topic in topics:
         for queue_id, offset in broker.offsets.of(header.src_group, topic).items():
             broker.offsets.put(header.dest_group, topic, queue_id, offset)
+        broker.pops.sent_elsewhere(header.dest_group, topic)
         yield
     return answer(frame)
 
@@ -216,6 +218,8 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[B
             offsets[Queue(header.topic, broker.config.name, queue_id)] = current
         if queue_id % SLICE == SLICE - 1:
             yield
+    if broker.pops.is_popped(header.group, header.topic):
+        return _reset_popped(broker, frame, header, offsets)
     group = broker.groups.get(header.group)
     if group is None:
         remark = f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic}"
@@ -228,6 +232,15 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[B
         member.tell(event)
         yield
     log.info("offsets_reset", group=header.group, topic=header.topic, members=len(group.members))
+    return answer(frame, body=admin_bodies.encode_offsets(offsets))
+
+
+def _reset_popped(broker: Broker, frame: Frame, header: ResetOffset, offsets: Mapping[Queue, int]) -> Buffers:
+    """What is in the hands of clients that pop can be acknowledged no more, and members need not be told."""
+    for queue, offset in offsets.items():
+        broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
+    broker.pops.sent_elsewhere(header.group, header.topic)
+    log.info("offsets_reset", group=header.group, topic=header.topic, members=0)
     return answer(frame, body=admin_bodies.encode_offsets(offsets))
 
 

@@ -98,6 +98,7 @@ def store_offset(broker: Broker, group: str, queue: tuple[str, int], offset: int
             hint="the member read messages that were lost before this start; their offsets are given again",
         )  # fmt: skip
     broker.offsets.put(group, topic, queue_id, end, by_owner=by_owner)
+    broker.pops.sent_elsewhere(group, topic)
 
 
 def stale_fault(broker: Broker, connection: Connection, group: str, queue: tuple[str, int], offset: int) -> str | None:

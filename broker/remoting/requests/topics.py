@@ -59,6 +59,7 @@ def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     broker.topics.delete(name, broker.store.end)
     broker.offsets.forget_topic(name)
+    broker.pops.forget_topic(name)
     noting = broker.locks.topic_deleted(name)
     log.info("topic_deleted", topic=name)
     removing = broker.store.deleting(name)
