@@ -26,6 +26,7 @@ from .config import BrokerConfig, LiveConfig
 from .groups.foreign.draining import Draining
 from .groups.history import History
 from .groups.members import ConsumerGroup, ConsumerGroups
+from .groups.modes import RequestModes
 from .groups.notifications import Notifications
 from .groups.owning.locks import Locks
 from .groups.owning.offsets import Offsets
@@ -133,6 +134,7 @@ class Broker:
         self.notifications = Notifications(
             self.groups, self.group_configs, self.history, self.draining, clock, self.turns
         )
+        self.request_modes = RequestModes(folder / "modes.json")
         self.pops = self._make_pops(config.name, pop_frames)
         self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
         self.registration = self._make_registration()

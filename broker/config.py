@@ -145,7 +145,9 @@ MAX_UNFINISHED_IN_ORDER: Final = (
 )
 MAX_WAITING_RECEIVES: Final = 100_000
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # as Apache's
+LATE_POLL_MS: Final = 500  # behind the end of a receive, when it comes; then nobody waits for its answer, as Apache's
 MAX_ACKS: Final = 4096  # handles in one acknowledgement
+MAX_REQUEST_MODES: Final = 10_000  # of groups and topics, that an administrator has set
 POP_LOOKS: Final = 8  # reads of a receive whose filter finds nothing, before others have their turn
 EXPIRED_AT_ONCE: Final = 256  # batches whose time is over, in one turn
 MAX_ATTEMPT_IDS: Final = 10_000  # of receives in order, whose batches are given again to who asks again

@@ -25,6 +25,8 @@ batch       the body of a batch, and the records that it becomes
 properties  the text that holds keys, tags and user properties
 compression how large bodies are compressed
 subscription  tag expressions, and the hash that filters use
+pop_headers, pop_bodies  messages that are shared: what clients and brokers say of them
+popped      their records, as clients get them
 group_config a group's settings
 names       names of topics and groups: which are legal, which are derived from others
 http2/      HTTP/2 as a server speaks it

@@ -88,7 +88,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.groups.foreign broker.groups.owning broker.listening broker.messages "
         "broker.nameserver broker.pops broker.running broker.sessions broker.store",
         "broker.remoting": "broker.access broker.broker broker.config broker.groups broker.groups.foreign "
-        "broker.listening broker.messages broker.nameserver broker.running "
+        "broker.listening broker.messages broker.nameserver broker.pops broker.running "
         "broker.sessions broker.store",
         "broker.observing": "broker.broker broker.config broker.messages broker.running broker.sessions",
         "broker.grpc": "broker.access broker.broker broker.clock broker.config broker.messages "

@@ -4,6 +4,7 @@ member         one client in one group: what it says of itself
 members        who is a member, and what each subscribes to
 disagreements  where members disagree, in words
 settings       the settings of groups
+modes          whether members pull queues or pop messages
 sticky         which queues are to be whose, where members use STICKY
 notifications  tells members that their group changed
 history        what happened, for administrators

@@ -32,6 +32,7 @@ class Book:
         self._defined: set[int] = set()
         self._clients: dict[str, int] = {}
         self._last = 0
+        self.journal_bytes = POP_JOURNAL_BYTES  # beyond twice what the file had when it was written anew
         self._is_behind = False  # whether the file lacks something that was not acknowledged to anybody
 
     def read(self) -> list[KeptQueue]:
@@ -142,7 +143,7 @@ class Book:
 
     def saving(self, all_deliveries: Callable[[], Iterable[Deliveries]]) -> Job[None]:
         """Writes the file anew when it has become long, or lacks something. Raises StoreFull; it is tried again then."""
-        if not self._is_behind and self.frames.size <= POP_JOURNAL_BYTES + 2 * self.frames.base:
+        if not self._is_behind and self.frames.size <= self.journal_bytes + 2 * self.frames.base:
             return
         if not self._is_behind:
             self.write()  # what refers to clients as they are known now

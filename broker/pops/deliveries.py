@@ -19,7 +19,7 @@ from ..store.reading import Fetched
 from .order import Order, message_group
 from .records import KeptQueue
 from .states import Delivery, Event, State
-from .values import Numbers, Request
+from .values import Delivered, Numbers, Request
 
 Fetch = Callable[..., Fetched]
 
@@ -202,6 +202,15 @@ class Deliveries:
             if self._order is not None:
                 self._order.add(delivery)
 
+    def peek(self, count: int) -> list[Delivered]:
+        """What comes next, without handles."""
+        position = max(self.next, self.queue.begin)
+        if position >= self.queue.next:
+            return []
+        records = split_records(b"".join(self._fetch(self.queue, position, count).pieces))
+        topic, queue_id = self.queue.topic, self.queue.queue_id
+        return [Delivered(record, topic, queue_id, offset_in(record), 1, "", 0) for record in records]
+
     def hand_out(self, taken: Sequence[Taken], now_ms: int) -> int:
         """Adds what is new and makes all of it IN_FLIGHT; the pop time, which no earlier delivery of these has."""
         unfinished = self.unfinished
@@ -311,7 +320,9 @@ class Deliveries:
             if not self.queue.begin <= offset < end:
                 continue
             found = kept.unfinished[offset]
-            delivery = self.unfinished[offset] = Delivery(offset, State.IN_FLIGHT if found.attempts else State.VISIBLE)
+            delivery = self.unfinished[offset] = Delivery(
+                offset, State.IN_FLIGHT if found.deadline_ms else State.VISIBLE
+            )
             delivery.attempts, delivery.pop_ms = found.attempts, found.pop_ms
             delivery.client_id, delivery.renewals = found.client_id, found.renewals
             delivery.deadline_s = to_monotonic_s(found.deadline_ms)

@@ -40,9 +40,8 @@ class Letters:
         text = _dead(record, reason)
         with self._appender.batch():
             queue = self._store.queue(topic.name, 0)
-            self._appender.stage_again(
-                record, queue, text.encode(), tag_code(text), reconsume_times=max(delivery.attempts - 1, 0)
-            )
+            times = record.reconsume_times + max(delivery.attempts - 1, 0)
+            self._appender.stage_again(record, queue, text.encode(), tag_code(text), reconsume_times=times)
         self.count += 1
         log.warning(
             "message_given_up",

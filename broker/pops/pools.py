@@ -83,6 +83,15 @@ class Pools:
         pool.queues[queue.queue_id] = found
         return found
 
+    def has_some(self, pool: Pool, request: Request) -> bool:
+        """Whether there is something to pop. What a filter would pass counts, too."""
+        for queue_id in pool.places(request):
+            self.deliveries_at(pool, queue_id)
+            pool.note(queue_id)
+            if queue_id in pool.ready:
+                return True
+        return False
+
     def deliveries_of(self, group: str, topic: str, handle: Handle) -> Deliveries | None:
         """What a handle is of."""
         pool = self._pools.get((group, topic))

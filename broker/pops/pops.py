@@ -12,6 +12,7 @@ from functools import partial
 
 import structlog
 
+from ...protocol.popped import reconsume_times_in
 from ..clock import Clock
 from ..config import (
     DEAD_LETTER_RETRY_S,
@@ -107,7 +108,7 @@ class Pops:
         pool = self._pools.get(request)
         pool.used_s = self._clock.monotonic_s()
         received = self._batches.again(request, self._give_again) or self._pop(pool, request)
-        if received.messages or request.wait_ms <= 0:
+        if received.why is Why.FOUND or request.wait_ms <= 0:
             return _answered(wait, received)
         if self._waiting >= MAX_WAITING_RECEIVES:
             return _answered(wait, Received(Why.TOO_MANY_WAIT))
@@ -147,6 +148,8 @@ class Pops:
             self.put_back(wait.request.group, wait.request.topic, received.messages)
 
     def _pop(self, pool: Pool, request: Request) -> Received:
+        if request.count <= 0:
+            return Received(Why.FOUND if self._pools.has_some(pool, request) else Why.NOTHING_NEW)
         now_ms = self._clock.time_ms()
         count, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
         is_in_order = self._is_in_order(request.group)
@@ -211,9 +214,8 @@ class Pops:
         delivery, record = taken
         queue = deliveries.queue
         handle = encode_handle(self._broker_name, queue.queue_id, delivery.offset, delivery.pop_ms, invisible_ms)
-        return Delivered(
-            record, queue.topic, queue.queue_id, delivery.offset, delivery.attempts, handle, delivery.pop_ms
-        )
+        attempt = delivery.attempts + reconsume_times_in(record)
+        return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
 
     def _give_again(self, deliveries: Deliveries, delivery: Delivery, request: Request) -> Delivered | None:
         """To a client that asks again in the same attempt, because the answer did not reach it."""
@@ -239,7 +241,7 @@ class Pops:
                 log.exception("receive_failed", group=pool.group, topic=pool.topic)
                 self._end(wait, Received(Why.FAILED, fault=str(error)))
                 continue
-            if received.messages:
+            if received.why is Why.FOUND:
                 self._end(wait, received)
                 continue
             if pool.is_cut:
@@ -468,6 +470,17 @@ class Pops:
     def topics_of(self, group: str) -> list[str]:
         """The topics that the group pops."""
         return [pool.topic for pool in self._pools.of_group(group)]
+
+    def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
+        """What would be popped next, of what nobody was given yet. It stays where it is. Raises what reading raises."""
+        pool = self._pools.get(Request(group, topic, "", count, 0))
+        found: list[Delivered] = []
+        for number in [number for number in pool.ready if queue_id in (None, number)]:
+            deliveries = self._pools.deliveries_at(pool, number)
+            found += deliveries.peek(count - len(found))
+            if len(found) >= count:
+                break
+        return found
 
     def numbers(self, group: str, topic: str) -> dict[int, Numbers]:
         """By queue id, of those of which something was popped. The others are where the group's offsets say."""

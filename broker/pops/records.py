@@ -11,7 +11,7 @@ All integers are big-endian. `number` stands for a group, topic and queue, `clie
     B  number, next, floor ms: nothing is unfinished, and no pop time is below the floor
     F  number: all of it is forgotten
 
-Attempts of 0 are those of a message that waits behind another one and was never popped. Times are of the wall clock: a
+A deadline of 0 is that of a message that nobody has: it waits, perhaps behind another one. Times are of the wall clock: a
 restart has another monotonic one. A record may be replayed twice, in the order of all, and the last word on an offset counts.
 """
 

@@ -18,8 +18,8 @@ class Request:
     """One receive. The door has checked names, permissions, and that topic and group exist.
 
     client_id: who pops; what it has in flight is known by it.
-    count: 1 to 32; more is cut. invisible_ms: how long what it gets is nobody else's. wait_ms: how long it waits for a
-    message; 0: not at all.
+    count: 1 to 32; more is cut. 0: it is only told that there is something. invisible_ms: how long what it gets is nobody
+    else's. wait_ms: how long it waits for a message; 0: not at all.
     queue_id: the queue that is looked at first; None: none is preferred. is_strict: no other is looked at.
     auto_renew: the broker prolongs the time as long as it hears the client.
     subscription: None takes all. matches: the SQL92 filter (`messages.filters`); then `subscription`

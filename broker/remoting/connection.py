@@ -53,12 +53,19 @@ class Host(Protocol):
     def closed(self, connection: Connection) -> None: ...
 
 
+class Cancellable(Protocol):
+    """What waits on behalf of a client."""
+
+    def cancel(self) -> None: ...
+
+
 class Connection(Client):
     """`active_s` is when it was last read from or written to, in the loop's time; `known` is what the check of accounts
     keeps of it. `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection.
     `beat`: the body of its last heartbeat, and what was read from it. `read_bytes` have come from the client, of TLS those
     that were decrypted; `records` has them decrypted. `broker_name`: of the broker that has said that it speaks here;
-    `is_proving`: one is being asked. `farewell` tells a client of the other door that the connection ends."""
+    `is_proving`: one is being asked. `farewell` tells a client of the other door that the connection ends. `receives`: those
+    that wait for messages to pop."""
 
     __slots__ = (
         "_answering_bytes",
@@ -85,6 +92,7 @@ class Connection(Client):
         "kept",
         "known",
         "number",
+        "receives",
     )
 
     def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
@@ -106,6 +114,7 @@ class Connection(Client):
         self.beat: tuple[bytes, Heartbeat] | None = None
         self.active_s = self.heard_s = 0.0
         self.counted_bytes = self.charged_bytes = self.held_pulls = self.read_bytes = 0
+        self.receives: set[Cancellable] = set()
         self.records: Decryption | None = None
         self.farewell: Callable[[], None] | None = None
         self._answering_bytes = 0

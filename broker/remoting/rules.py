@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
-from ...protocol import bodies, group_bodies, names
+from ...protocol import bodies, group_bodies, names, pop_bodies
 from ...protocol import properties as props
 from ...protocol.extents import decode_topics
 from ...protocol.frame import Frame
@@ -124,6 +124,12 @@ def _sent_back(frame: Frame, records: Records | None) -> list[Need]:
     return [group(header.group), *_message_at(header.offset, SUB, records)]
 
 
+def _batch_ack(frame: Frame, records: Records | None) -> list[Need]:
+    """The topic may be a group's retry topic; that needs what the group needs."""
+    acks = pop_bodies.decode_batch_acks(frame.body)
+    return [need for ack in acks for need in (group(ack.group), topic(ack.topic, SUB))]
+
+
 SEND = _sends_to("topic")
 SEND_V2 = _sends_to("b")
 READS = fields(topics=("topic",), groups=("consumerGroup",))
@@ -132,6 +138,7 @@ VIEW = needing(lambda frame, records: _message_at(read(LogOffset, frame.ext).off
 END_TRANSACTION = needing(
     lambda frame, records: _message_at(read(EndTransaction, frame.ext).commit_log_offset, PUB, records)
 )
+BATCH_ACK = needing(_batch_ack)
 HEARTBEAT = needing(_heartbeat)
 LOCKS = needing(_locks)
 ASSIGNMENT = needing(_assignment)

@@ -23,6 +23,7 @@ from .requests import (
     group_admin,
     membership,
     offsets,
+    pops,
     pulls,
     recalls,
     replies,
@@ -48,6 +49,13 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     # messages
     Code.PULL_MESSAGE: (pulls.pull_message, rules.READS),
     Code.LITE_PULL_MESSAGE: (pulls.pull_message, rules.READS),
+    Code.POP_MESSAGE: (pops.pop_message, rules.READS),
+    Code.ACK_MESSAGE: (pops.ack_message, rules.READS),
+    Code.BATCH_ACK_MESSAGE: (pops.batch_ack_message, rules.BATCH_ACK),
+    Code.CHANGE_MESSAGE_INVISIBLETIME: (pops.change_invisible_time, rules.READS),
+    Code.NOTIFICATION: (pops.notification, rules.READS),
+    Code.POLLING_INFO: (pops.polling_info, rules.READS),
+    Code.PEEK_MESSAGE: (pops.peek_message, rules.READS),
     Code.CONSUMER_SEND_MSG_BACK: (sends.send_back, rules.SEND_BACK),
     Code.RECALL_MESSAGE: (recalls.recall_message, rules.SEND),
     Code.END_TRANSACTION: (transactions.end_transaction, rules.END_TRANSACTION),
@@ -65,6 +73,8 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.UNLOCK_BATCH_MQ: (membership.unlock, rules.LOCKS),
     Code.CHECK_CLIENT_CONFIG: (membership.check_client, rules.CLIENT_CHECK),
     Code.QUERY_ASSIGNMENT: (assignments.query_assignment, rules.ASSIGNMENT),
+    Code.SET_MESSAGE_REQUEST_MODE: (pops.set_request_mode, ADMIN),
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: (pops.request_modes, ADMIN),
     # offsets
     Code.QUERY_CONSUMER_OFFSET: (offsets.query_consumer_offset, rules.READS),
     Code.UPDATE_CONSUMER_OFFSET: (offsets.update_consumer_offset, rules.READS),
@@ -139,6 +149,7 @@ NAME_SERVER_REQUESTS: Mapping[int, tuple[NameServerHandler, Rule]] = {
 WITH_BODY = frozenset(
     (
         Code.AGREE_ON_MEMBERS,
+        Code.BATCH_ACK_MESSAGE,
         Code.CHECK_CLIENT_CONFIG,
         Code.GET_QUEUE_OFFSETS,
         Code.HEART_BEAT,
@@ -148,6 +159,7 @@ WITH_BODY = frozenset(
         Code.REGISTER_BROKER,
         Code.SEND_REPLY_MESSAGE,
         Code.SEND_REPLY_MESSAGE_V2,
+        Code.SET_MESSAGE_REQUEST_MODE,
         Code.UNLOCK_BATCH_MQ,
         Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
         Code.UPDATE_BROKER_CONFIG,

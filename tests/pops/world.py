@@ -30,6 +30,8 @@ HOST = encode_host("127.0.0.1", 1)
 class World:
     """One run of what a broker has below its doors. `restart` is a kill, or a stop, and another run."""
 
+    journal_bytes = 2000  # so that it is written anew in tests, too
+
     def __init__(self, folder: Path, queues: int = 2, clock: MovableClock | None = None) -> None:
         self.folder = folder
         self.queues = queues
@@ -56,6 +58,7 @@ class World:
             "b", self.topics, self.appender, self.offsets, self.groups, Frames(self.journal), clock,
             lambda action, otherwise: action(), self._soon.append,
         )  # fmt: skip
+        self.pops._book.journal_bytes = self.journal_bytes
 
     def _appended(self, queues: Sequence[Any]) -> None:
         if self.pops is not None:

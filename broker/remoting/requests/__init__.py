@@ -2,6 +2,7 @@
 
 sends         SEND_MESSAGE, its V2, SEND_BATCH_MESSAGE, CONSUMER_SEND_MSG_BACK
 pulls         PULL_MESSAGE, LITE_PULL_MESSAGE
+pops          POP_MESSAGE and what belongs to it
 replies       SEND_REPLY_MESSAGE
 recalls       RECALL_MESSAGE
 searches      QUERY_MESSAGE, VIEW_MESSAGE_BY_ID

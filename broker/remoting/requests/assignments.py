@@ -1,4 +1,4 @@
-"""QUERY_ASSIGNMENT, 5.0's: the broker computes a member's share, for members that ask for it."""
+"""QUERY_ASSIGNMENT, 5.0's: the broker computes a member's share, for members that ask for it, or lets it pop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from ....protocol.bodies import Route
 from ....protocol.codes import ResponseCode
 from ....protocol.config import MAX_REQUEST_QUEUES
 from ....protocol.frame import Frame
+from ....protocol.pop_bodies import POP, encode_pop_assignment
 from ....protocol.queue import Queue
 from ...broker import Broker
 from ...config import MAX_HASHED, LimitExceeded
@@ -25,17 +26,27 @@ def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Bu
     if request.strategy not in _STRATEGIES:
         remark = f"the strategy {request.strategy} is unknown; use {', '.join(_STRATEGIES)}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    broker.tasks.answer(_answer(broker, connection, small(frame), request))
+    mode = broker.request_modes.of(request.group, request.topic)
+    broker.tasks.answer(_answer(broker, connection, small(frame), request, is_popped=mode.mode == POP))
     return None
 
 
 async def _answer(
-    broker: Broker, connection: Connection, frame: Frame, request: group_bodies.AssignmentRequest
+    broker: Broker,
+    connection: Connection,
+    frame: Frame,
+    request: group_bodies.AssignmentRequest,
+    *,
+    is_popped: bool,
 ) -> None:
     route = await broker.name_servers.find_route(request.topic)
     if route is None:
         remark = f"topic[{request.topic}] not exist"
         connection.write(answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark))
+        return
+    if is_popped and request.message_model != "BROADCASTING":
+        names = dict.fromkeys(data.broker_name for data in route.queues if data.read_queues)
+        connection.write(answer(frame, body=encode_pop_assignment(request.topic, names)))
         return
     try:
         share = _share(broker, request, route)
