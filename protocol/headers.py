@@ -161,6 +161,14 @@ class OptionalGroup(NamedTuple):
     consumer_group: str | None = None
 
 
+class BrokerTimes(NamedTuple):
+    """The answer to GET_QUEUE_OFFSETS, in ms since the epoch by the broker's clock: now, and when the broker started. Every
+    message that the answer counts was stored before now."""
+
+    now_ms: int
+    started_ms: int
+
+
 class CreateTopic(NamedTuple):
     topic: str
     read_queue_nums: int

@@ -33,13 +33,24 @@ def part_of(queue: Queue) -> Part:
 class Mark:
     """What one broker said about a topic when a batch was planned.
 
-    identity: changes when the topic is created again; empty on an Apache broker. newest_ms: on an Apache
-    broker, the store time of the topic's newest message. rewinds: how often the group's offset went back.
+    identity: changes when the topic is created again; empty on an Apache broker. newest_ms: no message of the topic was
+    stored later, by the broker's clock. started_ms: when the broker started; 0 on an Apache broker. rewinds: how often the
+    group's offset went back.
     """
 
     identity: str = ""
     newest_ms: int = 0
     rewinds: int = 0
+    started_ms: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its broker has told anything."""
+        return bool(self.identity or self.newest_ms)
+
+    def is_of_another(self, before: Mark) -> bool:
+        """Whether this is another topic than before: a broker of another kind answers with an identity or without one."""
+        return self.is_known and before.is_known and self.identity != before.identity
 
 
 UNMARKED: Final = Mark()

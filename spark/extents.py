@@ -22,7 +22,7 @@ from ..protocol.admin_bodies import decode_topic_stats
 from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.config import MAX_TOPICS_ASKED
 from ..protocol.extents import TopicExtent, decode_extents, encode_topics
-from ..protocol.headers import Offset, OptionalGroup, TopicName, TopicQueue, write
+from ..protocol.headers import BrokerTimes, Offset, OptionalGroup, TopicName, TopicQueue, write
 from ..protocol.message import decode_records
 from ..protocol.names import TOOLS_GROUP
 from ..protocol.queue import Queue
@@ -94,6 +94,7 @@ class Extents:
             )
         )
         told: dict[str, TopicExtent] = {}
+        times = BrokerTimes(0, 0)
         for answer in answers:
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 self._foreign.add(name)
@@ -101,6 +102,7 @@ class Extents:
             if answer.code:
                 raise BrokerRefused(RequestCode.GET_QUEUE_OFFSETS, answer.code, answer.remark, connection.address)
             told |= body_of(answer, decode_extents)
+            times = header_of(answer, BrokerTimes)
         for queue in queues:  # not all that are told: a broker may tell of very many
             topic = told.get(queue.topic)
             if topic is None or queue.queue_id >= len(topic.begins):
@@ -108,7 +110,7 @@ class Extents:
             else:
                 seen.extents[queue] = Extent(topic.begins[queue.queue_id], topic.ends[queue.queue_id])
         seen.marks |= {
-            (name_of, name): Mark(told[name_of].identity, rewinds=told[name_of].rewinds)
+            (name_of, name): Mark(told[name_of].identity, times.now_ms, told[name_of].rewinds, times.started_ms)
             for name_of in topics
             if name_of in told
         }

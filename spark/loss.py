@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..client.log import get_logger
 from ..protocol.queue import Queue
 from .extents import Extent
@@ -9,6 +11,10 @@ from .failures import DataLossError
 
 log = get_logger("rocketlet.spark")
 
+MOVED = (
+    "A checkpoint holds for its own cluster. To go on in another one, start with a new checkpoint and startingTimestamp; or, "
+    "where `rocketlet mirror` has copied the group, with startingOffsets=committed"
+)
 REMEDY = "set failOnDataLoss to false to go on without them, or start with a new checkpoint"
 
 
@@ -28,8 +34,21 @@ def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: b
 
 def made_anew(queue: Queue, wanted: int, extent: Extent, *, fail: bool) -> int:
     """Where to continue if the topic was created again. Raises DataLossError if that is to end the query."""
-    reason = f"these are other messages: the topic {queue.topic} on {queue.broker_name} was made anew"
+    reason = (
+        f"these are other messages: the topic {queue.topic} on {queue.broker_name} was made anew, or this is another "
+        f"cluster. {MOVED}"
+    )
     return _tell(queue, wanted, extent, reason, extent.begin, fail)
+
+
+def elsewhere(brokers: Iterable[str], topic: str, *, fail: bool) -> None:
+    """No broker of the checkpoint is here, others are. Raises DataLossError if that is to end the query."""
+    names = ", ".join(sorted(brokers))
+    text = f"the topic {topic} is on none of the brokers {names} of the checkpoint: this is another cluster"
+    if fail:
+        raise DataLossError(f"{text}. {MOVED}; or {REMEDY}")
+    hint = "everything is read from the first message on"
+    log.warning("checkpoint_of_another_cluster", topic=topic, reason=text, hint=hint)
 
 
 def retired(queue: Queue, *, fail: bool) -> None:

@@ -67,14 +67,15 @@ class Member(Planner):
     async def _open(self, topics: list[str]) -> None:
         options = self._options
         self._check_named(options.start.option, options.start.queues, self._routed(topics))
-        start = "first" if self._resumed.ranges else options.start.default  # where a query begins is said only once
+        is_resumed = self._resumed.membership is not None
+        start = "first" if is_resumed else options.start.default  # where a query begins is said only once
         self._membership = Membership(
             self._cluster,
             options.group,
             self._subscriptions([*topics, names.retry_topic(options.group)]),
             self,
             start="first" if start == "committed" else start,
-            starts={} if self._resumed.ranges else options.start.queues,
+            starts={} if is_resumed else options.start.queues,
             consume_type="CONSUME_PASSIVELY",
         )
         self._cluster.requests[RequestCode.RESET_CONSUMER_CLIENT_OFFSET] = self._reset

@@ -67,6 +67,9 @@ class Planner(ABC):
         self._resumed = resumed
         self._marks: dict[Part, Mark] = dict(resumed.marks)
         self._read_ends: dict[Queue, int] = {queue: end for queue, (_, end) in resumed.ranges.items()}
+        self._is_first = (
+            resumed.membership is None
+        )  # written although it is empty, so that Spark keeps where the query began
         self._rewound = resumed.rewound
         self._served_last = max((queue for queue, (begin, end) in resumed.ranges.items() if begin < end), default=None)
         self._seen = Seen()
@@ -138,6 +141,11 @@ class Planner(ABC):
     def done(self) -> Batch:
         """The batch that Spark has finished last, as far as it was told."""
         return self._done
+
+    @property
+    def missing(self) -> set[Queue]:
+        """Queues of the checkpoint that no route names."""
+        return set()
 
     def readable(self, batch: Batch) -> Ranges:
         """The ranges of a batch, without those whose topics were created again since it was planned. Raises DataLossError."""
@@ -300,8 +308,9 @@ class Planner(ABC):
         }
         cut = {} if self._waits(available) else await self._cut(available, max_rows, max_bytes)
         ranges = self._planned_of(available, cut)
-        if not ranges:
+        if not ranges and not self._is_first:
             return None
+        self._is_first = False
         self._planned_s = time.monotonic()
         self._served_last = next(reversed(cut), self._served_last)
         self._read_ends |= {queue: end for queue, (_, end) in ranges.items()}
@@ -336,20 +345,20 @@ class Planner(ABC):
         return within
 
     async def _made_anew(self, seen: Seen, positions: Mapping[Queue, int]) -> list[Part]:
-        """The topics that are others than this query read. Apache's brokers tell no identity: there a message that the
-        query has read cannot have been stored after the newest one that it saw."""
-        anew = [
-            part
-            for part, mark in seen.marks.items()
-            if mark.identity and self._marks.get(part, mark).identity not in ("", mark.identity)
-        ]
+        """The topics that are others than this query read: their identity differs, or a message that the query has read was
+        stored after the newest one that it saw. An Apache broker tells no identity, and a Rocketlet broker that was restored
+        from a backup tells the same one."""
+        anew = [part for part, mark in seen.marks.items() if mark.is_of_another(self._marks.get(part, mark))]
         witnesses: dict[Part, Queue] = {}
         for queue, position in positions.items():
             begin, end = seen.extents.get(queue, NOTHING)
             if begin < position <= min(end, self._read_ends.get(queue, 0)):
                 witnesses.setdefault(part_of(queue), queue)
         for part, queue in witnesses.items():
-            newest_ms = self._marks.get(part, Mark()).newest_ms
+            before = self._marks.get(part, Mark())
+            if part in anew or before.started_ms == seen.marks.get(part, before).started_ms != 0:
+                continue  # the broker runs as it did then
+            newest_ms = before.newest_ms
             stored_ms = await self._extents.stored_ms(queue, positions[queue] - 1) if newest_ms else None
             if stored_ms is not None and stored_ms > newest_ms:
                 anew.append(part)

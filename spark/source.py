@@ -116,6 +116,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             "offsets": ranges_by_topic({queue: (positions.get(queue, end), end) for queue, end in ends.items()}),
             "metrics": {
                 "queues": len(positions),
+                "queuesMissing": len(self._planner.missing),
                 "offsetsBehindLatest": sum(behind),
                 "minOffsetsBehindLatest": min(behind, default=0),
                 "maxOffsetsBehindLatest": max(behind, default=0),

@@ -11,7 +11,7 @@ from ..client.member.offsets import GroupOffsets, begin_offset
 from ..protocol.queue import Queue
 from .checkpoint import EMPTY, Batch
 from .extents import Seen
-from .loss import outside
+from .loss import elsewhere, outside
 from .options import Place, Position, ReadOptions
 from .planner import Planner, log
 from .ranges import Range, Ranges
@@ -31,6 +31,7 @@ class Standalone(Planner):
         self._planned_to: dict[Queue, int] = {}
         self._last: Batch | None = None
         self._missing: set[Queue] = set()
+        self._told_elsewhere: dict[str, set[Queue]] = {}
         queues, start = self._queues(), self._options.start
         self._check_named("assign", self._options.assigned, queues)
         self._check_named(start.option, start.queues, queues)
@@ -69,8 +70,10 @@ class Standalone(Planner):
         """Queues that are new begin at their start. Those that the route lacks keep their place, for when they are back."""
         queues = self._queues()
         fresh = [queue for queue in queues if queue in seen.extents and queue not in self._read_to]
-        self._read_to |= {queue: seen.extents[queue].begin for queue in fresh}
         missing = self._read_to.keys() - set(queues)
+        if missing and fresh:
+            self._check_cluster(missing, set(queues))
+        self._read_to |= {queue: seen.extents[queue].begin for queue in fresh}
         for queue in sorted(missing - self._missing):
             log.warning(
                 "queue_not_in_route",
@@ -79,6 +82,23 @@ class Standalone(Planner):
                 hint="it is read again when it is back",
             )
         self._missing = missing
+
+    def _check_cluster(self, missing: set[Queue], queues: set[Queue]) -> None:
+        """Raises DataLossError where no broker of a topic in the checkpoint is known, and others have the topic."""
+        for topic in sorted({queue.topic for queue in queues}):
+            known = {queue for queue in self._read_to if queue.topic == topic}
+            if known and known <= missing and known != self._told_elsewhere.get(topic):
+                self._told_elsewhere[topic] = known
+                elsewhere({queue.broker_name for queue in known}, topic, fail=self._options.fail_on_data_loss)
+
+    @property
+    def missing(self) -> set[Queue]:
+        return set(self._missing)
+
+    async def _owed(self) -> set[Queue]:
+        """Also queues of the checkpoint that no route names: nobody knows how much they hold."""
+        owed = await super()._owed()
+        return owed | self._missing if self._options.fail_on_data_loss else owed
 
     def _planned_of(self, available: Ranges, cut: Ranges) -> Ranges:
         self._planned_to = {queue: end for queue, (_, end) in cut.items()}

@@ -21,11 +21,12 @@ BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "stan
 
 
 @contextmanager
-def opened(address: str, membership: bool, resumed: Batch = EMPTY, **given: str) -> Iterator[Planner]:
+def opened(address: str, membership: bool, resumed: Batch = EMPTY, **given: str | None) -> Iterator[Planner]:
     """A planner as a query has it that goes on from a checkpoint."""
     topic = {} if "assign" in given else {"topic": "t"}
+    all_given = {name: value for name, value in {**topic, **given}.items() if value is not None}
     kind = {"membership": str(membership).lower(), "group": "g", "nameServer": address, "pollTimeoutMs": "2000"}
-    options = stream_options({**kind, **topic, **given})
+    options = stream_options({**kind, **all_given})
     planner = _planner(options, resumed)
     try:
         planner.finish(resumed)

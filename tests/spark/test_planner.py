@@ -8,10 +8,11 @@ import os
 import re
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rocketlet.client import BrokerRefused, ConfigError
+from rocketlet.client import BrokerRefused, ConfigError, ConnectionFailed
 from rocketlet.protocol import admin_bodies
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import ResetOffset, UpdateOffset, write
@@ -22,6 +23,7 @@ from rocketlet.spark.checkpoint import EMPTY, Batch
 from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.member import Member
 from rocketlet.spark.options import batch_options
+from rocketlet.spark.planner import Planner
 from rocketlet.spark.standalone import Standalone
 
 from .conftest import StoppableBroker
@@ -42,6 +44,11 @@ def test_a_planner_that_is_closed_leaves_nothing_open(address: str, membership: 
         if before is not None:
             wait_for(lambda before=before: open_descriptors() <= before)  # type: ignore[misc]
         before = open_descriptors()
+
+
+def as_apaches(planner: Planner) -> None:
+    """Its brokers answer as Apache's do: they do not know the request of ours."""
+    planner._extents._foreign.add("broker-a")
 
 
 def open_descriptors() -> int:
@@ -113,6 +120,44 @@ def test_a_broker_that_was_replaced_by_an_empty_one_is_recognised(
 
 
 @BOTH
+def test_a_broker_that_was_restored_from_a_backup_is_recognised_however_far_it_has_grown(
+    broker: StoppableBroker, tmp_path: Path, membership: bool
+) -> None:
+    fill(broker.address, range(200))
+    broker.stop()
+    shutil.copytree(tmp_path / "data", tmp_path / "backup")
+    broker.start()
+    fill(broker.address, range(200))
+    with opened(broker.address, membership) as planner:
+        batch = read_all(planner)
+    broker.stop()
+    shutil.rmtree(tmp_path / "data")
+    (tmp_path / "backup").rename(tmp_path / "data")
+    broker.start()
+    fill(broker.address, range(1200))
+    with opened(broker.address, membership, batch) as planner, pytest.raises(DataLossError, match="made anew"):
+        planner.plan()
+
+
+@BOTH
+@pytest.mark.parametrize("was_apaches", [True, False])
+def test_a_checkpoint_of_another_kind_of_broker_is_refused(address: str, membership: bool, was_apaches: bool) -> None:
+    """Apache's broker-a is not ours, though their names are the same. Apache's answers have no identity."""
+    fill(address, range(400))
+    with opened(address, membership) as planner:
+        batch = read_all(planner)
+    (mark,) = {mark for part, mark in batch.marks.items() if part[0] == "t"}
+    other = replace(mark, identity="", started_ms=0) if was_apaches else mark
+    moved = replace(batch, marks={("t", "broker-a"): other})
+    fill(address, range(600))
+    with opened(address, membership, moved) as planner:
+        if not was_apaches:
+            as_apaches(planner)
+        with pytest.raises(DataLossError, match=r"made anew, or this is another cluster.*startingTimestamp"):
+            planner.plan()
+
+
+@BOTH
 def test_a_batch_that_is_run_again_does_not_read_the_messages_of_another_topic(address: str, membership: bool) -> None:
     fill(address, range(400))
     with opened(address, membership) as planner:
@@ -180,9 +225,29 @@ def test_a_filter_that_brokers_do_not_take_is_refused_before_anything_is_planned
 def test_a_member_that_began_at_the_latest_of_empty_queues_gets_what_comes_while_it_is_away(address: str) -> None:
     fill(address, range(0))
     with opened(address, True, startingOffsets="latest") as planner:
+        first = planner.plan()
+        assert first is not None
+        assert rows_of(first) == 0, "an empty batch: the checkpoint keeps that the query has begun"
         assert planner.plan() is None
     fill(address, range(100))
     with opened(address, True, startingOffsets="latest") as planner:
+        batch = planner.plan()
+        assert batch is not None
+        assert rows_of(batch) == 100
+
+
+@BOTH
+def test_a_topic_made_while_a_query_of_a_pattern_is_stopped_is_read_from_its_first_message(
+    address: str, membership: bool
+) -> None:
+    """Also where no row came before."""
+    fill(address, range(0))
+    given: dict[str, str | None] = {"topic": None, "topicPattern": "[tu]", "startingOffsets": "latest"}
+    with opened(address, membership, EMPTY, **given) as planner:
+        begun = planner.plan()
+        assert begun is not None
+    fill(address, range(100), "u")
+    with opened(address, membership, begun, **given) as planner:
         batch = planner.plan()
         assert batch is not None
         assert rows_of(batch) == 100
@@ -293,6 +358,41 @@ def test_times_are_given_per_queue(address: str, membership: bool) -> None:
 
 
 # Brokers that are gone
+
+
+def test_a_checkpoint_whose_brokers_are_all_unknown_here_is_refused(address: str) -> None:
+    fill(address, range(400))
+    with opened(address, False) as planner:
+        batch = read_all(planner)
+    elsewhere = {queue._replace(broker_name="broker-z"): span for queue, span in batch.ranges.items()}
+    moved = replace(batch, ranges=elsewhere, marks={("t", "broker-z"): batch.marks["t", "broker-a"]})
+    with (
+        opened(address, False, moved) as planner,
+        pytest.raises(DataLossError, match=r"none of the brokers broker-z.*another cluster"),
+    ):
+        planner.plan()
+    with opened(address, False, moved, failOnDataLoss="false") as planner:
+        again = planner.plan()
+        assert again is not None
+        assert rows_of(again) == 400
+
+
+def test_a_query_that_ends_by_itself_does_not_pass_a_broker_of_its_checkpoint_by(address: str) -> None:
+    fill(address, range(400))
+    with opened(address, False) as planner:
+        batch = read_all(planner)
+    away = replace(batch, ranges={**batch.ranges, Queue("t", "broker-z", 0): (20, 70)})
+    fill(address, range(40))
+    with opened(address, False, away) as planner:
+        planner.set_targets()
+        assert rows_of(read_all(planner)) == 40, "the others are read"
+        with pytest.raises(ConnectionFailed, match="the broker of t@broker-z:0 has not answered for 2 s"):
+            planner.plan()
+        assert planner.missing == {Queue("t", "broker-z", 0)}
+    with opened(address, False, away, failOnDataLoss="false") as planner:
+        planner.set_targets()
+        assert rows_of(read_all(planner)) == 40
+        assert planner.plan() is None
 
 
 def test_a_retired_broker_leaves_the_checkpoint_usable(address: str) -> None:

@@ -8,6 +8,7 @@ from ....protocol.codes import EXT_UNKNOWN, ResponseCode
 from ....protocol.extents import TopicExtent, decode_topics, encode_extents
 from ....protocol.frame import Frame
 from ....protocol.headers import (
+    BrokerTimes,
     Offset,
     OptionalGroup,
     QueueOffset,
@@ -164,7 +165,8 @@ def queue_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[
         if broker.topics.get(name):
             found[name] = _extent(broker, group, name)
             yield
-    return answer(frame, body=encode_extents(found))
+    times = BrokerTimes(broker.clock.time_ms(), broker.statistics.boot_ms)
+    return answer(frame, ext=write(times), body=encode_extents(found))
 
 
 def _extent(broker: Broker, group: str, topic: str) -> TopicExtent:
