@@ -241,6 +241,7 @@ DRAIN_LIMIT_S: Final = 2.0  # how long a change is kept from a foreign member wh
 DRAIN_MAX_S: Final = 30.0  # and from one whose handlers do
 OWNERS_LOOK_S: Final = 1.0  # how soon a lock that is refused to who is not the owner has the owners found anew
 DRAINED_WAIT_S: Final = 5.0  # how long a foreign member that was told of a change gets nothing of the queues it loses
+TOLD_AGAIN: Final = 5  # times, if it has not asked for the list of members after that
 WATCHED_PER_S: Final = 100_000  # queues of groups that are looked at whether somebody reads them: 0.5 us each
 MAX_REPORTED: Final = 100  # orphaned queues that one look reports; the others are reported by the next ones
 ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named

@@ -3,6 +3,7 @@
 given      which members each foreign member was told of
 owners     whose each queue is to be
 allotment  which members claim more than that, and are bound by it
+claims     who takes itself for the reader of a queue
 drain      a change that not all foreign members know yet
 draining   how foreign members finish with a queue before it moves
 agreement  brokers agree on when a foreign member learns of a change

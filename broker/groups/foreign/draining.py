@@ -16,7 +16,7 @@ the queues out by. Where nobody was given a list, or of itself only (`allotment`
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
@@ -31,9 +31,9 @@ from ...config import (
     DRAIN_LIMIT_S,
     DRAIN_MAX_S,
     DRAINED_WAIT_S,
-    MAX_CLAIMS,
     MAX_GATED,
     MAX_REPORTED,
+    TOLD_AGAIN,
     LimitExceeded,
 )
 from ...messages.held_pulls import HeldPulls
@@ -44,13 +44,13 @@ from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
 from .agreement import Agreement, GivenElsewhere, Say
 from .allotment import Allotment, Routes
+from .claims import Claims
 from .drain import Drain, Found, Place
 from .given import ALONE, MemberList
 from .owners import owners_of
 
 log = structlog.get_logger("rocketlet.groups")
 
-_Claims = dict[int, list[Session]]  # of a topic's queues here
 Tell = Callable[[ConsumerGroup, Iterable[Session]], None]
 
 
@@ -100,6 +100,7 @@ class Draining:
         )
         self._given = self.allotment.given
         self._owners = self.allotment.owners
+        self._claims = Claims(broker_name, self._given, watch)
         self.agreement = Agreement(broker_name, clock, say, self._peers_changed)
 
     # What others ask
@@ -337,17 +338,17 @@ class Draining:
         topic = queues.topic
         try:
             here = queues.of_broker(self._broker_name)
-            claims = yield from self._claims(group, queues)
+            claims = yield from self._claims.finding(group, queues)
             if claims is None or not self._takes(found, here):
                 return False
             owners = found.owners[topic] = owners_of(group.order(topic), queues, self._broker_name)
             if topic.startswith(RETRY_PREFIX):
                 found.retry_queues = len(queues)
-            losing = list(self._losing(group, topic, here, owners, claims))
+            losing = list(self._claims.losing(group, topic, here, owners, claims))
             if not self._takes(found, len(losing)):
                 return False
             found.losing += losing
-            found.letting_go.update(self._letting_go(group, drain, topic, here, claims))
+            found.letting_go.update(self._claims.letting_go(group, drain, topic, here, claims))
             return True
         finally:
             self._is_finding = False
@@ -382,58 +383,6 @@ class Draining:
             for place in [place for place in rounds if connection not in drain.moving.get(place, ())]:
                 del rounds[place]
         drain.charge()
-
-    def _claims(self, group: ConsumerGroup, queues: TopicQueues) -> Work[_Claims | None]:
-        """Which foreign members take themselves for the reader of each queue here; None if they are too many. Several may do
-        so for one queue: who has let go of it but not of others, and who was told first that it is its own."""
-        claims: _Claims = {}
-        left = MAX_CLAIMS
-        for number, of_list in enumerate(self._given.claims(group.name, queues)):
-            if number:
-                yield
-            for share, connections in of_list:
-                # The list is one for all topics, also for those that its reader does not subscribe to.
-                readers = [item for item in connections if queues.topic in group.subscriptions_of(item)]
-                left -= len(share) * len(readers)
-                if left < 0:
-                    return None
-                for queue in share:
-                    if queue.broker_name == self._broker_name:
-                        claims.setdefault(queue.queue_id, []).extend(readers)
-        return claims
-
-    def _losing(
-        self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: _Claims
-    ) -> Iterator[tuple[Place, Session]]:
-        """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more."""
-        for queue_id in range(here):
-            place = topic, queue_id
-            owner = owners[queue_id] if owners else None
-            for connection in (*claims.get(queue_id, ()), *self._last_reader(group, place, claims)):
-                member = group.members.get(connection)
-                if member is not None and member.client_id != owner:
-                    yield place, connection
-
-    def _letting_go(
-        self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: _Claims
-    ) -> Iterator[tuple[Place, Session]]:
-        """Who is drained of what, and by its last list is not the reader any more: it drops the queue, now or soon."""
-        for queue_id in range(here):
-            place = topic, queue_id
-            for connection in drain.moving.get(place, ()):
-                if connection not in claims.get(queue_id, ()) and self._given.of(group.name, connection) not in (
-                    None,
-                    ALONE,
-                ):
-                    yield place, connection
-
-    def _last_reader(self, group: ConsumerGroup, place: Place, claims: _Claims) -> Iterator[Session]:
-        """Who pulled last, unless it was given a list since, which says that the queue is another's."""
-        reader = self._watch.reader(group.name, *place)
-        if reader is not None and reader in group.foreign:
-            had = self._given.of(group.name, reader)
-            if had is ALONE or (had is None and place[1] not in claims):
-                yield reader
 
     def _drained(self, name: str, drain: Drain, connection: Session, place: Place) -> None:
         """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
@@ -491,7 +440,23 @@ class Draining:
             if drain.timer is not None:
                 drain.timer.cancel()
             # a reader that was told drops its queues at once; one that allocates in another way reads on after this
-            drain.timer = self._clock.call_later(DRAINED_WAIT_S, self._forget, name)
+            drain.timer = self._clock.call_later(DRAINED_WAIT_S, self._let_read_on, name, drain, TOLD_AGAIN)
+
+    def _let_read_on(self, name: str, drain: Drain, times: int) -> None:
+        """Members have dropped by now what they lose, unless they were not reached: those are told again."""
+        group = self._groups.get(name)
+        late = self._late(group, drain) if group is not None else []
+        if group is None or not late or not times:
+            self._forget(name)
+            return
+        drain.timer = self._clock.call_later(DRAINED_WAIT_S, self._let_read_on, name, drain, times - 1)
+        self._tell(group, late)
+
+    def _late(self, group: ConsumerGroup, drain: Drain) -> list[Session]:
+        """Who loses queues and has not asked for the list since: by the one that it has, it reads them."""
+        losing = dict.fromkeys(session for sessions in drain.moving.values() for session in sessions)
+        had = {session: self._given.of(group.name, session) for session in losing if session in group.foreign}
+        return [session for session, members in had.items() if members not in (None, group.list_for(session))]
 
 
 def has_handled_all(header: PullMessage) -> bool:

@@ -1,0 +1,74 @@
+"""Which foreign members take themselves for the reader of a queue: by the list that each was given last, or because it
+reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ....protocol.allocation import TopicQueues
+from ....protocol.work import Work
+from ...config import MAX_CLAIMS
+from ...sessions.session import Session
+from ..members import ConsumerGroup
+from ..owning.watch import Watch
+from .drain import Drain, Place
+from .given import ALONE, Given
+
+Readers = dict[int, list[Session]]  # of a topic's queues here
+
+
+class Claims:
+    def __init__(self, broker_name: str, given: Given, watch: Watch) -> None:
+        self._broker_name = broker_name
+        self._given = given
+        self._watch = watch
+
+    def finding(self, group: ConsumerGroup, queues: TopicQueues) -> Work[Readers | None]:
+        """Which foreign members take themselves for the reader of each queue here; None if they are too many. Several may do
+        so for one queue: who has let go of it but not of others, and who was told first that it is its own."""
+        claims: Readers = {}
+        left = MAX_CLAIMS
+        for number, of_list in enumerate(self._given.claims(group.name, queues)):
+            if number:
+                yield
+            for share, sessions in of_list:
+                # The list is one for all topics, also for those that its reader does not subscribe to.
+                readers = [item for item in sessions if queues.topic in group.subscriptions_of(item)]
+                left -= len(share) * len(readers)
+                if left < 0:
+                    return None
+                for queue in share:
+                    if queue.broker_name == self._broker_name:
+                        claims.setdefault(queue.queue_id, []).extend(readers)
+        return claims
+
+    def losing(
+        self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: Readers
+    ) -> Iterator[tuple[Place, Session]]:
+        """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more."""
+        for queue_id in range(here):
+            place = topic, queue_id
+            owner = owners[queue_id] if owners else None
+            for session in (*claims.get(queue_id, ()), *self._last_reader(group, place, claims)):
+                member = group.members.get(session)
+                if member is not None and member.client_id != owner:
+                    yield place, session
+
+    def letting_go(
+        self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: Readers
+    ) -> Iterator[tuple[Place, Session]]:
+        """Who is drained of what, and by its last list is not the reader any more: it drops the queue, now or soon."""
+        for queue_id in range(here):
+            place = topic, queue_id
+            for session in drain.moving.get(place, ()):
+                has_list = self._given.of(group.name, session) not in (None, ALONE)
+                if has_list and session not in claims.get(queue_id, ()):
+                    yield place, session
+
+    def _last_reader(self, group: ConsumerGroup, place: Place, claims: Readers) -> Iterator[Session]:
+        """Who pulled last, unless it was given a list since, which says that the queue is another's."""
+        reader = self._watch.reader(group.name, *place)
+        if reader is not None and reader in group.foreign:
+            had = self._given.of(group.name, reader)
+            if had is ALONE or (had is None and place[1] not in claims):
+                yield reader
