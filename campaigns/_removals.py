@@ -29,12 +29,12 @@ from rocketlet.broker.messages.delays import Delays
 from rocketlet.broker.messages.held_pulls import HeldPulls
 from rocketlet.broker.nameserver import routes
 from rocketlet.broker.remoting import dispatch
-from rocketlet.broker.remoting.requests import offsets
+from rocketlet.broker.remoting.requests import offsets, replies
 from rocketlet.broker.remoting.rules import KNOWN
 from rocketlet.broker.remoting.table import BROKER_REQUESTS
 from rocketlet.broker.running.turns import Turns
 from rocketlet.broker.sessions.memory import Memory
-from rocketlet.broker.store import commit_log, files, reading, segments
+from rocketlet.broker.store import commit_log, files, reading, segments, store
 from rocketlet.broker.store.consume_queue import ConsumeQueue
 from rocketlet.broker.store.flusher import Flusher
 from rocketlet.broker.store.journal import Journal
@@ -102,6 +102,11 @@ class LooseHeartbeat(bodies.HeartbeatShape):
 def _believes(self: SegmentedFile, expected: dict[int, int]) -> bool:
     self.sums = dict(expected)
     return True
+
+
+def _believed(self: commit_log.CommitLog, position: int, is_named: commit_log.IsNamed) -> bool:
+    """Whatever looks like a record is one."""
+    return self.record_at(position) is not None
 
 
 def _anything(what: str, value: Any, low: Any, high: Any) -> Any:
@@ -246,6 +251,23 @@ REMOVALS: dict[str, Removal] = {
     "state-sums": Removal(
         "state files have checksums", "files", 200,
         [Change(files, "_state_of", Lines('if found.strip() != b"%08x" % zlib.crc32(value):', "if False:"))], "M",
+    ),
+    "places-indexed": Removal(
+        "a place that a client names is that of a message if an index has it", "forge", 40,
+        [Change(reading.Reader, "is_indexed", lambda self, record: True)], "C1",
+    ),
+    "marked": Removal(
+        "behind damage a record begins only where a mark or an index says so", "forge", 200,
+        [Change(commit_log.CommitLog, "_begins", _believed)], "C1",
+    ),
+    "replies-limited": Removal(
+        "a reply is no longer than what recovery takes", "forge", 100, [
+            Change(replies, "MAX_BODY_BYTES", _UNLIMITED), Change(store, "MAX_RECORD_BYTES", _UNLIMITED),
+        ], "C1",
+    ),
+    "written-checked": Removal(
+        "what the broker wrote is checked when it is read", "files", 40,
+        [Change(commit_log.CommitLog, "read_written", commit_log.CommitLog.read)], "H2",
     ),
     "replayed": Removal(
         "what came behind the checkpoint is read from the log", "kill", 2,

@@ -219,6 +219,7 @@ def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
             outcome.fault(f"{what}: a group stands where it never stood, or behind the end")
     if broker.delays.progress.get(1, 0) > broker.delays.queue(1).next:
         outcome.fault(f"{what}: a delay level stands behind the end")
+    _flip_written(template, broker, found, what, outcome)
     broker.persist()
     broker.store.close()
     again = open_broker(work, **AT_ONCE)
@@ -228,6 +229,28 @@ def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
     if again.recovered.rebuilt:
         outcome.fault(f"{what}: a whole index is rebuilt by a second start")
     again.store.close()
+
+
+def _flip_written(template: Template, broker: Broker, found: dict[Place, bytes], what: str, outcome: Outcome) -> None:
+    """A bit of a message that this broker has written, and flips on the disk while it runs: it is not delivered, and said."""
+    new = sorted(place for place in found if place not in template.stored and place[:2] != ("t", 3))
+    if not new:
+        return
+    place = new[len(new) // 2]
+    position, size, _ = broker.store.queue(*place[:2]).entry(place[2])
+    log = max(
+        (path for path in (broker.config.data_dir / "commitlog").iterdir() if int(path.name) <= position),
+        key=lambda path: int(path.name),
+    )
+    at, was = position - int(log.name) + size // 2, found.pop(place)
+    with log.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes((was[size // 2] ^ 1,)))
+    fetched = broker.store.fetch(
+        broker.store.queue(*place[:2]), place[2], 1
+    )  # alone: read with older ones, all are checked
+    if fetched.pieces or read_all(broker, whole=True) != found or place not in broker.store.damaged:
+        outcome.fault(f"{what}: a bit flipped while the broker runs is delivered, or hides other messages")
 
 
 def _check_state(template: Template, broker: Broker, intact: set[Place], what: str, outcome: Outcome) -> None:

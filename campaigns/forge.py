@@ -1,0 +1,448 @@
+"""Bodies full of records: what a client writes must never become a message of somebody else.
+
+An attacker sends bodies with records, heads and marks in them, in every way in which a body gets into the log. A first send
+of the same size tells where the bytes of the next one will be, so that each record inside claims its true place, with
+checksums that fit. While the broker runs, these places are asked for by id, by key, as the end of a transaction and as a
+message to send back. Then the folder is copied, as a kill leaves it; the log is damaged where the body is, indexes and the
+checkpoint are lost; `fsck` looks at it or repairs it, and a broker starts over it.
+
+A fault is: a message that nobody sent, an honest one whose bytes are there and that is not found, a record in a body that is
+shown or done something with, damage in a log that nobody damaged, a start that takes long, an index with entries for
+messages that no log can have had, other messages after a second start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import uvloop
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.server import Server
+from rocketlet.broker.store.inspection import inspect
+from rocketlet.command.tools.fsck import fsck
+from rocketlet.protocol import names
+from rocketlet.protocol.batch import encode_batch
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.config import MAX_BODY_BYTES
+from rocketlet.protocol.frame import Ext, Frame, encode
+from rocketlet.protocol.message import (
+    BEGIN_BYTES,
+    BEGIN_MARK,
+    CHECKSUM_BYTES,
+    MAGIC,
+    MAX_RECORD_BYTES,
+    decode_record,
+    encode_record,
+)
+
+from ._ledger import ADDRESS, HOST, Place, differences, open_broker, read_all
+from .common import Limit, Outcome
+from .frames import Peer
+
+DEFAULT_COUNT = 300
+TRIES_OF_A_FOLDER = 8
+MAX_START_S = 20.0
+FAR_OFFSET: Final = 1 << 22  # 84 MB of entries for messages that are lost before it
+INDEX_ENTRY_BYTES: Final = 20
+SECTOR_BYTES: Final = 512
+QUEUES = 2
+VICTIM = "honest"
+FORGED = b"FORGED"
+KEY = "k"
+ANSWER_S = 60.0
+
+Contents = Callable[[int], bytes]
+"""What is in a body, by the position in the log at which the body begins."""
+
+
+def _record(at: int, topic: str, offset: int, text: str = "", body: bytes = FORGED) -> bytes:
+    name = topic.encode()
+    text = f"{text}\x02KEYS\x01{KEY}" if text else f"KEYS\x01{KEY}"
+    place = (0, 0, offset, at, 0, 1, HOST, int(time.time() * 1000), HOST, 0, 0)
+    return encode_record(*place, body, bytes((len(name),)) + name, text.encode())
+
+
+def _row(at: int, count: int, topic: str, offset: int, text: str = "") -> bytes:
+    found = b""
+    for number in range(count):
+        found += _record(at + len(found), topic, offset + number, text)
+    return found
+
+
+def _heads(at: int, count: int) -> bytes:
+    end = at + 36 * count
+    return b"".join(
+        min(end - place + 200, MAX_RECORD_BYTES).to_bytes(4, "big")
+        + MAGIC.to_bytes(4, "big")
+        + bytes(20)
+        + place.to_bytes(8, "big")
+        for place in range(at, end, 36)
+    )
+
+
+def _contents(chance: random.Random, next_offset: int, known_mark: str) -> tuple[str, Contents]:
+    count = chance.randrange(1, 30)
+    half = f"PGROUP\x01p\x02REAL_TOPIC\x01{VICTIM}\x02REAL_QID\x010"
+    kinds: dict[str, Contents] = {
+        "records that go on": lambda at: _row(at, count, VICTIM, next_offset),
+        "records that were": lambda at: _row(at, count, VICTIM, 0),
+        "a record far away": lambda at: _row(at, 1, VICTIM, FAR_OFFSET),
+        "records with a known mark": lambda at: _row(at, count, VICTIM, next_offset, known_mark),
+        "half messages": lambda at: _row(at, count, names.HALF_TOPIC, 0, half),
+        "delayed messages": lambda at: _row(at, count, names.SCHEDULE_TOPIC, 0, half),
+        "heads": lambda at: _heads(at, 200 * count),
+        "a record of many bytes": lambda at: _record(at, VICTIM, next_offset, body=FORGED * 20_000),
+        "bare heads": lambda at: (MAX_RECORD_BYTES.to_bytes(4, "big") + MAGIC.to_bytes(4, "big") + b"\0") * 300 * count,
+    }
+    kind = chance.choice(list(kinds))
+    return kind, kinds[kind]
+
+
+class Attacker:
+    """A client that may send, and no more."""
+
+    def __init__(self, server: Server) -> None:
+        self._peer = Peer(server, 2)
+        self._number = 0
+
+    async def ask(self, code: RequestCode, ext: Ext, body: bytes = b"") -> Frame:
+        """Raises TimeoutError."""
+        self._number += 1
+        text = {name: str(value) for name, value in ext.items()}
+        self._peer.send(encode(Frame(code, self._number, text, body)))
+        async with asyncio.timeout(ANSWER_S):
+            while True:
+                for frame in self._peer.received():
+                    if frame.is_response and frame.opaque == self._number:
+                        return frame
+                await asyncio.sleep(0)
+
+    async def send(self, body: bytes, code: RequestCode = RequestCode.SEND_MESSAGE_V2, **fields: Any) -> Frame:
+        ext = {"a": "p", "b": "t", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", **fields}
+        return await self.ask(code, ext, body)
+
+    def hang_up(self) -> None:
+        self._peer.hang_up()
+
+
+def _position(frame: Frame) -> int:
+    return int(str(frame.ext["msgId"])[-16:], 16)
+
+
+async def _plain(attacker: Attacker, body: bytes) -> Frame:
+    return await attacker.send(body)
+
+
+async def _with_properties(attacker: Attacker, body: bytes) -> Frame:
+    """With what looks like marks and checksums behind the properties, too."""
+    mark, checksum = BEGIN_MARK.decode() + "A" * (BEGIN_BYTES - 2), "\x02\x0300000000"
+    return await attacker.send(body, i=f"A\x01b{mark}{checksum}{mark}{checksum}")
+
+
+async def _batch(attacker: Attacker, body: bytes) -> Frame:
+    entries = [(0, b"first", ""), (0, body, ""), (0, b"last", "")]
+    return await attacker.send(encode_batch(entries), RequestCode.SEND_BATCH_MESSAGE, m="true")
+
+
+async def _reply(attacker: Attacker, body: bytes) -> Frame:
+    return await attacker.send(body, RequestCode.SEND_REPLY_MESSAGE_V2, i="REPLY_TO_CLIENT\x01nobody")
+
+
+async def _half(attacker: Attacker, body: bytes) -> Frame:
+    return await attacker.send(body, i="TRAN_MSG\x01true\x02PGROUP\x01p", f=4)
+
+
+async def _committed(attacker: Attacker, body: bytes) -> Frame:
+    half = await _half(attacker, body)
+    if half.code:
+        return half
+    end = {"producerGroup": "p", "tranStateTableOffset": half.ext["queueOffset"], "commitLogOffset": _position(half)}
+    return await attacker.ask(RequestCode.END_TRANSACTION, {**end, "commitOrRollback": 8})
+
+
+async def _delayed(attacker: Attacker, body: bytes) -> Frame:
+    return await attacker.send(body, i="DELAY\x012")
+
+
+async def _sent_back(attacker: Attacker, body: bytes) -> Frame:
+    sent = await attacker.send(body)
+    return sent if sent.code else await attacker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, _back(_position(sent)))
+
+
+def _back(position: int) -> Ext:
+    return {
+        "offset": position, "group": "g", "delayLevel": -1, "originMsgId": "", "originTopic": "t", "unitMode": "false",
+    }  # fmt: skip
+
+
+WAYS = (_plain, _with_properties, _batch, _reply, _half, _committed, _delayed, _sent_back)
+
+
+class Aimed(NamedTuple):
+    """A body that is in the log: what is in it, where it begins, and the record that it is of."""
+
+    what: str
+    begin: int
+    inside: tuple[int, ...]  # places that are records, if one believes them
+    outer: int
+    outer_size: int
+
+
+def _places(broker: Broker) -> dict[Place, tuple[int, int]]:
+    """Where the indexes have each message, and its size."""
+    found: dict[Place, tuple[int, int]] = {}
+    for queue in broker.store.queues.values():
+        for offset in range(queue.begin, queue.next):
+            position, size, _ = queue.entry(offset)
+            found[queue.topic, queue.queue_id, offset] = (position, size)
+    return found
+
+
+def _inside(at: int, body: bytes) -> Iterator[int]:
+    """The places in a body that are records by all that is in it."""
+    found = body.find(MAGIC.to_bytes(4, "big"))
+    while found >= 4 and len(body) - found > 36:
+        with contextlib.suppress(ValueError):
+            record = decode_record(body, found - 4)
+            if record.physical_offset == at + found - 4:
+                yield record.physical_offset
+        found = body.find(MAGIC.to_bytes(4, "big"), found + 1)
+
+
+class Round:
+    """A folder, its broker and an attacker, for some tries."""
+
+    def __init__(self, folder: Path, chance: random.Random, outcome: Outcome) -> None:
+        self._chance = chance
+        self._outcome = outcome
+        self._folder = folder
+        self._config = BrokerConfig(
+            folder / "data", ADDRESS, segment_bytes=chance.choice((20_000, 1 << 20, 1 << 28)), transaction_sweep_s=3600
+        )
+
+    async def run(self, tries: Iterator[int]) -> None:
+        broker = Broker(self._config, routes := Routes())
+        async with Server("127.0.0.1", 0, broker=broker, routes=routes) as server:
+            self._broker, self._server = broker, server
+            for topic in ("t", VICTIM):
+                broker.topics.put(TopicConfig(topic, QUEUES, QUEUES), broker.store.end)
+            self._attacker = Attacker(server)
+            await self._honest_sends()
+            for _ in range(TRIES_OF_A_FOLDER):
+                if next(tries, None) is None:
+                    break
+                await self._try()
+                self._outcome.tried += 1
+            self._attacker.hang_up()
+
+    async def _honest_sends(self) -> None:
+        for number in range(self._chance.randrange(1, 12)):
+            body = b"honest %d" % number + self._chance.randbytes(self._chance.randrange(300))
+            if (await self._attacker.send(body, b=VICTIM, e=number % QUEUES, i=f"KEYS\x01{KEY}")).code:
+                self._outcome.fault("an honest send was refused")
+
+    async def _try(self) -> None:
+        aimed = await self._aim()
+        await self._honest_sends()
+        if aimed is not None:
+            self._outcome.figures["forged"] += len(aimed.inside)
+            await self._look_inside(aimed)
+        if self._chance.random() < 0.5:
+            self._broker.persist()
+        work = self._folder / "work"
+        async with self._broker._jobs:  # nobody writes a state file meanwhile
+            shutil.copytree(self._config.data_dir, work)
+        try:
+            self._start_over(work, aimed)
+        finally:
+            shutil.rmtree(work)
+
+    async def _aim(self) -> Aimed | None:
+        """Sends a body whose contents know their place; None if the broker refuses it."""
+        chance, store = self._chance, self._broker.store
+        way = chance.choice(WAYS)
+        last = store.queue(VICTIM, 0)
+        own = store.read_log(*last.entry(last.next - 1)[:2])  # which everybody can pull
+        known_mark = own[-CHECKSUM_BYTES - BEGIN_BYTES : -CHECKSUM_BYTES].decode("latin-1")
+        kind, contents = _contents(chance, last.next + 4, known_mark)
+        filler = bytes(chance.choice((0, 0, 50, 3000)))
+        if way is _reply and chance.random() < 0.3:
+            filler += bytes(MAX_BODY_BYTES)
+        size = len(contents(store.end)) + len(filler)
+        token = chance.randbytes(16)
+        before = store.end
+        sent = await way(self._attacker, token + bytes(size - 16))
+        if store.end == before:
+            if sent.code != ResponseCode.MESSAGE_ILLEGAL:
+                self._outcome.fault(f"{kind}, {way.__name__[1:]}: refused with {sent.code}, {sent.remark}")
+            return None
+        log = store.read_log(before, store.end - before)
+        found = [at for at in range(len(log)) if log.startswith(token, at)] if len(log) < 100_000 else [log.find(token)]
+        base = store.end
+        at = base + chance.choice(found)
+        body = contents(at) + filler
+        await way(self._attacker, body)
+        places = [place for place in _places(self._broker).values() if place[0] <= at < sum(place)]
+        if len(places) != 1 or store.read_log(at, len(body)) != body:
+            self._outcome.figures["missed"] += 1
+            return None
+        return Aimed(f"{kind}, {way.__name__[1:]}", at, tuple(_inside(at, body)), *places[0])
+
+    # While the broker runs
+
+    async def _look_inside(self, aimed: Aimed) -> None:
+        attacker, chance = self._attacker, self._chance
+        for at in chance.sample(aimed.inside, min(3, len(aimed.inside))):
+            end: Ext = {"producerGroup": "p", "tranStateTableOffset": 0, "commitLogOffset": at, "commitOrRollback": 8}
+            requests: tuple[tuple[str, RequestCode, Ext], ...] = (
+                ("shown by its id", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at}),
+                ("ended as a transaction", RequestCode.END_TRANSACTION, end),
+                ("sent back", RequestCode.CONSUMER_SEND_MSG_BACK, _back(at)),
+            )
+            for done, code, ext in requests:
+                if not (await attacker.ask(code, ext)).code:
+                    self._outcome.fault(f"{aimed.what}: a record in a body is {done}")
+        query: Ext = {"topic": VICTIM, "key": KEY, "maxNum": 64, "beginTimestamp": 0, "endTimestamp": 1 << 62}
+        answer = await attacker.ask(RequestCode.QUERY_MESSAGE, query)
+        if answer.code or FORGED in answer.body:
+            self._outcome.fault(f"{aimed.what}: a search by key finds a record in a body, or nothing")
+
+    # After a kill
+
+    def _start_over(self, work: Path, aimed: Aimed | None) -> None:
+        stored = read_all(self._broker, whole=True)
+        places = _places(self._broker)
+        before_marks = self._chance.random() < 0.15
+        damage = self._damaged(work, aimed, before_marks=before_marks) if aimed else "nothing"
+        lost = self._lose_indexes(work)
+        if before_marks:
+            (work / "marks.json").unlink()
+        what = f"{aimed.what if aimed else 'nothing'}; {damage} damaged; {lost} lost"
+        what += "; no marks" if before_marks else ""
+        began_s = time.process_time()
+        try:
+            is_repaired = self._checked(work, what, is_whole=damage == "nothing" and lost == "nothing")
+            broker = open_broker(work, segment_bytes=self._config.segment_bytes)
+        except Exception as error:
+            self._outcome.fault(f"{what}: {type(error).__name__}: {error}")
+            return
+        took_s = time.process_time() - began_s
+        self._outcome.figures["slowest_s"] = max(self._outcome.figures["slowest_s"], round(took_s, 2))
+        if took_s > MAX_START_S:
+            self._outcome.fault(f"{what}: a start took {took_s:.0f} s")
+        found = read_all(broker, whole=True)
+        _, wrong = differences(stored, found)
+        if wrong:
+            self._outcome.fault(f"{what}: messages that nobody sent")
+        if damage == "nothing" and not is_repaired and (broker.recovered.damage or broker.recovered.torn_bytes):
+            self._outcome.fault(f"{what}: a whole log is called damaged")
+        intact = _intact(work, stored, places)
+        missing = [place for place in intact if place[0] == VICTIM and place not in found]
+        if missing and not (before_marks and damage != "nothing"):
+            self._outcome.fault(f"{what}: {len(missing)} whole messages are not found")
+        self._check_again(broker, work, found, what)
+
+    def _checked(self, work: Path, what: str, *, is_whole: bool) -> bool:
+        """At times `fsck`; whether it was to repair."""
+        chance = self._chance.random()
+        if chance < 0.3:
+            faults = [finding for finding in inspect(work) if finding.fault]
+            if is_whole and faults:
+                self._outcome.fault(f"{what}: fsck finds damage in a whole folder")
+        elif chance < 0.6:
+            with contextlib.redirect_stdout(io.StringIO()):
+                fsck(work, repairs=True, is_json=True)
+            return True
+        return False
+
+    def _check_again(self, broker: Broker, work: Path, found: dict[Place, bytes], what: str) -> None:
+        broker.persist(closes=True)
+        index_bytes = sum(path.stat().st_size for path in (work / "consumequeue").rglob("0*") if path.is_file())
+        most = INDEX_ENTRY_BYTES * (len(found) + broker.store.end // 91)
+        broker.store.close()
+        if index_bytes > most:
+            self._outcome.fault(f"{what}: indexes have entries for messages that no log can have had")
+        again = open_broker(work, segment_bytes=self._config.segment_bytes)
+        missing, wrong = differences(found, read_all(again, whole=True))
+        if missing or wrong:
+            self._outcome.fault(f"{what}: other messages after a second start")
+        again.store.close()
+
+    def _damaged(self, work: Path, aimed: Aimed, *, before_marks: bool) -> str:
+        """Damages the record that the body is of; what of it, in words. An accident does not lead to a record in the body,
+        unless it is a great one: `size` is as bad as it can be, and before marks nothing tells the two apart."""
+        size = aimed.inside[0] - aimed.outer if aimed.inside else 91
+        kinds: dict[str, tuple[int, bytes]] = {
+            "nothing": (0, b""),
+            "magic": (4, b"\0"),
+            "place": (30, b"\xff\xff"),
+            "body": (aimed.begin - aimed.outer, b"\xff\0\xff"),
+            "tail": (aimed.outer_size - 5, b"\0\0"),
+            "sector": (0, bytes(SECTOR_BYTES)),
+            "size": (0, size.to_bytes(4, "big")),
+            "end": (0, b""),
+        }
+        kind = self._chance.choice([name for name in kinds if name != "size" or not before_marks])
+        at, data = kinds[kind]
+        start = max(int(path.name) for path in (work / "commitlog").iterdir() if int(path.name) <= aimed.outer)
+        log = work / "commitlog" / f"{start:020d}"
+        if kind == "end":
+            os.truncate(log, aimed.outer - start + self._chance.randrange(1, aimed.outer_size))
+            for path in (work / "commitlog").iterdir():
+                if int(path.name) > start:
+                    path.unlink()
+        else:
+            with log.open("r+b") as file:
+                file.seek(aimed.outer - start + at)
+                file.write(data[: aimed.outer_size - at])
+        return kind
+
+    def _lose_indexes(self, work: Path) -> str:
+        kind = self._chance.choice(("nothing", "checkpoint", "indexes", "an index", "both", "both"))
+        if kind in ("checkpoint", "both"):
+            for path in work.glob("checkpoint.*"):
+                path.unlink()
+        if kind in ("indexes", "both"):
+            shutil.rmtree(work / "consumequeue", ignore_errors=True)
+        if kind == "an index":
+            for path in (work / "consumequeue" / VICTIM).rglob("0*"):
+                if path.is_file():
+                    path.write_bytes(bytes(path.stat().st_size))
+        return kind
+
+
+def _intact(work: Path, stored: dict[Place, bytes], places: dict[Place, tuple[int, int]]) -> list[Place]:
+    """The messages whose bytes are still where they were."""
+    segments = {int(path.name): path.read_bytes() for path in (work / "commitlog").iterdir()}
+    found: list[Place] = []
+    for place, data in stored.items():
+        position, size = places[place]
+        start = max((start for start in segments if start <= position), default=None)
+        if start is not None and segments[start][position - start : position - start + size] == data:
+            found.append(place)
+    return found
+
+
+def run(limit: Limit, seed: int, folder: Path) -> Outcome:
+    outcome = Outcome(figures={"forged": 0, "missed": 0, "slowest_s": 0.0})
+    tries, number = iter(limit), 0
+    while True:
+        before = outcome.tried
+        path = folder / str(number)
+        uvloop.run(Round(path, random.Random(f"{seed}-{number}"), outcome).run(tries))
+        shutil.rmtree(path)
+        number += 1
+        if outcome.tried - before < TRIES_OF_A_FOLDER:
+            return outcome
