@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 from ...protocol.codes import EXT_ACCEPT_ENCODING, RESPONSE_FLAG, VERSION, Language, ResponseCode
 from ...protocol.config import MAX_TABLE_BYTES
@@ -12,8 +13,9 @@ from ..sessions.refusal import Reason, Refusal
 
 Buffer = bytes | memoryview
 Buffers = list[Buffer]
-Reply = Buffers | Work[Buffers] | None
-"""Of a handler: what to write, work that makes it, or None if it answers later or never."""
+Reply = Buffers | Work[Buffers] | Coroutine[Any, Any, Buffers] | None
+"""Of a handler: what to write; work or a coroutine that makes it, of which nothing is done yet; None if a held pull or the
+answer of another client brings it, or nobody waits for one."""
 
 JAVA = int(Language.JAVA)  # what a Java broker says; Go reads other names as unknown
 _NONE: Ext = {}

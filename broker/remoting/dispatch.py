@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -22,7 +23,7 @@ from ...protocol.schema import BodyError
 from ...protocol.work import Work
 from ..access.acl import Acl
 from ..broker import Broker
-from ..config import LARGE_REQUEST_BYTES, MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
+from ..config import KEPT_FRAME_BYTES, LARGE_REQUEST_BYTES, MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
 from ..nameserver.routes import Routes
 from ..running.histogram import Histogram
 from ..running.turns import Turns
@@ -128,6 +129,9 @@ class Dispatch:
                 if reply is None:
                     continue
                 if not isinstance(reply, list):  # which is quicker to find out than a generator
+                    if isinstance(reply, Coroutine):
+                        self._begin(connection, frame, reply)
+                        continue
                     connection.write(out)
                     out = []
                     self._work_on(connection, frames[index:], reply)
@@ -155,6 +159,44 @@ class Dispatch:
         connection.hold(behind, len(frame.body))
         self._answering += 1
         self._turns.do(self._work(connection, frame, work))
+
+    def _begin(self, connection: Connection, frame: Frame, answering: Coroutine[Any, Any, Buffers]) -> None:
+        """The request waits for something else than its turn: it is answered then, others meanwhile."""
+        assert self._broker is not None
+        self._answering += 1
+        size = KEPT_FRAME_BYTES + len(frame.body)
+        connection.charge(size)
+        task = self._broker.tasks.spawn(self._wait(connection, small(frame), size, answering))
+        task.add_done_callback(lambda _: answering.close())  # of a task that was cancelled before it began
+
+    async def _wait(
+        self, connection: Connection, frame: Frame, size: int, answering: Coroutine[Any, Any, Buffers]
+    ) -> None:
+        written = self._written
+        try:
+            reply = await answering
+        except Exception as error:
+            reply = self._fault(connection, frame, error)
+        finally:
+            self._answering -= 1
+            connection.charge(-size)
+        self._write(connection, frame, reply, written)
+
+    @property
+    def _written(self) -> int:
+        """Grows with what has to be on the device before it is acknowledged."""
+        return self._flusher.written if self._flusher is not None else 0
+
+    def _write(self, connection: Connection, frame: Frame, reply: Buffers, written: int) -> None:
+        """Answers, with `--flush sync` when what was written since then is on the device."""
+        if frame.flag & ONEWAY_FLAG:
+            reply = []
+        if self._flusher is None or self._flusher.written == written:
+            connection.write(reply)
+            return
+        write = partial(connection.write, reply)
+        refuse = partial(self._refuse, connection, [small(frame)])
+        self._flusher.after_sync(write, write if frame.code in READS else refuse)
 
     def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> None:
         try:
@@ -198,24 +240,25 @@ class Dispatch:
         if connection.is_closed:
             return []
         reply = self._handle(connection, frame)
+        if isinstance(reply, Coroutine):
+            self._begin(connection, frame, reply)
+            return []
         if isinstance(reply, Generator):
             reply = yield from reply
         return reply or []
 
     def _work(self, connection: Connection, frame: Frame, work: Work[Buffers]) -> Work[None]:
         """Makes an answer in turns. What the client asked behind it waits until then."""
+        written = self._written
         try:
             reply = yield from work
             if reply and len(reply[-1]) > UNWRITTEN_BYTES:  # to write it copies it once more
                 yield
-        except Refused as refusal:
-            reply = refusal.answer(frame)
         except Exception as error:
             reply = self._fault(connection, frame, error)
         finally:
             self._answering -= 1
-        if not frame.flag & ONEWAY_FLAG:
-            connection.write(reply)
+        self._write(connection, frame, reply, written)
         connection.go_on()
 
     def _handle(self, connection: Connection, frame: Frame) -> Reply:
@@ -234,12 +277,7 @@ class Dispatch:
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             reply = handler(connection, frame)
-            if self._answering >= MAX_ANSWERING and isinstance(reply, Generator):
-                raise LimitExceeded(f"{MAX_ANSWERING} long requests are being answered; try again later")
-            return reply
-        except Refused as refusal:
-            self._forget_staged()
-            return refusal.answer(frame)
+            return reply if self._answering < MAX_ANSWERING else _refuse_long(reply)
         except Exception as error:
             self._forget_staged()
             return self._fault(connection, frame, error)
@@ -248,11 +286,11 @@ class Dispatch:
         """With `--flush sync`: the answer to a request that stored something waits until that is on the device."""
         written = flusher.written
         reply = handler(connection, frame)
+        if self._answering >= MAX_ANSWERING:
+            reply = _refuse_long(reply)
         if not isinstance(reply, list) or flusher.written == written:
             return reply
-        write = partial(connection.write, [] if frame.flag & ONEWAY_FLAG else reply)
-        refuse = partial(self._refuse, connection, [small(frame)])
-        flusher.after_sync(write, write if frame.code in READS else refuse)
+        self._write(connection, frame, reply, written)
         return None
 
     def _forget_staged(self) -> None:
@@ -262,6 +300,8 @@ class Dispatch:
 
     def _fault(self, connection: Connection, frame: Frame, error: Exception) -> Buffers:
         """The answer to a request that cannot be served: the client's fault, a full disk's, or a defect of ours."""
+        if isinstance(error, Refused):
+            return error.answer(frame)
         if isinstance(error, Refusal):
             return refused(error).answer(frame)
         if isinstance(error, StoreFull):
@@ -272,6 +312,14 @@ class Dispatch:
         if connection.is_news(f"request_failed {name}"):
             log.exception("request_failed", request=name, peer=connection.peer)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+
+
+def _refuse_long(reply: Reply) -> Reply:
+    """Beyond the limit only what is answered at once is answered. Of the rest nothing is done yet. Raises LimitExceeded."""
+    if reply is None or isinstance(reply, list):
+        return reply
+    reply.close()
+    raise LimitExceeded(f"{MAX_ANSWERING} long requests are being answered; try again later")
 
 
 def _refuse_strangers(connection: Connection, frame: Frame) -> None:

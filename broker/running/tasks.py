@@ -1,4 +1,4 @@
-"""A broker's background tasks: what runs at intervals, and what answers a request later. One owner, one way to end them."""
+"""A broker's background tasks: what runs at intervals, and what waits for something. One owner, one way to end them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import structlog
 
 from ..clock import Clock, Timer
-from ..config import MAX_ANSWERING, LimitExceeded
 
 log = structlog.get_logger("rocketlet.tasks")
 
@@ -18,7 +17,6 @@ class Tasks:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._running: set[asyncio.Task[None]] = set()
-        self._answering = 0
         self._timers: dict[str, Timer] = {}
 
     def every(self, interval_s: float, name: str, action: Callable[[], object]) -> None:
@@ -31,17 +29,6 @@ class Tasks:
             action()
         except Exception:
             log.exception("timer_failed", action=name)
-
-    def answer(self, work: Coroutine[Any, Any, None]) -> None:
-        """What answers a request later. Raises LimitExceeded if too many are answered so already."""
-        if self._answering >= MAX_ANSWERING:
-            work.close()
-            raise LimitExceeded(f"{MAX_ANSWERING} requests such as this one are being answered; try again later")
-        self._answering += 1
-        self.spawn(work).add_done_callback(self._answered)
-
-    def _answered(self, _: asyncio.Task[None]) -> None:
-        self._answering -= 1
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -11,10 +11,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
+import structlog
+
 from ..running.jobs import Call
 from .store import Store
 
 Action = Callable[[], None]
+
+log = structlog.get_logger("rocketlet.flusher")
 
 
 class Source(Protocol):
@@ -53,7 +57,7 @@ class Flusher:
                 waiting, self._waiting = self._waiting, []
                 is_synced = await self._sync()
                 for action, otherwise in waiting:
-                    (action if is_synced else otherwise)()
+                    _call(action if is_synced else otherwise)
         finally:
             self._task = None
 
@@ -86,3 +90,10 @@ class Flusher:
         """Returns when nobody waits any more."""
         while self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _call(action: Action) -> None:
+    try:
+        action()
+    except Exception:  # a defect of ours: those behind it wait for the same sync
+        log.exception("answer_failed")

@@ -264,12 +264,12 @@ async def test_the_queues_of_all_topics_together_are_limited_at_their_edge(
 
 async def test_what_is_answered_later_is_limited_at_its_edge(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     await create_topic(wire, "t")
-    monkeypatch.setattr("rocketlet.broker.running.tasks.MAX_ANSWERING", 0)
+    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.MAX_ANSWERING", 0)
     fields = {"topic": "t", "consumerGroup": "g", "clientId": "c", "strategyName": "AVG", "messageModel": "CLUSTERING"}
     asked = orjson.dumps(fields)
     answer = await wire.call(RequestCode.QUERY_ASSIGNMENT, body=asked)
     assert (answer.code, "being answered" in (answer.remark or "")) == (1, True)
-    monkeypatch.setattr("rocketlet.broker.running.tasks.MAX_ANSWERING", 1)
+    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.MAX_ANSWERING", 1)
     assert (await wire.call(RequestCode.QUERY_ASSIGNMENT, body=asked)).code == 0
 
 

@@ -14,6 +14,6 @@ async def test_what_has_not_begun_when_the_broker_stops_is_closed() -> None:
     async def answered() -> None: ...
 
     tasks, work = Tasks(MovableClock()), answered()
-    tasks.answer(work)
+    tasks.spawn(work)
     await tasks.stop()
     assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED

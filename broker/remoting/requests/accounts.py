@@ -19,7 +19,7 @@ from ....protocol.headers import AccountName, AclVersion, PutAccount, WhiteAddre
 from ...access.accounts import AclError
 from ...access.file import AclFile
 from ...broker import Broker
-from ..answers import Buffers, Refused, answer, small
+from ..answers import Buffers, Refused, answer
 from ..connection import Connection
 from ..identification import identify as prove
 
@@ -36,7 +36,7 @@ _SHOWN: Final = (
 )
 
 
-def put_account(broker: Broker, connection: Connection, frame: Frame) -> None:
+async def put_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """UPDATE_AND_CREATE_ACL_CONFIG: fields that are not given stay as they are, but for `admin`, as Apache's."""
     header = read(PutAccount, frame.ext)
     given: dict[str, Any] = {
@@ -57,10 +57,10 @@ def put_account(broker: Broker, connection: Connection, frame: Frame) -> None:
         file.put_account(entry)
         log.info("account_put", account=header.access_key, peer=connection.peer)
 
-    broker.tasks.answer(_changed(connection, small(frame), code, change))
+    return await _changed(frame, code, change)
 
 
-def delete_account(broker: Broker, connection: Connection, frame: Frame) -> None:
+async def delete_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     name = read(AccountName, frame.ext).access_key
     file = _file(broker, ResponseCode.DELETE_ACL_CONFIG_FAILED)
 
@@ -68,10 +68,10 @@ def delete_account(broker: Broker, connection: Connection, frame: Frame) -> None
         file.delete_account(name)
         log.info("account_deleted", account=name, peer=connection.peer)
 
-    broker.tasks.answer(_changed(connection, small(frame), ResponseCode.DELETE_ACL_CONFIG_FAILED, change))
+    return await _changed(frame, ResponseCode.DELETE_ACL_CONFIG_FAILED, change)
 
 
-def put_white_addresses(broker: Broker, connection: Connection, frame: Frame) -> None:
+async def put_white_addresses(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(WhiteAddresses, frame.ext)
     code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
     file = _file(broker, code)
@@ -83,7 +83,7 @@ def put_white_addresses(broker: Broker, connection: Connection, frame: Frame) ->
         file.put_white_addresses(addresses)
         log.info("white_addresses_put", peer=connection.peer)
 
-    broker.tasks.answer(_changed(connection, small(frame), code, change))
+    return await _changed(frame, code, change)
 
 
 def acl_version(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
@@ -121,13 +121,12 @@ def _file(broker: Broker, code: int) -> AclFile:
     return broker.acl.file
 
 
-async def _changed(connection: Connection, frame: Frame, code: int, change: Callable[[], None]) -> None:
+async def _changed(frame: Frame, code: int, change: Callable[[], None]) -> Buffers:
     try:
         await asyncio.to_thread(change)
     except AclError as error:
-        connection.write(answer(frame, code, remark=str(error)))
-    else:
-        connection.write(answer(frame))
+        return answer(frame, code, remark=str(error))
+    return answer(frame)
 
 
 def _parts(text: str | None) -> list[str] | None:

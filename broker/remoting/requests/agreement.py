@@ -24,7 +24,7 @@ from ..connection import Connection
 log = structlog.get_logger("rocketlet.groups")
 
 
-def agree_on_members(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+async def agree_on_members(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """Our own: another broker says how far it is with a group that has foreign members on both."""
     header = read(AgreeOnMembers, frame.ext)
     fault = names.group_fault(header.consumer_group)
@@ -42,13 +42,12 @@ def agree_on_members(broker: Broker, connection: Connection, frame: Frame) -> Bu
     if connection.is_proving or not broker.peers.may_ask:
         return answer(frame, ResponseCode.SYSTEM_BUSY, remark="other brokers are being asked whether they said so")
     connection.is_proving = True
-    broker.tasks.spawn(_hear_if_confirmed(broker, connection, frame, address, header, members))
-    return None
+    return await _hear_if_confirmed(broker, connection, frame, address, header, members)
 
 
 async def _hear_if_confirmed(
     broker: Broker, connection: Connection, frame: Frame, address: str, header: AgreeOnMembers, members: Members
-) -> None:
+) -> Buffers:
     question = Frame(RequestCode.CONFIRM_WORD, ext=write(ConfirmWord(broker.config.name, header.token)))
     try:
         is_confirmed = await broker.peers.confirms(address, question)
@@ -57,12 +56,11 @@ async def _hear_if_confirmed(
     if is_confirmed:
         connection.broker_name = header.broker_name
         broker.draining.heard(header, members)
-        connection.write(answer(frame))
-        return
+        return answer(frame)
     if connection.is_news("peer_not_believed"):
         log.warning("peer_not_believed", peer=connection.peer, broker=header.broker_name, address=address)
     remark = f"{header.broker_name}, asked at {address}, does not say that this word is its own"
-    connection.write(answer(frame, ResponseCode.NO_PERMISSION, remark=remark))
+    return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
 
 
 def confirm_word(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

@@ -11,7 +11,7 @@ from ....protocol.pop_bodies import POP, encode_pop_assignment
 from ....protocol.queue import Queue
 from ...broker import Broker
 from ...config import MAX_HASHED, LimitExceeded
-from ..answers import Buffers, answer, small
+from ..answers import Buffers, answer
 from ..connection import Connection
 
 _STRATEGIES: dict[str, allocation.Strategy] = {
@@ -20,40 +20,20 @@ _STRATEGIES: dict[str, allocation.Strategy] = {
 }
 
 
-def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+async def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """Answers when the topic's route is known, which lies with a name server."""
     request = group_bodies.decode_assignment_request(frame.body)
     if request.strategy not in _STRATEGIES:
         remark = f"the strategy {request.strategy} is unknown; use {', '.join(_STRATEGIES)}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    mode = broker.request_modes.of(request.group, request.topic)
-    broker.tasks.answer(_answer(broker, connection, small(frame), request, is_popped=mode.mode == POP))
-    return None
-
-
-async def _answer(
-    broker: Broker,
-    connection: Connection,
-    frame: Frame,
-    request: group_bodies.AssignmentRequest,
-    *,
-    is_popped: bool,
-) -> None:
+    is_popped = broker.request_modes.of(request.group, request.topic).mode == POP
     route = await broker.name_servers.find_route(request.topic)
     if route is None:
-        remark = f"topic[{request.topic}] not exist"
-        connection.write(answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=remark))
-        return
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{request.topic}] not exist")
     if is_popped and request.message_model != "BROADCASTING":
         names = dict.fromkeys(data.broker_name for data in route.queues if data.read_queues)
-        connection.write(answer(frame, body=encode_pop_assignment(request.topic, names)))
-        return
-    try:
-        share = _share(broker, request, route)
-    except LimitExceeded as error:
-        connection.write(answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error)))
-        return
-    connection.write(answer(frame, body=group_bodies.encode_assignment(share)))
+        return answer(frame, body=encode_pop_assignment(request.topic, names))
+    return answer(frame, body=group_bodies.encode_assignment(_share(broker, request, route)))
 
 
 def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:

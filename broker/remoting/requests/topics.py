@@ -17,9 +17,8 @@ from ....protocol.queue import Queue
 from ....protocol.work import SLICE, Work
 from ...broker import Broker
 from ...config import MAX_QUERY_ENTRIES
-from ...running.jobs import Job
 from ...store.files import StoreFull
-from ..answers import Buffers, answer
+from ..answers import Buffers, Refused, answer
 from ..connection import Connection
 
 log = structlog.get_logger("rocketlet.topics")
@@ -49,7 +48,7 @@ def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     return answer(frame)
 
 
-def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+async def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """Answers when its files are gone."""
     name = read(TopicName, frame.ext).topic
     fault = names.topic_fault(name)
@@ -64,21 +63,12 @@ def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     log.info("topic_deleted", topic=name)
     removing = broker.store.deleting(name)
     broker.held_pulls.let_topic_go(name)
-    broker.tasks.answer(_delete(broker, connection, frame, noting, removing))
-    return None
-
-
-async def _delete(broker: Broker, connection: Connection, frame: Frame, *jobs: Job[None]) -> None:
-    def refuse(reason: str) -> None:
-        connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"not all of it is gone: {reason}"))
-
     try:
-        for job in jobs:
-            await broker.do(job)
+        await broker.do(noting)
+        await broker.do(removing)
     except StoreFull as error:
-        refuse(str(error))
-    else:
-        broker.when_kept(lambda: connection.write(answer(frame)), lambda: refuse(str(broker.store.fault)))
+        raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"not all of it is gone: {error}") from None
+    return answer(frame)
 
 
 def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
