@@ -171,7 +171,6 @@ MAX_CONTEXT_CHARS: Final = (
     1024  # of a message's trace context and of the host that it was made on; longer ones are left out
 )
 MAX_RECOVERY_S: Final = 3600  # after which a transaction without an outcome is asked for, at the latest
-MAX_DELIVERY_DELAY_MS: Final = 40 * 86_400_000
 DEADLINE_MARGIN_S: Final = 0.1  # before a client's deadline, in which a receive that waits is answered
 MAX_POLL_S: Final = 20.0  # how long a receive waits for messages at most
 POLL_S: Final = 20.0  # and how long clients are told to wait

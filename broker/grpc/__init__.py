@@ -15,6 +15,7 @@ routes      where a topic's queues are
 telemetry   the life of a client: settings, heartbeats
 sends       messages that come in
 messages    messages as these clients write them, and as they are stored
+recalls     timed messages that are taken back
 receives    messages that go out
 acknowledgements  what a client says of messages in its hands
 transactions  outcomes of half messages

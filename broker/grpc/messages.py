@@ -14,10 +14,10 @@ from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.message import MessageError, Record, decode_host
 from ..config import (
     MAX_CONTEXT_CHARS,
-    MAX_DELIVERY_DELAY_MS,
     MAX_GROUP_KEY_BYTES,
     MAX_MESSAGE_ID_CHARS,
     MAX_RECOVERY_S,
+    MAX_TIMER_DELAY_MS,
     MAX_USER_PROPERTIES,
     MAX_USER_PROPERTY_BYTES,
 )
@@ -151,8 +151,8 @@ def _add_transaction(found: dict[str, str], system: Any) -> None:
 def _delivery_ms(system: Any, now_ms: int) -> int:
     time = system.delivery_timestamp
     due_ms: int = time.seconds * 1000 + time.nanos // 1_000_000
-    if due_ms > now_ms + MAX_DELIVERY_DELAY_MS:
-        reason = f"the message is to be delivered in more than {MAX_DELIVERY_DELAY_MS} ms"
+    if due_ms > now_ms + MAX_TIMER_DELAY_MS:
+        reason = f"the message is to be delivered in more than {MAX_TIMER_DELAY_MS} ms"
         raise Fault(Code.ILLEGAL_DELIVERY_TIME, reason)
     return max(due_ms, 0)
 

@@ -10,10 +10,6 @@ from ..access.needs import Need, group, topic
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 
 
-def nothing(request: Any) -> list[Need]:
-    return []
-
-
 def knows(request: Any) -> list[Need]:
     return [topic(request.topic.name, ANY)]
 

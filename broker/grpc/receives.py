@@ -23,10 +23,10 @@ from ..config import (
 )
 from ..pops.pool import Wait
 from ..pops.values import Delivered, Received, Request, Why
-from ..sessions.refusal import Reason, Refusal
+from ..sessions.refusal import Refusal
 from ..store.files import StoreError
 from .calls import Call, set_status
-from .codes import Code, Fault
+from .codes import Code, Fault, refused
 from .hall import Hall
 from .messages import fill, set_ms
 from .names import group_of, topic_of
@@ -165,9 +165,7 @@ def _with_filter(hall: Hall, call: Call, request: Request, expression: str) -> N
             filters.when_parsed(call.session, expression, later, len(expression) + _TEXT_BYTES)
             return
     except Refusal as refusal:
-        is_busy = refusal.reason is Reason.BUSY
-        code = Code.TOO_MANY_REQUESTS if is_busy else Code.ILLEGAL_FILTER_EXPRESSION
-        raise Fault(code, str(refusal)) from None
+        raise refused(refusal) from None
     _begin(hall, call, replace(request, subscription=None, matches=matches))
 
 

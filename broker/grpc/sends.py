@@ -112,6 +112,7 @@ def _add_entry(response: Any, sent: Sent, placed: Placed) -> None:
     entry.message_id = sent.message_id
     entry.transaction_id = transaction_id(placed) if sent.kind == TRANSACTION else sent.message_id
     entry.offset = placed.queue_offset
+    entry.recall_handle = placed.recall_handle or ""
 
 
 def transaction_id(placed: Placed) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from . import acknowledgements, needs, receives, routes, schema, telemetry, transactions
+from . import acknowledgements, needs, recalls, receives, routes, schema, telemetry, transactions
 from .calls import Method
 
 SEND: Final = "SendMessage"
@@ -56,6 +56,13 @@ METHODS: Final[Mapping[str, Method]] = {
             schema.EndTransactionRequest,
             schema.EndTransactionResponse,
             transactions.end_transaction,
+            needs.publishes,
+        ),
+        Method(
+            "RecallMessage",
+            schema.RecallMessageRequest,
+            schema.RecallMessageResponse,
+            recalls.recall_message,
             needs.publishes,
         ),
         # consumers

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 from google.protobuf import duration_pb2
+from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import (
     MAX_CONTEXT_CHARS,
-    MAX_DELIVERY_DELAY_MS,
     MAX_ENDPOINTS_BYTES,
     MAX_GROUP_KEY_BYTES,
     MAX_MESSAGE_ID_CHARS,
     MAX_NAMESPACE_CHARS,
     MAX_RECOVERY_S,
+    MAX_TIMER_DELAY_MS,
     MAX_USER_PROPERTIES,
+    TRANSACTION_SWEEP_S,
 )
 from rocketlet.broker.grpc import schema
 from rocketlet.protocol import properties as props
@@ -330,7 +332,7 @@ async def test_nothing_to_send_and_several_topics_are_refused(node: Node, client
 async def test_a_delivery_time_too_far_ahead_is_refused(node: Node, client: GrpcClient) -> None:
     put(node)
     sent = message("t")
-    far_ms = node.clock.time_ms() + MAX_DELIVERY_DELAY_MS
+    far_ms = node.clock.time_ms() + MAX_TIMER_DELAY_MS
     sent.system_properties.delivery_timestamp.FromMilliseconds(far_ms + 60_000)
     assert (await client.call("SendMessage", sending(sent))).status.code == 40012
 
@@ -378,6 +380,52 @@ async def test_with_flush_sync_a_send_is_answered_when_it_is_on_the_device(nodes
     assert len(stored(node)) == 1
 
 
+# Times
+
+
+async def timed(node: Node, client: GrpcClient, after_ms: int) -> Any:
+    sent = message("t", b"later", message_id="LATER")
+    sent.system_properties.delivery_timestamp.FromMilliseconds(node.clock.time_ms() + after_ms)
+    answer = await client.call("SendMessage", sending(sent))
+    assert answer.status.code == OK
+    return answer.entries[0]
+
+
+async def test_a_message_is_delivered_at_its_time_to_the_millisecond(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    put(node)
+    await timed(node, await dial(node.address), 5500)
+    node.clock.advance(5.499)
+    assert stored(node) == []
+    node.clock.advance(0.001)
+    assert [record.body for record in stored(node)] == [b"later"]
+
+
+async def test_a_message_is_taken_back_before_its_time_and_once(node: Node, client: GrpcClient) -> None:
+    put(node)
+    put(node, "u")
+    entry = await timed(node, client, 3_600_000)
+
+    async def recall(topic: str, handle: str) -> Any:
+        request = schema.RecallMessageRequest(topic=resource(topic), recall_handle=handle)
+        return await client.call("RecallMessage", request)
+
+    assert (await recall("u", entry.recall_handle)).status.code == 40000
+    assert (await recall("none", entry.recall_handle)).status.code == 40402
+    assert (await recall("t", "rubbish")).status.code == 40000
+    answer = await recall("t", entry.recall_handle)
+    assert (answer.status.code, answer.message_id) == (OK, "LATER")
+    assert (await recall("t", entry.recall_handle)).status.code == 40401
+    node.clock.advance(3601)
+    assert stored(node) == []
+
+
+async def test_a_message_without_a_time_has_no_handle(node: Node, client: GrpcClient) -> None:
+    put(node)
+    answer = await client.call("SendMessage", sending(message("t")))
+    assert answer.entries[0].recall_handle == ""
+
+
 # Transactions
 
 
@@ -407,6 +455,23 @@ async def test_a_transaction_is_rolled_back(node: Node, client: GrpcClient) -> N
     put(node)
     assert (await client.call("EndTransaction", outcome(await half(client), 2))).status.code == OK
     assert (stored(node), node.broker.transactions.waiting) == ([], 0)
+
+
+async def test_a_producer_is_asked_for_an_outcome_that_does_not_come(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    put(node)
+    client = await dial(node.address)
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="t")
+    call, _ = await settle(client, settings)
+    transaction_id = await half(client)
+    node.clock.advance(TRANSACTION_SWEEP_S + 7)
+    asked = (await call.next()).recover_orphaned_transaction_command
+    assert (asked.transaction_id, asked.message.body, asked.message.topic.name) == (transaction_id, b"half", "t")
+    assert asked.message.system_properties.message_id == "HALF"
+    assert dict(asked.message.user_properties) == {}
+    assert (await client.call("EndTransaction", outcome(asked.transaction_id, 1))).status.code == OK
+    assert [record.body for record in stored(node)] == [b"half"]
 
 
 async def test_an_outcome_that_is_not_known_yet_changes_nothing(node: Node, client: GrpcClient) -> None:

@@ -1,0 +1,147 @@
+"""Who may do what, by the accounts of the other door."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rocketlet.broker.grpc import schema
+from rocketlet.broker.grpc.table import METHODS
+from rocketlet.protocol.bodies import TopicConfig
+
+from ...conftest import Node
+from ...support.accounts import ADMIN, SECRETS, AccountsFile, account, reload
+from ...support.grpc_client import GrpcClient, message, resource, route, sending, signed
+from .conftest import Dial
+
+OK, UNAUTHORIZED = 20000, 40100
+
+
+@pytest.fixture
+async def guarded(guarded: Node) -> Node:
+    for name in ("orders", "secret"):
+        guarded.broker.topics.put(TopicConfig(name, 1, 1), guarded.broker.store.end)
+    return guarded
+
+
+def authorization(access_key: str, **options: str) -> str:
+    return signed(access_key, SECRETS.get(access_key, "x" * 8), **options)
+
+
+async def code(client: GrpcClient, method: str, request: Any, **metadata: str) -> int:
+    call = client.begin(method, end=False, path="", **metadata)
+    call.send(request, end=True)
+    answers = await call.all()
+    return int(answers[0].status.code)
+
+
+SEND = sending(message("orders"))
+RECEIVE = schema.ReceiveMessageRequest(
+    group=resource("shipping"), message_queue={"topic": {"name": "orders"}, "id": -1}, auto_renew=True, batch_size=1
+)
+RECEIVE.long_polling_timeout.FromMilliseconds(0)
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ("", "no_key"),
+        ("MQv2-HMAC-SHA1 Credential=, SignedHeaders=x-mq-date-time, Signature=00", "no_key"),
+        ("MQv2-HMAC-SHA1", "no_key"),
+        ("rubbish, = ,,", "no_key"),
+        (signed("no-such-key", "x"), "unknown_key"),
+        (signed("orders-key", "another secret"), "signature"),
+        (authorization("orders-key", date_time="20250101T000000Z"), "signature"),
+        (authorization("orders-key").replace("Signature=", "Signature=ü"), "signature"),
+        ("MQv2-HMAC-SHA1 Credential=orders-key", "signature"),
+    ],
+)
+async def test_who_does_not_show_an_account_is_refused(guarded: Node, dial: Dial, field: str, reason: str) -> None:
+    client = await dial(guarded.address)
+    assert await code(client, "SendMessage", SEND, authorization=field) == UNAUTHORIZED
+    assert guarded.server._acl is not None
+    assert guarded.server._acl.refused == {reason: 1}
+
+
+async def test_a_signature_in_either_case_and_with_a_region_is_taken(guarded: Node, dial: Dial) -> None:
+    client = await dial(guarded.address)
+    field = authorization("orders-key")
+    head, _, signature = field.rpartition("=")
+    for shown in (field, f"{head}={signature.lower()}", field.replace("orders-key", "orders-key/region/service")):
+        assert await code(client, "SendMessage", SEND, authorization=shown) == OK
+
+
+@pytest.mark.parametrize(
+    ("access_key", "method", "request_", "expected"),
+    [
+        ("orders-key", "SendMessage", SEND, OK),
+        ("readers-key", "SendMessage", SEND, UNAUTHORIZED),
+        ("orders-key", "SendMessage", sending(message("secret")), UNAUTHORIZED),
+        ("orders-key", "SendMessage", sending(message("orders"), message("secret")), UNAUTHORIZED),
+        ("orders-key", "QueryRoute", route("orders"), OK),
+        ("readers-key", "QueryRoute", route("orders"), OK),
+        ("nobody-key", "QueryRoute", route("orders"), UNAUTHORIZED),
+        ("readers-key", "ReceiveMessage", RECEIVE, 40401),
+        ("orders-key", "ReceiveMessage", RECEIVE, UNAUTHORIZED),
+        ("trusted-key", "SendMessage", sending(message("secret")), OK),
+        (ADMIN, "SendMessage", sending(message("secret")), OK),
+    ],
+)
+async def test_what_an_account_may_do(
+    guarded: Node, dial: Dial, access_key: str, method: str, request_: Any, expected: int
+) -> None:
+    client = await dial(guarded.address)
+    assert await code(client, method, request_, authorization=authorization(access_key)) == expected
+
+
+def filled(kind: Any) -> Any:
+    """A request with the names of a topic and a group wherever it has some."""
+    request = kind()
+    names = {field.name for field in kind.DESCRIPTOR.fields}
+    if "topic" in names:
+        request.topic.name = "orders"
+    if "group" in names:
+        request.group.name = "shipping"
+    if "messages" in names:
+        request.messages.append(message("orders"))
+    if "message_queue" in names:
+        request.message_queue.topic.name = "orders"
+    if "settings" in names:
+        request.settings.subscription.group.name = "shipping"
+        request.settings.subscription.subscriptions.add().topic.name = "orders"
+    return request
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+async def test_no_method_is_open_to_an_account_without_permissions(guarded: Node, dial: Dial, method: str) -> None:
+    client = await dial(guarded.address, authorization=authorization("nobody-key"))
+    assert await code(client, method, filled(METHODS[method].request)) == UNAUTHORIZED
+
+
+async def test_a_stream_of_a_stranger_is_ended_with_a_reason(guarded: Node, dial: Dial) -> None:
+    client = await dial(guarded.address)
+    call = client.begin("Telemetry")
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="orders")
+    call.send(schema.TelemetryCommand(settings=settings))
+    (answer,) = await call.all()
+    assert (answer.status.code, call.status) == (UNAUTHORIZED, 0)
+
+
+async def test_accounts_that_change_count_at_once(guarded: Node, dial: Dial, file: AccountsFile) -> None:
+    client = await dial(guarded.address, authorization=authorization("orders-key"))
+    assert await code(client, "SendMessage", SEND) == OK
+    file.write([account(ADMIN, admin=True), account("orders-key")])
+    reload(file.acl)
+    assert await code(client, "SendMessage", SEND) == UNAUTHORIZED
+
+
+async def test_a_producer_is_not_shown_half_messages_of_others(guarded: Node, dial: Dial) -> None:
+    """Whoever says that it publishes to a topic would be shown them when their outcome is asked for."""
+    client = await dial(guarded.address, authorization=authorization("readers-key"))
+    call = client.begin("Telemetry")
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="orders")
+    call.send(schema.TelemetryCommand(settings=settings))
+    assert (await call.next()).status.code == UNAUTHORIZED
+    assert guarded.broker.clients.producers("orders") == []
