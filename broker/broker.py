@@ -129,7 +129,7 @@ class Broker:
         )
         self.groups = self._make_groups(config.name)
         self.locks = self._make_locks(folder / "locks.json")
-        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock)
+        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock, self._is_popped)
         self.draining = self._make_draining()
         self.notifications = Notifications(
             self.groups, self.group_configs, self.history, self.draining, clock, self.turns
@@ -179,7 +179,17 @@ class Broker:
 
     def _make_pops(self, broker_name: str, frames: Frames) -> Pops:
         appender, offsets, settings = self.appender, self.offsets, self.group_configs
-        return Pops(broker_name, self.topics, appender, offsets, settings, frames, self.clock, self.when_kept)
+        return Pops(
+            broker_name,
+            self.topics,
+            appender,
+            offsets,
+            settings,
+            frames,
+            self.clock,
+            self.when_kept,
+            self._pulled_by,
+        )
 
     def _make_registration(self) -> Registration:
         return Registration(
@@ -217,7 +227,22 @@ class Broker:
         self.locks.let_go(group, *place, reader)
 
     def _is_draining(self, group: str, topic: str, queue_id: int) -> bool:
-        return self.draining.is_draining(group, topic, queue_id)
+        """Whether nobody may have the queue for its own now."""
+        return self.draining.is_draining(group, topic, queue_id) or not self.pops.yields(group, topic)
+
+    def _is_popped(self, group: str, topic: str) -> bool:
+        return self.pops.is_popped(group, topic)
+
+    def _pulled_by(self, group: str, topic: str) -> str | None:
+        """Who has queues of a topic for its own, so that nobody else may pop its messages; None if nobody has."""
+        members = found.members if (found := self.groups.get(group)) else {}
+        for queue_id in range(self.topics.queues_of(topic)):
+            reader = self.watch.reader(group, topic, queue_id)
+            is_locked = self.locks.is_locked(group, topic, queue_id)
+            if is_locked or reader in members:
+                who = members[reader].client_id if reader in members else "a member"
+                return f"{who} pulls {topic}:{queue_id} in the group {group}; a group either pulls a topic or pops it"
+        return None
 
     def _is_anothers(self, group: str, connection: Session, topic: str, queue_id: int) -> bool:
         return self.draining.allotment.is_anothers(group, connection, topic, queue_id)

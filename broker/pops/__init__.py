@@ -5,6 +5,7 @@ values      what goes in and comes out
 handles     the receipt handle of a delivery, as text
 pools       the pools of all groups
 pool        the queues of a topic that a group pops, and the receives that wait for them
+waits       the receives that wait, of all groups
 deliveries  what is popped and not finished, of one group and queue
 states      the states of a delivery
 order       which messages of a queue wait for an earlier one of their message group

@@ -30,6 +30,8 @@ class Book:
         self._clock = clock
         self._content: list[bytes] = []
         self._defined: set[int] = set()
+        self._yielded: list[int] = []  # since the offsets were saved last
+        self._saved: list[int] = []  # before
         self._clients: dict[str, int] = {}
         self._last = 0
         self.journal_bytes = POP_JOURNAL_BYTES  # beyond twice what the file had when it was written anew
@@ -106,6 +108,12 @@ class Book:
         if deliveries.number in self._defined:
             self._content.append(records.forget(deliveries.number))
 
+    def yielded(self, deliveries: Deliveries) -> None:
+        """Members pull now. What was acknowledged is known here alone until the offsets are saved."""
+        if deliveries.number in self._defined:
+            self._content.append(records.yielded(deliveries.number))
+            self._yielded.append(deliveries.number)
+
     def _define(self, deliveries: Deliveries) -> None:
         if deliveries.number not in self._defined:
             self._defined.add(deliveries.number)
@@ -142,8 +150,14 @@ class Book:
             raise
 
     def saving(self, all_deliveries: Callable[[], Iterable[Deliveries]]) -> Job[None]:
-        """Writes the file anew when it has become long, or lacks something. Raises StoreFull; it is tried again then."""
-        if not self._is_behind and self.frames.size <= self.journal_bytes + 2 * self.frames.base:
+        """Writes the file anew when it has become long, or lacks something. The offsets have just been saved. Raises
+        StoreFull; it is tried again then."""
+        self._content += map(records.forget, self._saved)
+        self._saved, self._yielded = self._yielded, []
+        is_short = self.frames.size <= self.journal_bytes + 2 * self.frames.base or bool(self._saved)
+        if is_short and self._content and not self._is_behind:
+            self.write()
+        if is_short and not self._is_behind:
             return
         if not self._is_behind:
             self.write()  # what refers to clients as they are known now

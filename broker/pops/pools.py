@@ -146,6 +146,10 @@ class Pools:
             queue = self._store.queues.get((topic, queue_id))
             if self._topics.get(topic) is None or self._topics.identity(topic) != item.place.identity or queue is None:
                 continue
+            if item.is_yielded and not item.unfinished:
+                offset = self._offsets.get(group, topic, queue_id) or 0
+                self._offsets.put(group, topic, queue_id, max(offset, min(item.next, queue.next)))
+                continue
             if item.next > queue.next:
                 log.warning(
                     "offset_set_back", group=group, topic=topic, queue=queue_id, offset=item.next, end=queue.next,

@@ -40,6 +40,7 @@ from .pools import Pools
 from .settling import Answered, Settling, When
 from .states import Delivery, Event, State
 from .values import Changed, Delivered, Numbers, Outcome, Received, Request, Why
+from .waits import Waits
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -48,7 +49,9 @@ Answer = Callable[[Received], object]
 
 class Pops:
     """when_kept: calls the first as soon as what was written is kept as well as the broker's settings want, the second if it
-    is not. soon: calls what it gets when this turn of the loop is over.
+    is not. pulled_by: who pulls queues of a topic in a group, for people; None if nobody does. Two kinds of readers would
+    have two truths of how far the group has come, so the second kind is refused.
+    soon: calls what it gets when this turn of the loop is over.
 
     Raises StoreError if what a run before has left cannot be read."""
 
@@ -62,10 +65,12 @@ class Pops:
         frames: Frames,
         clock: Clock,
         when_kept: When,
+        pulled_by: Callable[[str, str], str | None],
         soon: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
         self._broker_name = broker_name
         self._settings = settings
+        self._pulled_by = pulled_by
         self._clock = clock
         self._soon = soon or _soon
         self._hands = Hands(clock)
@@ -75,8 +80,7 @@ class Pops:
         self._book = Book(frames, topics.identity, clock)
         self._pools = Pools(topics, appender.store, offsets, self._book.next_number)
         self._settling = Settling(self._book, offsets, clock, when_kept, self._soon, self._freed)
-        self._waits_of: dict[str, dict[Wait, None]] = {}
-        self._waiting = 0
+        self._waits = Waits(clock, self.put_back)
         self._is_stopped = False
         self._take_over()
 
@@ -102,50 +106,23 @@ class Pops:
         An answer that did not reach its client goes back with `put_back`. Raises what reading raises (StoreError, OSError),
         and LimitExceeded for a group that has too many offsets."""
         self._hands.heard(request.client_id)
-        wait = Wait(request, answer, self._drop)
+        wait = Wait(request, answer, self._waits.drop)
         if self._is_stopped:
             return _answered(wait, Received(Why.STOPPED))
+        fault = None if self.is_popped(request.group, request.topic) else self._pulled_by(request.group, request.topic)
+        if fault is not None:
+            return _answered(wait, Received(Why.PULLED, fault=fault))
         pool = self._pools.get(request)
         pool.used_s = self._clock.monotonic_s()
         received = self._batches.again(request, self._give_again) or self._pop(pool, request)
         if received.why is Why.FOUND or request.wait_ms <= 0:
             return _answered(wait, received)
-        if self._waiting >= MAX_WAITING_RECEIVES:
+        if self._waits.count >= MAX_WAITING_RECEIVES:
             return _answered(wait, Received(Why.TOO_MANY_WAIT))
-        self._hold(pool, wait)
-        return wait
-
-    def _hold(self, pool: Pool, wait: Wait) -> None:
-        request = wait.request
-        pool.hold(wait)
-        self._waits_of.setdefault(request.client_id, {})[wait] = None
-        self._waiting += 1
-        wait.timer = self._clock.call_later(request.wait_ms / 1000, self._end, wait, Received(Why.NOTHING_NEW))
+        self._waits.hold(pool, wait)
         if pool.is_cut:
             self._serve_later(pool)
-
-    def _drop(self, wait: Wait) -> None:
-        if wait.end():
-            request = wait.request
-            pool = self._pools.find(request.group, request.topic)
-            if pool is not None:
-                pool.drop(wait)
-            waits = self._waits_of[wait.request.client_id]
-            del waits[wait]
-            if not waits:
-                del self._waits_of[wait.request.client_id]
-            self._waiting -= 1
-
-    def _end(self, wait: Wait, received: Received) -> None:
-        """A wait is answered. A door that fails must not harm who sent the message."""
-        if wait.is_over:
-            return
-        self._drop(wait)
-        try:
-            wait.answer(received)
-        except Exception:
-            log.exception("receive_not_answered", group=wait.request.group, topic=wait.request.topic)
-            self.put_back(wait.request.group, wait.request.topic, received.messages)
+        return wait
 
     def _pop(self, pool: Pool, request: Request) -> Received:
         if request.count <= 0:
@@ -239,10 +216,10 @@ class Pops:
                 received = self._pop(pool, wait.request)
             except Exception as error:
                 log.exception("receive_failed", group=pool.group, topic=pool.topic)
-                self._end(wait, Received(Why.FAILED, fault=str(error)))
+                self._waits.end(wait, Received(Why.FAILED, fault=str(error)))
                 continue
             if received.why is Why.FOUND:
-                self._end(wait, received)
+                self._waits.end(wait, received)
                 continue
             if pool.is_cut:
                 self._serve_later(pool)
@@ -389,8 +366,8 @@ class Pops:
     def client_gone(self, client_id: str) -> None:
         """The client has said good-bye or is not heard any more: its receives end, and what the broker prolongs for it comes
         again at once. What it gave a time of its own stays with it until then."""
-        for wait in list(self._waits_of.get(client_id, ())):
-            self._end(wait, Received(Why.CLIENT_GONE))
+        for wait in self._waits.of(client_id):
+            self._waits.end(wait, Received(Why.CLIENT_GONE))
         touched: dict[Deliveries, None] = {}
         for deliveries, delivery in self._hands.of(client_id):
             self._come_again(deliveries, delivery, "its last consumer has gone")
@@ -400,18 +377,18 @@ class Pops:
 
     def sent_elsewhere(self, group: str, topic: str) -> None:
         """Somebody has changed the group's offsets in a topic. What was popped before can be acknowledged no more. On the
-        disk when this returns; raises StoreFull."""
+        disk when this returns."""
         pool = self._pools.find(group, topic)
         if pool is None:
             return
         for deliveries in list(pool.queues.values()):
             self._settling.has_left(deliveries)
         self._pools.make_ready(pool)
-        self._book.write()
+        self._write_now()
         self._serve(pool)
 
     def forget_group(self, group: str) -> None:
-        """The group was deleted, with its offsets. On the disk when this returns; raises StoreFull."""
+        """The group was deleted, with its offsets. On the disk when this returns."""
         self._forget(self._pools.of_group(group), Why.GROUP_GONE)
 
     def forget_topic(self, topic: str) -> None:
@@ -421,16 +398,27 @@ class Pops:
     def _forget(self, pools: Iterable[Pool], why: Why) -> None:
         for pool in pools:
             for wait in pool.waiting():
-                self._end(wait, Received(why))
+                self._waits.end(wait, Received(why))
             for deliveries in pool.queues.values():
-                for delivery in deliveries.unfinished.values():
-                    if delivery.renewals >= 0:
-                        self._hands.take(delivery)
-                deliveries.forget()
                 self._book.forgotten(deliveries)
-                self._settling.forget(deliveries)
-            self._pools.drop(pool)
-        self._book.write()
+            self._drop_pool(pool)
+        self._write_now()
+
+    def _drop_pool(self, pool: Pool) -> None:
+        for deliveries in pool.queues.values():
+            for delivery in deliveries.unfinished.values():
+                if delivery.renewals >= 0:
+                    self._hands.take(delivery)
+            deliveries.forget()
+            self._settling.forget(deliveries)
+        self._pools.drop(pool)
+
+    def _write_now(self) -> None:
+        """What a disk refuses is written with the whole file, as soon as it takes that."""
+        try:
+            self._book.write()
+        except StoreFull as error:
+            log.error("save_failed", reason=str(error))
 
     def saving(self) -> Job[None]:
         """Writes the file anew if it has become long. Raises StoreFull; it is tried again with the next call."""
@@ -440,9 +428,8 @@ class Pops:
         """All that wait are told. What is in flight stays so over a restart."""
         self._is_stopped = True
         self._deadlines.stop()
-        for waits in list(self._waits_of.values()):
-            for wait in list(waits):
-                self._end(wait, Received(Why.STOPPED))
+        for wait in self._waits.all():
+            self._waits.end(wait, Received(Why.STOPPED))
         self._settling.write()
         self._book.frames.close()
 
@@ -451,7 +438,7 @@ class Pops:
     @property
     def waiting(self) -> int:
         """How many receives wait."""
-        return self._waiting
+        return self._waits.count
 
     @property
     def given_up(self) -> int:
@@ -462,6 +449,20 @@ class Pops:
         """Whether clients of the group pop the topic now, or have messages of it in their hands."""
         pool = self._pools.find(group, topic)
         return pool is not None and pool.is_used(self._clock.monotonic_s())
+
+    def yields(self, group: str, topic: str) -> bool:
+        """Whether members may pull the topic now. If so, nothing is known of former deliveries any more: the group goes on
+        from its offsets."""
+        pool = self._pools.find(group, topic)
+        if pool is None:
+            return True
+        if pool.is_used(self._clock.monotonic_s()):
+            return False
+        for deliveries in pool.queues.values():
+            self._book.yielded(deliveries)
+        self._drop_pool(pool)
+        self._write_now()
+        return True
 
     def waits(self, group: str, topic: str) -> int:
         pool = self._pools.find(group, topic)

@@ -9,6 +9,7 @@ All integers are big-endian. `number` stands for a group, topic and queue, `clie
     X  number, offset, deadline ms, attempts, renewals: it comes again then
     N  number, next: what lies before was looked at, and not wanted
     B  number, next, floor ms: nothing is unfinished, and no pop time is below the floor
+    Y  number: members pull now, so the offset that was saved counts if it is higher
     F  number: all of it is forgotten
 
 A deadline of 0 is that of a message that nobody has: it waits, perhaps behind another one. Times are of the wall clock: a
@@ -60,6 +61,7 @@ class KeptQueue:
     place: Place
     next: int = 0
     floor_ms: int = 0
+    is_yielded: bool = False
     unfinished: dict[int, Kept] = field(default_factory=dict)
 
 
@@ -108,6 +110,10 @@ def base(number: int, next_offset: int, floor_ms: int) -> bytes:
     return _BASE.pack(b"B", number, next_offset, floor_ms)
 
 
+def yielded(number: int) -> bytes:
+    return _FORGET.pack(b"Y", number)
+
+
 def forget(number: int) -> bytes:
     return _FORGET.pack(b"F", number)
 
@@ -139,6 +145,7 @@ class _Replay:
             ord("X"): self._change,
             ord("N"): self._next,
             ord("B"): self._base,
+            ord("Y"): self._yield,
             ord("F"): self._forget,
         }
 
@@ -200,9 +207,14 @@ class _Replay:
     def _base(self, frame: bytes, position: int) -> int:
         _, number, next_offset, floor_ms = _BASE.unpack_from(frame, position)
         queue = self.queues[number]
-        queue.next, queue.floor_ms = next_offset, floor_ms
+        queue.next, queue.floor_ms, queue.is_yielded = next_offset, floor_ms, False
         queue.unfinished.clear()
         return position + _BASE.size
+
+    def _yield(self, frame: bytes, position: int) -> int:
+        _, number = _FORGET.unpack_from(frame, position)
+        self.queues[number].is_yielded = True
+        return position + _FORGET.size
 
     def _forget(self, frame: bytes, position: int) -> int:
         _, number = _FORGET.unpack_from(frame, position)

@@ -73,6 +73,8 @@ def body_of(code: int) -> bytes:
         return group_bodies.encode_client_check("c", "shipping", subscriptions[0])
     if code == RequestCode.QUERY_ASSIGNMENT:
         return orjson.dumps({"topic": "orders", "consumerGroup": "shipping", "clientId": "c"})
+    if code == RequestCode.BATCH_ACK_MESSAGE:
+        return orjson.dumps({"acks": [{"c": "shipping", "t": "orders", "q": 0, "so": 0, "pt": 1, "b": "AQ=="}]})
     if code == RequestCode.GET_QUEUE_OFFSETS:
         return encode_topics(["orders"])
     return b""

@@ -11,12 +11,13 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.protocol import group_config
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.group_bodies import decode_locked
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import Record, decode_records
 from rocketlet.protocol.properties import find
 
 from ..conftest import Connect, Nodes, Wire, create_topic
-from ..support.requests import heartbeat, send
+from ..support.requests import heartbeat, join, lock, pull, send
 
 
 def pop(topic: str = "t", **fields: Any) -> dict[str, Any]:
@@ -256,3 +257,58 @@ async def test_acknowledgements_and_modes_survive_a_restart(nodes: Nodes, connec
     assert (await wire.call(RequestCode.ACK_MESSAGE, ack(second))).code == 0
     assert node.broker.request_modes.of("g", "t").mode == "POP"
     assert node.broker.offsets.get("g", "t", 0) == 2
+
+
+async def test_a_group_either_pulls_a_topic_or_pops_it(nodes: Nodes, connect: Connect) -> None:
+    clock = MovableClock()
+    node = await nodes.start(clock=clock)
+    puller, popper = await connect(node.address), await connect(node.address)
+    await create_topic(puller, "t")
+    await send(puller, b"a", queue=0)
+    await join(puller, "c1")
+    assert (await puller.call(RequestCode.PULL_MESSAGE, pull())).code == 0
+    refused = await popper.call(RequestCode.POP_MESSAGE, pop())
+    assert (refused.code, "c1 pulls t:0" in (refused.remark or "")) == (ResponseCode.NO_PERMISSION, True)
+    await puller.close()
+    while await faults(popper) != 0:
+        await popper.call(RequestCode.POLLING_INFO, {"consumerGroup": "g", "topic": "t", "queueId": -1})
+    again = await connect(node.address)
+    await join(again, "c1")
+    answer = await again.call(RequestCode.PULL_MESSAGE, pull())
+    assert (answer.code, "pop t" in (answer.remark or "")) == (ResponseCode.NO_PERMISSION, True)
+    assert not decode_locked((await lock(again, "c1")).body)
+    commit = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}
+    assert (await again.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == ResponseCode.NO_PERMISSION
+    clock.advance(60)  # the message comes again, and nobody asks
+    assert (await again.call(RequestCode.PULL_MESSAGE, pull())).code == ResponseCode.NO_PERMISSION
+    (record,) = await popped(popper)
+    await popper.call(RequestCode.ACK_MESSAGE, ack(record))
+    clock.advance(30)
+    assert (await again.call(RequestCode.PULL_MESSAGE, pull(offset=1))).code == ResponseCode.PULL_NOT_FOUND
+    assert (await again.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+
+
+async def test_a_member_that_pulled_may_pop_when_it_is_told_to(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    await send(wire, b"a", queue=0)
+    await join(wire, "c1")
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull())).code == 0
+    assert len(await popped(wire)) == 1
+
+
+async def test_an_administrator_who_resets_offsets_sends_a_group_that_pops_elsewhere(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    await send(wire, b"a", queue=0)
+    (record,) = await popped(wire)
+    await wire.call(RequestCode.ACK_MESSAGE, ack(record))
+    assert not await popped(wire)
+    commit = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 0}
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+    (again,) = await popped(wire)
+    assert again.body == b"a"
+    await wire.call(RequestCode.ACK_MESSAGE, ack(again))
+    reset = {"topic": "t", "group": "g", "timestamp": 0, "isForce": "true"}
+    for queue in (1, 2, 3):
+        await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**commit, "queueId": queue})
+    assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)).code == 0
+    assert [record.body for record in await popped(wire)] == [b"a"]

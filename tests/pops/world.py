@@ -30,6 +30,7 @@ HOST = encode_host("127.0.0.1", 1)
 class World:
     """One run of what a broker has below its doors. `restart` is a kill, or a stop, and another run."""
 
+    puller: str | None = None  # who pulls instead
     journal_bytes = 2000  # so that it is written anew in tests, too
 
     def __init__(self, folder: Path, queues: int = 2, clock: MovableClock | None = None) -> None:
@@ -56,7 +57,7 @@ class World:
         self.pops: Pops | None = None
         self.pops = Pops(
             "b", self.topics, self.appender, self.offsets, self.groups, Frames(self.journal), clock,
-            lambda action, otherwise: action(), self._soon.append,
+            lambda action, otherwise: action(), lambda group, topic: self.puller, self._soon.append,
         )  # fmt: skip
         self.pops._book.journal_bytes = self.journal_bytes
 

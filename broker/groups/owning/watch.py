@@ -26,14 +26,23 @@ _Key = tuple[str, str, int]  # group, topic, queue id
 
 
 class Watch:
+    """is_popped: whether a group's members share a topic's messages, so that no queue has a reader."""
+
     def __init__(
-        self, groups: ConsumerGroups, locks: Locks, history: History, queues_of: Callable[[str], int], clock: Clock
+        self,
+        groups: ConsumerGroups,
+        locks: Locks,
+        history: History,
+        queues_of: Callable[[str], int],
+        clock: Clock,
+        is_popped: Callable[[str, str], bool] = lambda group, topic: False,
     ) -> None:
         self._groups = groups
         self._locks = locks
         self._history = history
         self._queues_of = queues_of
         self._clock = clock
+        self._is_popped = is_popped
         # the connection that pulled last, another before it, and since when it is the last
         self._readers: dict[_Key, tuple[Session | None, Session | None, float]] = {}
         self._keys: dict[Session, set[_Key]] = {}
@@ -75,6 +84,12 @@ class Watch:
         """It has handled all of a queue that moves away from it."""
         if self.reader(group, topic, queue_id) is connection:
             self._readers[group, topic, queue_id] = (None, None, self._clock.monotonic_s())
+
+    def let_all_go(self, connection: Session, group: str, topic: str) -> None:
+        """It does not pull the topic any more."""
+        for key in self._keys.get(connection, ()):
+            if key[:2] == (group, topic):
+                self.let_go(connection, *key)
 
     def read_by(self, connection: Session, group: str) -> list[tuple[str, int]]:
         """The queues of a group that this connection pulled last, as topic and queue id."""
@@ -130,6 +145,8 @@ class Watch:
         looks = 0
         for group in self._groups:
             for topic in sorted(group.topics):
+                if self._is_popped(group.name, topic):
+                    continue
                 for queue_id in range(self._queues_of(topic)):
                     key = (group.name, topic, queue_id)
                     is_unread = not self._locks.is_locked(*key) and self.reader(*key) not in group.members

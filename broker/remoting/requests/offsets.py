@@ -81,6 +81,9 @@ def fence_fault(
     broker: Broker, connection: Connection, group: str, queue: tuple[str, int], offset: int, epoch: int | None
 ) -> str | None:
     """Why this client may not say how far a group is in a queue; None if it may."""
+    found = broker.groups.get(group)
+    if found is not None and connection in found.members and broker.pops.is_popped(group, queue[0]):
+        return popped_fault(group, queue[0])
     fault = broker.locks.commit_fault(group, queue, connection, epoch)
     allotment = broker.draining.allotment
     if fault is None and group in allotment.bound and allotment.is_bystander(group, connection, *queue):
@@ -88,6 +91,10 @@ def fence_fault(
     if fault is None and offset < (broker.offsets.get(group, queue[0], queue[1]) or 0):
         return stale_fault(broker, connection, group, queue, offset)
     return fault
+
+
+def popped_fault(group: str, topic: str) -> str:
+    return f"clients of the group {group} pop {topic}; a group either pulls a topic or pops it: use another group"
 
 
 def store_offset(broker: Broker, group: str, queue: tuple[str, int], offset: int, *, by_owner: bool) -> None:

@@ -98,6 +98,8 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
         attempt_id=(header.attempt_id or "")[:_MAX_TEXT] or None,
         from_first=header.init_mode == 0,
     )
+    if not broker.pops.is_popped(request.group, request.topic):  # a member that pulled until now
+        broker.watch.let_all_go(connection, request.group, request.topic)
     return _Receive(broker, connection, small(frame), request).begin()
 
 

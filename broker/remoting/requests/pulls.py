@@ -40,7 +40,7 @@ from ...store.consume_queue import ConsumeQueue
 from ...store.files import StoreError, StoreFull
 from ..answers import Buffers, Refused, answer, answer_pieces, refused, small
 from ..connection import Connection
-from .offsets import fence_fault, is_foreign_member, offset_fault, store_offset
+from .offsets import fence_fault, is_foreign_member, offset_fault, popped_fault, store_offset
 from .subscriptions import ask_for_versions
 
 log = structlog.get_logger("rocketlet.pulls")
@@ -74,6 +74,8 @@ def _pull(
             look_again = partial(_look_again, broker, connection, small(frame), header, attempt)
             broker.filters.when_parsed(connection, subscription.expression, look_again, _text_bytes(header))
             return None
+    if not broker.pops.yields(header.consumer_group, header.topic):
+        raise Refused(ResponseCode.NO_PERMISSION, popped_fault(header.consumer_group, header.topic))
     # Whatever the read will find, as in PullMessageProcessor.
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)

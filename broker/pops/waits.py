@@ -1,0 +1,62 @@
+"""The receives that wait, of all groups: who waits, and how each of them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from ..clock import Clock
+from .pool import Pool, Wait
+from .values import Delivered, Received, Why
+
+log = structlog.get_logger("rocketlet.pops")
+
+
+class Waits:
+    """put_back: takes the messages of an answer that could not be given, with their group and topic."""
+
+    def __init__(self, clock: Clock, put_back: Callable[[str, str, Iterable[Delivered]], None]) -> None:
+        self._clock = clock
+        self._put_back = put_back
+        self._pools: dict[Wait, Pool] = {}
+        self._of: dict[str, dict[Wait, None]] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._pools)
+
+    def of(self, client_id: str) -> list[Wait]:
+        return list(self._of.get(client_id, ()))
+
+    def all(self) -> list[Wait]:
+        return list(self._pools)
+
+    def hold(self, pool: Pool, wait: Wait) -> None:
+        """Waits for a message, until its time is up."""
+        pool.hold(wait)
+        self._pools[wait] = pool
+        self._of.setdefault(wait.request.client_id, {})[wait] = None
+        wait_s = wait.request.wait_ms / 1000
+        wait.timer = self._clock.call_later(wait_s, self.end, wait, Received(Why.NOTHING_NEW))
+
+    def drop(self, wait: Wait) -> None:
+        """It is not answered any more."""
+        if not wait.end():
+            return
+        self._pools.pop(wait).drop(wait)
+        waits = self._of[wait.request.client_id]
+        del waits[wait]
+        if not waits:
+            del self._of[wait.request.client_id]
+
+    def end(self, wait: Wait, received: Received) -> None:
+        """It is answered. A door that fails must not harm who sent the message."""
+        if wait.is_over:
+            return
+        self.drop(wait)
+        try:
+            wait.answer(received)
+        except Exception:
+            log.exception("receive_not_answered", group=wait.request.group, topic=wait.request.topic)
+            self._put_back(wait.request.group, wait.request.topic, received.messages)
