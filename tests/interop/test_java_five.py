@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from rocketlet.broker.clock import MovableClock
 
-from .conftest import Cluster, Run, missing
+from ..conftest import Connect
+from ..support.requests import bodies_of
+from .conftest import Cluster, Run, StartCluster, missing
 from .test_java_pulls import filled
 
 pytestmark = [
@@ -28,3 +31,22 @@ async def test_lite_pull_subscribes_and_commits(cluster: Cluster, java_five: Run
         queues = [(node.broker.offsets, number) for node in cluster.nodes for number in range(2)]
         await peer.until(lambda: all(offsets.get("g", "t", number) == 5 for offsets, number in queues))
     assert Counter(peer.bodies) == Counter(bodies)
+
+
+@feature("Producers", "messages sent to a time, exact to the ms; recall")
+async def test_java_sends_to_times_and_takes_back(
+    start_cluster: StartCluster, connect: Connect, java_five: Run
+) -> None:
+    cluster = await start_cluster(1, clock=MovableClock())
+    await cluster.create_topic("t", 1)
+    [node] = cluster.nodes
+    async with java_five("timers", ns=cluster.address, topic="t") as peer:
+        await peer.until(lambda: bool(peer.found("ENDED")))
+    assert peer.found("SENT") == [["SENT", "SEND_OK", "true"]] * 3
+    assert peer.found("RECALLED") == [["RECALLED", "true"]]
+    assert peer.found("NOT-RECALLED") == [["NOT-RECALLED", "true"]]
+    assert peer.found("REFUSED") == [["REFUSED", "true"]]
+    assert cluster.stored("t") == 0
+    node.clock.advance(100)
+    wire = await connect(cluster.address)
+    assert await bodies_of(wire) == [b"seconds", b"millis", b"at"]
