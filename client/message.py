@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -17,7 +18,8 @@ from .lease import NO_LEASE, Lease
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A message to send. `delay_level`: 0 delivers at once, 1 to 18 after 1 s to 2 h (with the broker's default levels).
-    `message_id`: how consumers recognize the message if it is sent twice. Default: a new one."""
+    `delay`, a time or seconds, and `at`, with a time zone, say any time. `message_id`: how consumers recognize the message
+    if it is sent twice. Default: a new one."""
 
     body: bytes
     tag: str | None = None
@@ -26,18 +28,21 @@ class Outgoing:
     delay_level: int = 0
     flag: int = 0
     message_id: str | None = None
+    delay: timedelta | float | None = None
+    at: datetime | None = None
 
 
 class SendResult(NamedTuple):
     """Where a message was stored. `message_id` is the sender's id, `offset_id` the broker's. A batch has several of both,
     separated by commas. Of a one-way send, whose result only middleware sees, `status` is "unknown": there is no `offset_id`,
-    and `queue_offset` is -1."""
+    and `queue_offset` is -1. `recall_handle`: of a message that was sent to a time."""
 
     message_id: str
     offset_id: str
     queue: Queue
     queue_offset: int
     status: Literal["ok", "flush timeout", "slave timeout", "no slave", "unknown"] = "ok"
+    recall_handle: str = ""
 
 
 class Message:

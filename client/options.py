@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -64,5 +65,7 @@ class SendOptions(MessageOptions, total=False):
     """What a plain send can be given besides."""
 
     delay_level: int
+    delay: timedelta | float | None
+    at: datetime | None
     queue: Queue | None
     message_id: str | None

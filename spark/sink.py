@@ -248,7 +248,7 @@ class _Sender:
             try:
                 checked_body(message.body)
                 message_id = checked_id(message.message_id) if message.message_id else "-"
-                properties_text(message.tag, message.keys, message.properties, message_id, 0)
+                properties_text(message.tag, message.keys, message.properties, message_id, "")
             except MessageIllegal as error:
                 named = f"keys {message.keys}, messageId {message.message_id}"
                 raise MessageIllegal(f"{error}; correct or filter such rows ({named[:SHOWN_CHARS]})") from None

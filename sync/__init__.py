@@ -98,6 +98,10 @@ class Producer:
         """As that of `rocketlet.Producer`: sends without an answer, fast, but perhaps lost."""
         _loop.run(self._producer.send_oneway(topic, body, **options))
 
+    def recall(self, sent: SendResult | str) -> bool:
+        """As that of `rocketlet.Producer`: takes back a message that waits for its time."""
+        return _loop.run(self._producer.recall(sent))
+
     def queue_for(self, topic: str, queue_key: str) -> Queue:
         """The queue for messages with this key. Raises TopicNotFound."""
         return _loop.run(self._producer.queue_for(topic, queue_key))

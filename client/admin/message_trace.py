@@ -199,7 +199,8 @@ def _sent(sending: Sending, result: SendResult, group: str, began_ms: int) -> It
         host, port = parsed_offset_id(offset_id)[:2] if offset_id else (result.queue.broker_name, 0)
         keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
         about = About(ids[number], keys)
-        kind = Kind.HALF if sending.kind == "half" else Kind.DELAYED if message.delay_level else Kind.NORMAL
+        is_late = message.delay_level or message.delay or message.at
+        kind = Kind.HALF if sending.kind == "half" else Kind.DELAYED if is_late else Kind.NORMAL
         yield about, trace.sent(
             about, time_ms=began_ms, group=group, topic=sending.topic, tag=message.tag or "", store_host=f"{host}:{port}",
             size=len(message.body), took_ms=took_ms, kind=kind, offset_id=offset_id,

@@ -9,7 +9,6 @@ from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.config import MAX_BODY_BYTES, SENT_PROPERTY_BYTES
 from ...protocol.queue import Queue
-from ..config import MAX_INT
 from ..errors import MessageIllegal
 from ..message import Outgoing
 
@@ -31,12 +30,12 @@ def properties_text(
     keys: str | Sequence[str],
     properties: Mapping[str, str] | None,
     unique_key: str,
-    delay_level: int,
+    later: str,
     *,
     is_again: bool = False,
 ) -> str:
-    """The properties' text. `unique_key` is checked already. is_again: of a message that was sent before, perhaps by a client
-    that takes any tag. Raises MessageIllegal."""
+    """The properties' text. `unique_key` is checked already, `later` is the property that keeps the message back.
+    is_again: of a message that was sent before, perhaps by a client that takes any tag. Raises MessageIllegal."""
     text = f"UNIQ_KEY\x01{unique_key}"
     if tag:
         if "||" in _plain("tag", tag) and not is_again:
@@ -47,10 +46,8 @@ def properties_text(
     if keys:
         joined = _one_key(_plain("keys", keys)) if isinstance(keys, str) else _plain("keys", _joined(keys))
         text = f"KEYS\x01{joined}\x02{text}"
-    if delay_level:
-        if type(delay_level) is not int or not 0 <= delay_level <= MAX_INT:
-            raise MessageIllegal(f"the delay level is {delay_level!r}; 1 to 18 delay, 0 does not")
-        text = f"DELAY\x01{delay_level}\x02{text}"
+    if later:
+        text = f"{later}\x02{text}"
     if properties:
         if not isinstance(properties, Mapping):
             raise MessageIllegal(f"the properties {properties!r} are not a mapping of texts")

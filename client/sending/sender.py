@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
+from weakref import WeakSet
 
 from ...protocol import bodies, names
 from ...protocol.bodies import Heartbeat
@@ -40,6 +41,7 @@ from ..wire.running_time import running_timeout
 from .accumulator import PLAIN_BYTES, Accumulator, Batch, Pending
 from .outgoing import check_topic, checked_body, checked_id, encoded, properties_text
 from .sent import STORED, sent_result
+from .times import check_keeps_time
 from .unique_keys import UniqueKeys
 
 log = get_logger("rocketlet.producer")
@@ -99,6 +101,7 @@ class Sender:
         self._queues: dict[str, list[Queue]] = {}
         self._greeted: dict[str, Connection] = {}
         self._greetings: dict[Connection, asyncio.Task[None]] = {}
+        self._keep_times: WeakSet[Connection] = WeakSet()  # brokers that are known to keep messages until theirs
         self._turn = time.time_ns() & 0xFFFF
         self._keys = UniqueKeys()
         self._accumulator = Accumulator(self._header, self._keys, self._failed, timeout_s) if batching else None
@@ -171,7 +174,7 @@ class Sender:
         if message_id or tag or keys or properties:
             key = checked_id(message_id) if message_id else self._keys.next()
             # what it refuses may leave the batch empty
-            text = properties_text(tag, keys, properties, key, 0, is_again=bool(message_id))
+            text = properties_text(tag, keys, properties, key, "", is_again=bool(message_id))
             size_bytes = batch.size_bytes + len(body) + len(text)
         else:
             key = text = ""
@@ -210,7 +213,7 @@ class Sender:
         tag: str | None,
         keys: str | Sequence[str],
         properties: Mapping[str, str] | None,
-        delay_level: int,
+        later: str,
         message_id: str | None = None,
     ) -> tuple[dict[str, ExtValue], bytes, str]:
         """Header fields but the queue, the body as it travels, and the message's key."""
@@ -221,7 +224,7 @@ class Sender:
         now_ms = int(time.time() * 1000)
         self._keys.stamp(now_ms)
         key = checked_id(message_id) if message_id else self._keys.next()
-        text = properties_text(tag, keys, properties, key, delay_level, is_again=bool(message_id))
+        text = properties_text(tag, keys, properties, key, later, is_again=bool(message_id))
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
             packed, packed_flag = compressed(body)
@@ -252,9 +255,11 @@ class Sender:
         tries: int = 0,
         timeout_s: float = 0.0,
         first: Queue | None = None,
+        *,
+        to_a_time: bool = False,
     ) -> tuple[Frame, Queue]:
         """The answer, and the queue. `failed`, `tries`, `timeout_s`: what a first try has left. `first`: the queue whose turn
-        it is, if one was chosen already."""
+        it is, if one was chosen already. to_a_time: the broker must be one that keeps messages until theirs."""
         self._check_running()
         tries, timeout_s = tries or self._retries + 1, timeout_s or self._timeout_s
         end_s, pause_s, has_failed = time.monotonic() + timeout_s, SEND_BACKOFF_S, failed is not None
@@ -262,7 +267,7 @@ class Sender:
             target = queue or failed
             try:
                 target = queue or first or self._choose(await self._queues_now(topic, has_failed), queue_key, failed)
-                return await self._try(target, code, ext, body, end_s - time.monotonic()), target
+                return await self._try(target, code, ext, body, end_s - time.monotonic(), to_a_time), target
             except (ConnectionFailed, RequestTimeout, BrokerRefused) as error:
                 is_away = isinstance(error, ConnectionFailed) and self._retries > 0
                 tries -= not is_away
@@ -277,11 +282,16 @@ class Sender:
                 failed, first, has_failed = target, None, True
                 await self._look_again(topic)
 
-    async def _try(self, target: Queue, code: int, ext: dict[str, ExtValue], body: bytes, timeout_s: float) -> Frame:
+    async def _try(
+        self, target: Queue, code: int, ext: dict[str, ExtValue], body: bytes, timeout_s: float, to_a_time: bool
+    ) -> Frame:
         ext["e"] = target.queue_id
         connection = self._greeted.get(target.broker_name)
         if connection is None or not connection.is_open:
             connection = await self._connect(target)
+        if to_a_time and connection not in self._keep_times:
+            await check_keeps_time(connection, target.topic, timeout_s)
+            self._keep_times.add(connection)
         if not connection.is_writable:
             await _writable(connection, timeout_s)
         if self._accumulator is not None:  # what was sent before goes first
@@ -293,7 +303,7 @@ class Sender:
 
     async def _send_away(self, topic: str, one: Outgoing, queue_key: str | None) -> tuple[str, Queue]:
         """One way: the message's key, and the queue. Waits for a broker that reads slower than its senders send."""
-        ext, wire_body, key = self._prepared(topic, one.body, one.tag, one.keys, one.properties, 0, one.message_id)
+        ext, wire_body, key = self._prepared(topic, one.body, one.tag, one.keys, one.properties, "", one.message_id)
         target = self._choose(await self._find_queues(topic), queue_key, None)
         connection = await self._connect(target)
         if not connection.is_writable:

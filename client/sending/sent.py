@@ -30,7 +30,7 @@ def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:
         queue_id = int(ext["queueId"])
         if queue_id != queue.queue_id:
             queue = queue._replace(queue_id=queue_id)
-        return _new_tuple(SendResult, (key, str(ext["msgId"]), queue, int(ext["queueOffset"]), STORED[code]))
+        return _new_tuple(SendResult, (key, str(ext["msgId"]), queue, int(ext["queueOffset"]), STORED[code], ""))
     except (KeyError, ValueError) as error:
         raise AnswerUnreadable(f"the answer to a send cannot be read: {error!r}") from error
 
@@ -41,5 +41,5 @@ def sent_results(answer: Frame, keys: Sequence[str], queue: Queue) -> Iterable[S
     offset_ids = first.offset_id.split(",")
     if len(offset_ids) != len(keys):
         raise AnswerUnreadable(f"{len(offset_ids)} ids for {len(keys)} messages")
-    columns = keys, offset_ids, repeat(first.queue), count(first.queue_offset), repeat(first.status)
+    columns = keys, offset_ids, repeat(first.queue), count(first.queue_offset), repeat(first.status), repeat("")
     return map(_new_tuple, repeat(SendResult), zip(*columns, strict=False))

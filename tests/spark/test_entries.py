@@ -46,7 +46,7 @@ def expected(row: dict[str, Any]) -> BatchEntry | None:
     try:
         body = checked_body(row["body"] or b"")
         message_id = checked_id(row["messageId"]) if row["messageId"] else "made"
-        text = properties_text(row["tags"] or None, row["keys"] or (), kept, message_id, 0)
+        text = properties_text(row["tags"] or None, row["keys"] or (), kept, message_id, "")
     except MessageIllegal:
         return None
     return BatchEntry(0, body, text)
