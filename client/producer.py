@@ -219,8 +219,8 @@ class Producer(Sender):
         """Sends one message and returns when the broker has it.
 
         - `delay`, `at`: how long the broker keeps the message back, a `timedelta` or seconds, or until then, a `datetime`
-          with a time zone. Up to 40 days on Rocketlet's brokers, exact to the ms; 3 days on Apache's 5.x, to the second. `recall`
-          takes it back. Brokers of 4.9 know the 18 times of `delay_level` only.
+          with a time zone. Up to 40 days on Rocketlet's brokers, exact to the ms; 3 days on Apache's 5.x, to the second.
+          `recall` takes it back. Brokers of 4.9 know the 18 times of `delay_level` only.
         - `queue_key`: messages with the same key go to the same queue, in order.
         - `queue`: send to this queue and no other.
         - `message_id`: how consumers recognize the message if it is sent twice. Default: a new one.

@@ -39,6 +39,7 @@ SETTINGS: dict[str, Any] = {
     "transactionOpBatchInterval": 100,  # 5.3 notes outcomes every 3 s, and delivers twice what it asks for before that
     "messageDelayLevel": " ".join(f"{seconds}s" for seconds in LEVELS_S),
     "traceTopicEnable": "true",
+    "recallMessageEnable": "true",  # 5.3's
     "mappedFileSizeCommitLog": 64 * 1024 * 1024,
 }
 numbers = count(1)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rocketlet.client import (
     BrokerRefused,
     Consumer,
     Message,
+    MessageIllegal,
     Outgoing,
     Producer,
     Reject,
@@ -197,6 +199,28 @@ async def test_messages_are_delayed(system: System) -> None:
         await producer.send(topic, b"later", delay_level=4)
         await eventually(lambda: len(arrived) == 1)
     assert arrived[0] >= 1950
+
+
+@feature("messages sent to a time, and recall: 5.3; refused by our client on 4.9, which would deliver at once")
+async def test_messages_are_sent_to_times(system: System, version: str) -> None:
+    topic, group = await system.topic(), await system.group()
+    arrived: list[tuple[bytes, float]] = []
+
+    async def handle(message: Message) -> None:
+        arrived.append((message.body, time.time() * 1000 - message.born_ms))
+
+    async with Consumer(system.address, group, topic, handle, start="first"), Producer(system.address) as producer:
+        if version.startswith("4"):
+            with pytest.raises(MessageIllegal, match=r"4\.9"):
+                await producer.send(topic, b"never", delay=3)
+            return
+        back = await producer.send(topic, b"taken back", delay=4)
+        assert await producer.recall(back)
+        await producer.send(topic, b"delay", delay=3)
+        await producer.send(topic, b"at", at=datetime.now(UTC) + timedelta(seconds=5))
+        await eventually(lambda: len(arrived) == 2)
+    assert [body for body, _ in arrived] == [b"delay", b"at"]
+    assert arrived[0][1] >= 1950  # Apache's cuts times to the second
 
 
 @feature("transactions: commit, rollback, and an outcome that the broker asks for")
