@@ -1,4 +1,4 @@
-"""Pulls that found nothing new and wait for a message: long polling.
+"""Pulls that wait: for a message (long polling), for their turn, or for a moment.
 
 A held pull is answered when a message of its subscription arrives, or when its time is up; never by a sweep.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from struct import iter_unpack
 from typing import TypeVar
 
@@ -25,11 +26,21 @@ log = structlog.get_logger("rocketlet.pulls")
 K = TypeVar("K")
 
 
+class Until(Enum):
+    """What ends the wait of a pull, besides the end of its time and of the broker."""
+
+    MESSAGE = auto()
+    """A message that matches."""
+    TURN = auto()
+    """The queue is another member's now, and becomes its own."""
+    TIME = auto()
+    """Nothing else."""
+
+
 @dataclass(slots=True, eq=False)
 class HeldPull:
     """`answer` reads once more and writes what it finds; `seen` is the offset up to which nothing matched; `size` is what
-    its texts take, in bytes; `is_done` says that its member has handled all that it was given of the queue, `waits_for_turn`
-    that the queue is another member's: no message wakes it."""
+    its texts take, in bytes; `is_done` says that its member has handled all that it was given of the queue."""
 
     session: Session
     group: str
@@ -40,7 +51,7 @@ class HeldPull:
     timer: Timer | None = None
     size: int = 0
     is_done: bool = False
-    waits_for_turn: bool = False
+    until: Until = Until.MESSAGE
 
     def is_wanted(self) -> bool:
         """Whether a message that may match has arrived since the last look."""
@@ -75,12 +86,13 @@ class HeldPulls:
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
         self._of: dict[Session, dict[HeldPull, None]] = {}
         self._count = 0
+        self._is_stopped = False
 
     def hold(self, pull: HeldPull, wait_s: float) -> bool:
-        """Holds a pull; False if 100,000 are held already."""
-        if self._count >= MAX_HELD_PULLS:
+        """Holds a pull; False if 100,000 are held already, and when the broker stops."""
+        if self._count >= MAX_HELD_PULLS or self._is_stopped:
             return False
-        if not pull.waits_for_turn:
+        if pull.until is Until.MESSAGE:
             self._held.setdefault(pull.queue, {})[pull] = None
         self._of.setdefault(pull.session, {})[pull] = None
         pull.session.held_pulls += 1
@@ -118,7 +130,7 @@ class HeldPulls:
         pull.session.when_read(lambda: _answer(pull))
 
     def _release(self, pull: HeldPull) -> None:
-        if not pull.waits_for_turn:
+        if pull.until is Until.MESSAGE:
             _take_out(self._held, pull.queue, pull)
         _take_out(self._of, pull.session, pull)
         pull.session.held_pulls -= 1
@@ -147,7 +159,8 @@ class HeldPulls:
         return [pull for pull in self._of.get(session, ()) if group in (None, pull.group)]
 
     def answer_all(self) -> None:
-        """Before the broker closes: clients learn at once that nothing came."""
+        """Before the broker closes: clients learn at once that nothing came. No more are held."""
+        self._is_stopped = True
         for waiting in list(self._of.values()):
             for pull in list(waiting):
                 self.let_go(pull)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 
 import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import HELD_PULL_BYTES
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.frame import Frame, encode
 
 from campaigns.frames import Peer
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic
-from ..support.requests import send
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ..support.requests import heartbeat, pull, send
 
 LIMIT = "rocketlet.broker.remoting.dispatch.MAX_ANSWERING"
 
@@ -75,3 +77,20 @@ async def test_a_request_that_has_not_begun_when_the_broker_stops_is_closed(node
     await node.broker.tasks.stop()
     gc.collect()
     peer.hang_up()
+
+
+async def test_a_pull_that_waits_for_a_heartbeat_is_counted_charged_and_answered_at_the_end(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    await heartbeat(wire)
+    (connection,) = node.server.connections
+    before = connection.held_bytes()
+    opaque = wire.send(Code.PULL_MESSAGE, pull(flags=0, sub_version=11))
+    await eventually(lambda: connection.held_pulls == 1)
+    assert connection.held_bytes() > before + HELD_PULL_BYTES
+    node.broker.held_pulls.answer_all()
+    assert (await wire.answer(opaque)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    assert connection.held_pulls == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from rocketlet.broker.messages.held_pulls import Until
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.allocation import AVG
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
@@ -136,7 +137,7 @@ async def test_retries_have_one_reader(group: Group) -> None:
 async def parked(group: Group, wire: Wire, topic: str, queue: int) -> int:
     opaque = wire.send(RequestCode.PULL_MESSAGE, pull(topic, queue=queue, flags=FLAGS))
     held = group.node.broker.held_pulls
-    await eventually(lambda: any(pull.waits_for_turn for pulls in held._of.values() for pull in pulls))
+    await eventually(lambda: any(pull.until is Until.TURN for pulls in held._of.values() for pull in pulls))
     return opaque
 
 

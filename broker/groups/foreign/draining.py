@@ -36,7 +36,7 @@ from ...config import (
     TOLD_AGAIN,
     LimitExceeded,
 )
-from ...messages.held_pulls import HeldPulls
+from ...messages.held_pulls import HeldPulls, Until
 from ...running.tasks import Tasks
 from ...running.turns import Turns
 from ...sessions.session import Session
@@ -325,7 +325,7 @@ class Draining:
     def _letting_turns(self, group: ConsumerGroup) -> Work[None]:
         """Pulls that waited because the queue was another's come back if it is their member's own now."""
         for connection in list(group.foreign):
-            pulls = [pull for pull in self._held_pulls.of(connection, group.name) if pull.waits_for_turn]
+            pulls = [pull for pull in self._held_pulls.of(connection, group.name) if pull.until is Until.TURN]
             if pulls:
                 yield
             for pull in pulls:

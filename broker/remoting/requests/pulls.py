@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -33,7 +34,7 @@ from ...config import (
     LimitExceeded,
 )
 from ...groups.foreign.draining import has_handled_all
-from ...messages.held_pulls import HeldPull
+from ...messages.held_pulls import HeldPull, Until
 from ...messages.sql_filter import Filter
 from ...sessions.refusal import Refusal
 from ...store.consume_queue import ConsumeQueue
@@ -63,9 +64,9 @@ def _pull(
         if refusal.code == ResponseCode.SUBSCRIPTION_NOT_LATEST and attempt < SUBSCRIPTION_LOOKS:
             if attempt == 1:
                 ask_for_versions(broker, connection, header.consumer_group)
-            again = (broker, connection, small(frame), header, attempt + 1)
-            broker.clock.call_later(SUBSCRIPTION_LOOK_S, _look_again, *again)
-            return None
+            look_again = partial(_look_again, broker, connection, small(frame), header, attempt + 1)
+            if _hold(broker, connection, header, SUBSCRIPTION_LOOK_S, look_again):
+                return None
         raise
     matches = None
     if subscription is not None and subscription.kind == SQL92:
@@ -80,7 +81,7 @@ def _pull(
     if header.sys_flag & codes.PULL_COMMIT_OFFSET:
         _commit(broker, connection, header)
     if header.sys_flag & codes.PULL_SUSPEND:
-        if _has_to_wait(broker, connection, frame, header, attempt):
+        if _has_to_wait(broker, connection, small(frame), header, attempt):
             return None
         committed = _overtaken_by(broker, connection, header)
         if committed is not None:
@@ -140,41 +141,64 @@ def _look_again(broker: Broker, connection: Connection, frame: Frame, header: Pu
 
 def _has_to_wait(broker: Broker, connection: Connection, frame: Frame, header: PullMessage, attempt: int) -> bool:
     """Whether the queue is not this member's to read now. The pull is answered, or looked at again, later."""
+    answer_later = partial(_answer_nothing_new, connection, frame, header)
     if broker.draining.holds_back(connection, header):
-        broker.clock.call_later(DRAINING_WAIT_S, _answer_nothing_new, connection, small(frame), header)
-        return True
+        return _hold(broker, connection, header, DRAINING_WAIT_S, answer_later) or _is_answered(answer_later)
     group = broker.groups.get(header.consumer_group)
     member = group.members.get(connection) if group else None
     if group is None or member is None or member.data.strategy or member.data.message_model != "CLUSTERING":
         return False
+    wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
     if broker.draining.allotment.is_anothers(group.name, connection, header.topic, header.queue_id):
-        _wait_for_turn(broker, connection, small(frame), header)
-        return True
+        return _hold(broker, connection, header, wait_s, answer_later, Until.TURN) or _is_answered(answer_later)
     # It would get everything twice: foreign members see changes of the group late.
     if broker.locks.has_lease(group.name, header.topic, header.queue_id, connection):
-        broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_nothing_new, connection, small(frame), header)
-        return True
+        return _hold(broker, connection, header, OTHERS_QUEUE_WAIT_S, answer_later) or _is_answered(answer_later)
     if broker.draining.is_gated(connection, header):
-        broker.draining.gate(header, partial(_look_again, broker, connection, small(frame), header, attempt))
-        return True
+        go_on = partial(_go_through, broker, connection, frame, header, attempt)
+        pull = _waiting(broker, connection, header, go_on)
+        broker.draining.gate(header, partial(broker.held_pulls.let_go, pull))
+        return broker.held_pulls.hold(pull, wait_s) or _is_answered(answer_later)
     return False
 
 
-def _wait_for_turn(broker: Broker, connection: Connection, frame: Frame, header: PullMessage) -> None:
-    """Holds a pull of a queue that its member claims, and that is another's. It is answered when that changes, or in the
-    end."""
-    pull = HeldPull(
-        connection,
-        header.consumer_group,
-        broker.store.queue(header.topic, header.queue_id),
-        None,
-        header.queue_offset,
-        lambda: _answer_nothing_new(connection, frame, header),
-        size=_text_bytes(header),
-        waits_for_turn=True,
-    )
-    if not broker.held_pulls.hold(pull, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
-        broker.clock.call_later(OTHERS_QUEUE_WAIT_S, _answer_nothing_new, connection, frame, header)
+def _go_through(broker: Broker, connection: Connection, frame: Frame, header: PullMessage, attempt: int) -> None:
+    """The earlier reader of a queue is done, or the pull's time is."""
+    if broker.draining.is_gated(connection, header):
+        _answer_nothing_new(connection, frame, header)
+    else:
+        _look_again(broker, connection, frame, header, attempt)
+
+
+def _waiting(
+    broker: Broker,
+    connection: Connection,
+    header: PullMessage,
+    action: Callable[[], None],
+    until: Until = Until.TIME,
+) -> HeldPull:
+    """A pull that no message wakes."""
+    queue = broker.store.queue(header.topic, header.queue_id)
+    size = _text_bytes(header)
+    return HeldPull(connection, header.consumer_group, queue, None, header.queue_offset, action, size=size, until=until)
+
+
+def _hold(
+    broker: Broker,
+    connection: Connection,
+    header: PullMessage,
+    wait_s: float,
+    action: Callable[[], None],
+    until: Until = Until.TIME,
+) -> bool:
+    """Whether a pull that no message wakes is held; `action` is called when its wait is over."""
+    return broker.held_pulls.hold(_waiting(broker, connection, header, action, until), wait_s)
+
+
+def _is_answered(action: Callable[[], None]) -> bool:
+    """What cannot be held is answered at once."""
+    action()
+    return True
 
 
 def _overtaken_by(broker: Broker, connection: Connection, header: PullMessage) -> int | None:
