@@ -136,7 +136,9 @@ class Broker:
         )
         self.request_modes = RequestModes(folder / "modes.json")
         self.pops = self._make_pops(config.name, pop_frames)
-        self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
+        self.progress = GroupProgress(
+            config.name, self.topics, self.store, self.offsets, self.groups, self.pops.offsets_of
+        )
         self.registration = self._make_registration()
 
         self._saving_locks: Timer | None = None

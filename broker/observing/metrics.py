@@ -199,12 +199,16 @@ class Collector:
             *names_of,
         )
         dead = self._gauge("rocketlet_dead_letters", "Dead letters of a group that are stored", None, "group")
+        hands = self._gauge(
+            "rocketlet_group_unfinished", "Messages that clients have popped and not acknowledged", None, "group"
+        )
         now_ms = broker.clock.time_ms()
         for name in broker.progress.groups():
             await asyncio.sleep(0)  # clients do not wait for a thousand groups
             group = broker.groups.get(name)
             members.add_metric([*place, name], len(group.members) if group else 0)
             faults.add_metric([*place, name], len(group.reported) if group else 0)
+            hands.add_metric([*place, name], broker.pops.unfinished(name))
             letters = broker.store.queues.get((names.dlq_topic(name), 0))
             dead.add_metric([*place, name], letters.next - letters.begin if letters else 0)
             for topic in broker.progress.topics_of(name):
@@ -219,13 +223,14 @@ class Collector:
                     (latency, age_ms),
                 ):
                     family.add_metric(labels, value)
-        return [members, faults, lag, piled, offset, oldest, latency, dead, *self._ownership()]
+        return [members, faults, lag, piled, offset, oldest, latency, dead, hands, *self._ownership()]
 
     def _ownership(self) -> Iterator[Metric]:
         watch, rebalances = self._broker.watch, self._broker.history.rebalances
         yield self._counter(
             "rocketlet_double_readers", "Times that a queue was read by two members", watch.double_readers
         )
+        yield self._gauge("rocketlet_receives_waiting", "Receives that wait for a message", self._broker.pops.waiting)
         yield self._gauge("rocketlet_orphaned_queues", "Queues that no member reads now", watch.orphans)
         handover = self._histogram(
             "rocketlet_handover_seconds", "How long a queue had no owner between two owners (Rocketlet members)"

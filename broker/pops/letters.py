@@ -30,7 +30,6 @@ class Letters:
         self._topics = topics
         self._appender = appender
         self._store = appender.store
-        self.count = 0
 
     def bury(self, deliveries: Deliveries, delivery: Delivery, reason: str) -> None:
         """Stores the copy. Raises StoreError for a message that cannot be read, or a copy that cannot be stored."""
@@ -42,7 +41,6 @@ class Letters:
             queue = self._store.queue(topic.name, 0)
             times = record.reconsume_times + max(delivery.attempts - 1, 0)
             self._appender.stage_again(record, queue, text.encode(), tag_code(text), reconsume_times=times)
-        self.count += 1
         log.warning(
             "message_given_up",
             group=deliveries.group, topic=record.topic, queue=record.queue_id, offset=record.queue_offset,

@@ -14,7 +14,7 @@ from .deliveries import Deliveries, Tally
 from .handles import TOPIC_MARK, Handle
 from .pool import Pool
 from .records import KeptQueue
-from .values import Request
+from .values import Delivered, Request
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -92,6 +92,16 @@ class Pools:
                 return True
         return False
 
+    def peek(self, request: Request) -> list[Delivered]:
+        """What would be popped next, without handles."""
+        pool = self.get(request)
+        found: list[Delivered] = []
+        for queue_id in [queue_id for queue_id in pool.ready if request.queue_id in (None, queue_id)]:
+            found += self.deliveries_at(pool, queue_id).peek(request.count - len(found))
+            if len(found) >= request.count:
+                break
+        return found
+
     def deliveries_of(self, group: str, topic: str, handle: Handle) -> Deliveries | None:
         """What a handle is of."""
         pool = self._pools.get((group, topic))
@@ -122,6 +132,10 @@ class Pools:
         """The pools that serve a queue."""
         pool = self._pools.get((deliveries.group, deliveries.queue.topic))
         return (pool,) if pool is not None else ()
+
+    def unfinished(self, group: str) -> int:
+        tally = self._tallies.get(group)
+        return tally.unfinished if tally is not None else 0
 
     def of_group(self, group: str) -> list[Pool]:
         return [pool for pool in self._pools.values() if pool.group == group]

@@ -440,11 +440,6 @@ class Pops:
         """How many receives wait."""
         return self._waits.count
 
-    @property
-    def given_up(self) -> int:
-        """How many messages became dead letters since the start."""
-        return self._letters.count
-
     def is_popped(self, group: str, topic: str) -> bool:
         """Whether clients of the group pop the topic now, or have messages of it in their hands."""
         pool = self._pools.find(group, topic)
@@ -474,14 +469,18 @@ class Pops:
 
     def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
         """What would be popped next, of what nobody was given yet. It stays where it is. Raises what reading raises."""
-        pool = self._pools.get(Request(group, topic, "", count, 0))
-        found: list[Delivered] = []
-        for number in [number for number in pool.ready if queue_id in (None, number)]:
-            deliveries = self._pools.deliveries_at(pool, number)
-            found += deliveries.peek(count - len(found))
-            if len(found) >= count:
-                break
-        return found
+        return self._pools.peek(Request(group, topic, "", count, 0, queue_id=queue_id))
+
+    def offsets_of(self, group: str, topic: str) -> dict[int, tuple[int, int]]:
+        """By queue id, of what is popped: the offset behind which as many messages lie as are not finished, and the lowest
+        that is not finished."""
+        pool = self._pools.find(group, topic)
+        queues = pool.queues.items() if pool is not None else ()
+        return {queue_id: (of.next - len(of.unfinished), of.committed) for queue_id, of in queues}
+
+    def unfinished(self, group: str) -> int:
+        """How many messages are in the hands of the group's clients, or to be given again."""
+        return self._pools.unfinished(group)
 
     def numbers(self, group: str, topic: str) -> dict[int, Numbers]:
         """By queue id, of those of which something was popped. The others are where the group's offsets say."""

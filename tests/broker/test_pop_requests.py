@@ -15,8 +15,9 @@ from rocketlet.protocol.group_bodies import decode_locked
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import Record, decode_records
 from rocketlet.protocol.properties import find
+from rocketlet.protocol.work import finish
 
-from ..conftest import Connect, Nodes, Wire, create_topic
+from ..conftest import Connect, Node, Nodes, Wire, create_topic
 from ..support.requests import heartbeat, join, lock, pull, send
 
 
@@ -312,3 +313,16 @@ async def test_an_administrator_who_resets_offsets_sends_a_group_that_pops_elsew
         await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**commit, "queueId": queue})
     assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)).code == 0
     assert [record.body for record in await popped(wire)] == [b"a"]
+
+
+async def test_lag_is_what_is_not_finished_wherever_it_lies(wire: Wire, node: Node) -> None:
+    await create_topic(wire, "t")
+    for _ in range(10):
+        await send(wire, b"a", queue=0)
+    records = await popped(wire, maxMsgNums=6)
+    for record in records[1:]:
+        await wire.call(RequestCode.ACK_MESSAGE, ack(record))
+    assert node.broker.offsets.get("g", "t", 0) == 0
+    assert finish(node.broker.progress.lag("g", "t"))[0] == 5
+    await wire.call(RequestCode.ACK_MESSAGE, ack(records[0]))
+    assert finish(node.broker.progress.lag("g", "t"))[0] == 4

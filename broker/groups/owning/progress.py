@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from ....protocol.admin_bodies import Progress, ProgressColumns
 from ....protocol.queue import Queue
@@ -15,30 +15,45 @@ from .offsets import Offsets
 
 
 class GroupProgress:
+    """popped: of a topic that a group pops, by queue id: the offset that its lag is counted from, and the lowest that is not
+    finished. What is finished between them does not count as lag."""
+
     def __init__(
-        self, broker_name: str, topics: Topics, store: Store, offsets: Offsets, groups: ConsumerGroups
+        self,
+        broker_name: str,
+        topics: Topics,
+        store: Store,
+        offsets: Offsets,
+        groups: ConsumerGroups,
+        popped: Callable[[str, str], Mapping[int, tuple[int, int]]],
     ) -> None:
         self._broker_name = broker_name
         self._topics = topics
         self._store = store
         self._offsets = offsets
         self._groups = groups
+        self._popped = popped
+
+    def _offset(self, group: str, topic: str, queue_id: int, popped: Mapping[int, tuple[int, int]]) -> int:
+        found = popped.get(queue_id)
+        return found[0] if found is not None else max(self._offsets.get(group, topic, queue_id) or 0, 0)
 
     def of(self, group: str, topic: str) -> Iterator[tuple[Queue, Progress]]:
         """How far a group is in the queues of a topic that the broker has. Each costs a read of the disk."""
+        popped = self._popped(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
             queue = self._store.queues.get((topic, queue_id))
             end = queue.next if queue else 0
-            offset = max(self._offsets.get(group, topic, queue_id) or 0, 0)
+            offset = self._offset(group, topic, queue_id, popped)
             yield Queue(topic, self._broker_name, queue_id), Progress(end, offset, self._last_ms(queue, offset))
 
     def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
         """As `of`, in lists. Without `times` nothing is read."""
         found = ProgressColumns(topic, self._broker_name, [], [], [])
-        queues, offsets = self._store.queues, self._offsets.of(group, topic)
+        queues, popped = self._store.queues, self._popped(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
             queue = queues.get((topic, queue_id))
-            offset = max(offsets.get(queue_id, 0), 0)
+            offset = self._offset(group, topic, queue_id, popped)
             found.broker_offsets.append(queue.next if queue else 0)
             found.consumer_offsets.append(offset)
             if times:
@@ -56,12 +71,14 @@ class GroupProgress:
     def lag(self, group: str, topic: str) -> Work[tuple[int, int | None]]:
         """How many messages the group has not committed, and when the oldest of them was stored; None without one."""
         messages, oldest_ms = 0, None
+        popped = self._popped(group, topic)
         for number, queue_id in enumerate(range(self._topics.queues_of(topic)), 1):
             queue = self._store.queues.get((topic, queue_id))
-            offset = max(self._offsets.get(group, topic, queue_id) or 0, 0)
+            offset = self._offset(group, topic, queue_id, popped)
             if queue is not None and offset < queue.next:
                 messages += queue.next - offset
-                stored_ms = self._store.store_time_ms(queue, max(offset, queue.begin))
+                first = popped[queue_id][1] if queue_id in popped else offset
+                stored_ms = self._store.store_time_ms(queue, max(first, queue.begin))
                 oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
             if number % SLICE == 0:
                 yield
