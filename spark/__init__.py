@@ -36,9 +36,11 @@ autoload    by which Spark finds the format by itself
 from __future__ import annotations
 
 import atexit
+import json
 import pkgutil
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -52,18 +54,21 @@ try:
 except ModuleNotFoundError as missing:
     raise ImportError("rocketlet.spark needs PySpark: pip install 'rocketlet[spark]'") from missing
 
+from .config import STOP_LOOK_S, STOP_TIMEOUT_S
 from .failures import known_within
 from .format import RocketletDataSource, lacking
 from .lag import lag
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
     from .ledger import Ledger
 
 _listening: WeakSet[SparkSession] = WeakSet()
 _ledgers: dict[int, Ledger] = {}
 """Of each JVM, by its process: several sessions may use it, at once or one after the other."""
 
-__all__ = ["RocketletDataSource", "lag", "register"]
+__all__ = ["RocketletDataSource", "lag", "register", "stop"]
 
 
 def register(spark: SparkSession) -> None:
@@ -85,6 +90,43 @@ def register(spark: SparkSession) -> None:
 
     with fast_start(spark.sparkContext), _without_warning(spark) if _is_found() else nullcontext():
         _make_known(spark)
+
+
+def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """Stops a query between two batches: none begins any more, and the one that runs ends first, so that no message of it is
+    handed out again. Other queries of the same groups in this driver begin no batch meanwhile.
+
+    Raises TimeoutError if the batch takes longer; the query then goes on. Raises RuntimeError without `register`."""
+    ledger = next(iter(_ledgers.values()), None)
+    if ledger is None:
+        raise RuntimeError("rocketlet.spark.stop needs rocketlet.spark.register(spark) before the query is started")
+    held: set[str] = set()
+    end_s = time.monotonic() + timeout_s
+    try:
+        while query.isActive:
+            for group in _groups_of(query) - held:
+                ledger.hold(group, on=True)
+                held.add(group)
+            if held and not query.status["isTriggerActive"]:
+                break
+            if time.monotonic() > end_s:
+                raise TimeoutError(
+                    f"the batch of the query {query.name or query.id} has not ended for {timeout_s:.0f} s"
+                )
+            time.sleep(STOP_LOOK_S)
+        query.stop()
+    finally:
+        for group in held:
+            ledger.hold(group, on=False)
+
+
+def _groups_of(query: StreamingQuery) -> set[str]:
+    """The groups of which the query's sources are members, by its progress; none before the first batch is done."""
+    from .listener import member_offset
+
+    progress: Any = query.lastProgress
+    told = json.loads(progress.json)["sources"] if progress else []
+    return {offset["$"]["group"] for source in told if (offset := member_offset(source["endOffset"])) is not None}
 
 
 def _make_known(spark: SparkSession) -> None:

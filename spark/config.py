@@ -34,6 +34,8 @@ SAMPLE_MESSAGES: Final = 32  # of each queue, whose size stands for the next one
 MAX_PATIENCE_STEP_S: Final = 10.0  # what counts at most between two failures
 END_PATIENCE_S: Final = 5.0  # how long a stopped query waits for the driver's word on its last batch
 LEDGER_LOOK_S: Final = 0.01
+STOP_TIMEOUT_S: Final = 600.0  # how long `rocketlet.spark.stop` waits for a batch
+STOP_LOOK_S: Final = 0.002  # an idle trigger rests for 10 ms
 
 # Reading
 

@@ -55,6 +55,17 @@ class Ledger:
         new.write_text(json.dumps([offset, has_ended]))
         os.replace(new, path)
 
+    def hold(self, group: str, *, on: bool) -> None:
+        """While this is on, no query of the group in this driver begins a batch."""
+        path = self._folder / f"{_prefix(group)}hold"
+        if on:
+            path.touch()
+        else:
+            path.unlink(missing_ok=True)
+
+    def is_held(self, group: str) -> bool:
+        return (self._folder / f"{_prefix(group)}hold").exists()
+
     def note_end(self) -> None:
         """A query has ended that has finished nothing."""
         (self._folder / ENDED).write_text(str(time.time_ns()))

@@ -43,7 +43,7 @@ class _Events(JStreamingQueryListener):
         run = progress["runId"]
         known = self._offsets.setdefault(run, {})
         for source, told in enumerate(progress["sources"]):
-            offset = _ours(told["endOffset"])
+            offset = member_offset(told["endOffset"])
             if offset is not None and known.get(source) != offset:
                 known[source] = offset
                 self._ledger.note(offset["$"]["group"], run, source, offset)
@@ -60,7 +60,7 @@ class _Events(JStreamingQueryListener):
             self._ledger.note_end()
 
 
-def _ours(offset: Any) -> dict[str, Any] | None:
+def member_offset(offset: Any) -> dict[str, Any] | None:
     """The offset of a query that is a member of a group."""
     about = offset.get("$") if isinstance(offset, dict) else None
     return offset if isinstance(about, dict) and about.get("membership") else None

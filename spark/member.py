@@ -55,7 +55,9 @@ class _Reading:
 class Member(Planner):
     """Plans the queues that the group has given to it, and commits for the group what is finished."""
 
-    def __init__(self, options: StreamOptions, resumed: Batch = EMPTY) -> None:
+    def __init__(self, options: StreamOptions, resumed: Batch = EMPTY, *, is_unfinished: bool = False) -> None:
+        """is_unfinished: Spark runs the resumed batch again; its queues are given up only when it is finished."""
+        self._rerun: Ranges = resumed.ranges if is_unfinished else {}
         self._release_timeout_s = options.release_timeout_s
         self._readings: dict[Queue, _Reading] = {}
         self._finished: dict[Queue, int] = {}
@@ -102,12 +104,19 @@ class Member(Planner):
 
     async def _finish(self, batch: Batch) -> None:
         fresh, self._last = batch != self._last, batch
+        self._rerun = {}
         ranges = batch.ranges
         for queue, reading in self._readings.items():
             span = ranges.get(queue)
+            is_rerun = reading.is_fresh and reading.planned is not None
             if reading.planned is not None and reading.planned != span:
                 reading.position = reading.planned[0]  # Spark did not run what was planned
-            elif span is not None and fresh and not reading.is_fresh and span[0] <= reading.position <= span[1]:
+            elif (
+                span is not None
+                and fresh
+                and (is_rerun or not reading.is_fresh)
+                and span[0] <= reading.position <= span[1]
+            ):
                 reading.position = span[1]
                 reading.done = max(reading.done, span[1])
             reading.planned = None
@@ -216,7 +225,10 @@ class Member(Planner):
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
         self._cut_off.pop(queue, None)
-        self._readings[queue] = _Reading(lease, offset, offset, offset)
+        reading = self._readings[queue] = _Reading(lease, offset, offset, offset)
+        span = self._rerun.get(queue)
+        if span is not None and span[0] <= offset <= span[1]:
+            reading.planned = span
 
     async def give_queue(self, queue: Queue) -> int | None:
         reading = self._readings[queue]

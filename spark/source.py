@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from ..client.log import get_logger
 from .checkpoint import Batch, check_resumed, from_offset, ranges_by_topic, to_offset
 from .config import END_PATIENCE_S
 from .driver_process import go_on_in_child
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .planner import Planner
+
+log = get_logger("rocketlet.spark")
 
 
 class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -61,8 +64,9 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _options(self) -> StreamOptions:
         return stream_options(self._given)
 
-    def _opened(self, resumed: Batch) -> Planner:
-        """The planner. resumed: the newest batch in the checkpoint, if the query has just been started."""
+    def _opened(self, resumed: Batch, *, is_unfinished: bool = False) -> Planner:
+        """The planner. resumed: the newest batch in the checkpoint, if the query has just been started; is_unfinished: Spark
+        runs it again."""
         if self._planner is None:
             options = self._options
             check_resumed(resumed, options)
@@ -70,7 +74,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._ledger = Ledger.found()
             if self._ledger is not None:
                 self._ledger.forget(options.read.group)
-            self._planner = _planner(options, resumed)
+            self._planner = _planner(options, resumed, is_unfinished)
             if self._is_bounded:
                 self._planner.set_targets()
         return self._planner
@@ -89,6 +93,8 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         finished = from_offset(start)
         planner = self._opened(finished)
         planner.finish(finished)
+        if self._ledger is not None and self._ledger.is_held(self._options.read.group):
+            return dict(start)
         if isinstance(limit, ReadAllAvailable):
             planned = planner.plan()
         else:
@@ -144,6 +150,12 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return
         if ledger.finished(options.read.group, to_offset(planned), to_offset(planner.done), END_PATIENCE_S):
             planner.finish(planned)
+        else:
+            rows = sum(end - begin for begin, end in planned.ranges.values())
+            hint = (
+                "other members get these messages again, and so does the query: rocketlet.spark.stop waits for a batch"
+            )
+            log.warning("query_stopped_within_batch", group=options.read.group, messages=rows, hint=hint)
 
     # Reading
 
@@ -155,7 +167,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         from .batch import to_partitions
 
         batch = from_offset(end)
-        planner = self._opened(batch)
+        planner = self._opened(batch, is_unfinished=True)
         tasks = to_partitions(planner, self._options.read, planner.readable(batch), batch.marks)
         self._rows = self._prefetch.rows(tasks)
         if self._rows is not None:
@@ -179,11 +191,11 @@ class _WithRows(RocketletStreamReader, SimpleReader):  # type: ignore[misc]
         return None if rows is None else iter(rows)
 
 
-def _planner(options: StreamOptions, resumed: Batch) -> Planner:
+def _planner(options: StreamOptions, resumed: Batch, is_unfinished: bool = False) -> Planner:
     if options.membership:
         from .member import Member
 
-        return Member(options, resumed)
+        return Member(options, resumed, is_unfinished=is_unfinished)
     from .standalone import Standalone
 
     return Standalone(options.read, resumed, min_rows=options.min_rows, max_delay_s=options.max_delay_s)

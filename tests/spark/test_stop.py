@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 from .running import MARKS, Sink, committed, fill, report, stream, wait_for
 
 pytestmark = MARKS
-from pyspark.sql import SparkSession
+import rocketlet.spark
+from pyspark.sql import DataFrame, SparkSession
 from rocketlet.spark.checkpoint import from_offset
 from rocketlet.spark.ledger import Ledger
 
@@ -65,6 +67,43 @@ def test_a_stopped_query_of_two_sources_in_one_group_commits_both(
     query.stop()
     wait_for(lambda: not report(address, "g")["members"])
     assert (committed(address, "g"), committed(address, "g", "u")) == (200, 200)
+
+
+def test_a_query_that_is_stopped_within_a_batch_ends_behind_it(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    """As `rocketlet.spark.stop` does it: nothing is handed out again, and no further batch begins."""
+    fill(address, range(400))
+    begun, may_end = threading.Event(), threading.Event()
+    batches: list[int] = []
+
+    def sink(rows: DataFrame, batch: int) -> None:
+        if rows.count():
+            batches.append(batch)
+            begun.set()
+            assert may_end.wait(180)
+
+    writer = stream(spark, address, "g", maxRowsPerTrigger="100").writeStream.foreachBatch(sink)
+    query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+    assert begun.wait(180)
+    with ThreadPoolExecutor(1) as operator:
+        stopped = operator.submit(rocketlet.spark.stop, query)
+        may_end.set()
+        stopped.result(180)
+    wait_for(lambda: not report(address, "g")["members"])
+    assert committed(address, "g") == finished(tmp_path / "c") == 100 * len(batches)
+
+
+def test_a_stop_that_takes_too_long_lets_the_query_go_on(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(100))
+    sink = Sink()
+    writer = stream(spark, address, "g").writeStream.foreachBatch(sink)
+    query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+    with pytest.raises(TimeoutError, match="has not ended for -1 s"):
+        rocketlet.spark.stop(query, timeout_s=-1)
+    fill(address, range(100, 200))
+    wait_for(lambda: len(sink.numbers) == 200)
+    query.stop()
 
 
 def planner_pid(address: str, group: str) -> int:
