@@ -37,7 +37,7 @@ from .events import answered
 from .identification import authorize
 from .requests.sends import FULL_REMARK, REGION_EXT, Sends
 from .rules import Rule
-from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS, SENDS, WITH_BODY
+from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS, SENDS
 
 log = structlog.get_logger("rocketlet.dispatch")
 
@@ -272,8 +272,6 @@ class Dispatch:
                 _refuse_strangers(connection, frame)
             if self._acl is not None:
                 authorize(self._acl, connection, frame, rule, self._records)
-            if frame.body and frame.code not in WITH_BODY:
-                frame = frame._replace(body=b"")
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             reply = handler(connection, frame)

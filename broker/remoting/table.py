@@ -145,26 +145,6 @@ NAME_SERVER_REQUESTS: Mapping[int, tuple[NameServerHandler, Rule]] = {
     Code.WIPE_WRITE_PERM_OF_BROKER: (nameserver.wipe_write, ADMIN),
     Code.ADD_WRITE_PERM_OF_BROKER: (nameserver.add_write, ADMIN),
 }
-# All others have no body: what a client adds is not kept while it waits for an answer.
-WITH_BODY = frozenset(
-    (
-        Code.AGREE_ON_MEMBERS,
-        Code.BATCH_ACK_MESSAGE,
-        Code.CHECK_CLIENT_CONFIG,
-        Code.GET_QUEUE_OFFSETS,
-        Code.HEART_BEAT,
-        Code.LOCK_BATCH_MQ,
-        Code.QUERY_ASSIGNMENT,
-        Code.QUERY_DATA_VERSION,
-        Code.REGISTER_BROKER,
-        Code.SEND_REPLY_MESSAGE,
-        Code.SEND_REPLY_MESSAGE_V2,
-        Code.SET_MESSAGE_REQUEST_MODE,
-        Code.UNLOCK_BATCH_MQ,
-        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-        Code.UPDATE_BROKER_CONFIG,
-    )
-)
 # Of brokers, which are on other machines. `--admin loopback` does not concern them.
 OF_BROKERS = frozenset(
     (

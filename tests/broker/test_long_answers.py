@@ -14,7 +14,7 @@ from rocketlet.protocol.frame import Frame, encode
 from campaigns.frames import Peer
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..support.requests import heartbeat, pull, send
+from ..support.requests import heartbeat, join, pull, send
 
 LIMIT = "rocketlet.broker.remoting.dispatch.MAX_ANSWERING"
 
@@ -94,3 +94,17 @@ async def test_a_pull_that_waits_for_a_heartbeat_is_counted_charged_and_answered
     node.broker.held_pulls.answer_all()
     assert (await wire.answer(opaque)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
     assert connection.held_pulls == 0
+
+
+async def test_a_body_that_a_waiting_request_does_not_need_is_not_kept(
+    wire: Wire, connect: Connect, node: Node
+) -> None:
+    """The tool's request waits for a member that never answers."""
+    await join(wire, "c1")
+    tool = await connect(node.address)
+    asked = {"consumerGroup": "g", "clientId": "c1", "jstackEnable": "false"}
+    body = b"x" * 1_000_000
+    tool.send(Code.GET_CONSUMER_RUNNING_INFO, asked, body)
+    assert not (await wire.request(Code.GET_CONSUMER_RUNNING_INFO)).body
+    kept = [found for found in gc.get_objects() if isinstance(found, Frame) and len(found.body) == len(body)]
+    assert kept == []

@@ -42,7 +42,7 @@ from ...groups.members import ConsumerGroup as Group
 from ...messages.statistics import GOT
 from ...sessions.events import Answer, Asked, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
 from ...store.consume_queue import ConsumeQueue
-from ..answers import Buffers, answer
+from ..answers import Buffers, answer, small
 from ..connection import Connection
 
 log = structlog.get_logger("rocketlet.admin")
@@ -265,9 +265,9 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
     if not asked:
         remark = f"No Any Consumer online in the consumer group: [{header.group}]"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    frame = small(frame)  # the answers may be long in coming
     offsets: dict[str, dict[Queue, int]] = {}
     waiting, size = set(asked), 0
-
     if len(asked) > MAX_ASKED_AT_ONCE:
         remark = f"the group {header.group} has {len(asked)} members; {MAX_ASKED_AT_ONCE} are asked at once, name one"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
@@ -301,7 +301,7 @@ def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | N
     if member is None:
         remark = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    fields = dict(frame.ext)
+    fields, frame = dict(frame.ext), small(frame)  # the answer may be long in coming
     record: bytes | None = None
     if frame.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
         fields["brokerName"] = broker.config.name
