@@ -111,6 +111,21 @@ async def freeze_member(world: World, member: Member | ForeignMember, stood_s: f
     world.crashed()
 
 
+async def freeze_at(world: World, member: Member | ForeignMember, code: int, stood_s: float) -> None:
+    """It stands still between a request and its answer."""
+    process = member.process
+    process.freezes_at = code
+    for _ in range(120):  # it renews every 5 s, if it owns a queue
+        if process.is_paused or process.is_dead:
+            break
+        await asyncio.sleep(0.05)
+    process.freezes_at = -1
+    if not process.is_paused or process.is_dead:
+        return
+    world.spawn(world.join())
+    await freeze_member(world, member, stood_s)
+
+
 async def silence(world: World) -> None:
     member = spare(world)
     if member is not None:

@@ -293,6 +293,6 @@ class ForeignMember:
             if not process_queue.is_dropped:
                 self._world.handled(self, message)
                 await asyncio.sleep(self._world.handler_s())
-                self._world.done(message)
+                self._world.done(self, message)
                 process_queue.handled(message.queue_offset)
             self._submitted -= 1

@@ -27,6 +27,11 @@ _Handle = list[asyncio.Handle]
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
+def running() -> Process | None:
+    """Whose code this is."""
+    return _process.get()
+
+
 class Process:
     """What runs together and dies together."""
 
@@ -34,6 +39,8 @@ class Process:
         self.name = name
         self.is_paused = False
         self.is_dead = False
+        self.freezes_at = -1  # the code of a request: it stands still as soon as that is written
+        self.is_freezing = False
         self.silent_until_s = 0.0  # what it sends and is sent arrives after this: TCP sends it again and again
         self.transports: list[Transport] = []
         self._deferred: list[tuple[_Handle, Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
@@ -54,6 +61,15 @@ class Process:
             self._deferred.append((handle, callback, arguments, contextvars.copy_context()))
         else:
             callback(*arguments)
+
+    def asks(self, code: int) -> None:
+        """A client of it makes a request."""
+        if code == self.freezes_at:
+            self.freezes_at, self.is_freezing = -1, True
+
+    def has_written(self) -> None:
+        if self.is_freezing:
+            self.is_freezing, self.is_paused = False, True
 
     def resume(self) -> None:
         self.is_paused = False
@@ -233,6 +249,9 @@ class Transport(asyncio.Transport):
     def write(self, data: Any) -> None:
         if not self._is_closing:
             self._later(self.peer._receive, bytes(data), target=self.peer)
+            process = self._context.get(_process)
+            if process is not None:
+                process.has_written()
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from rocketlet.client import Consumer, Message
+from rocketlet.client.member.membership import Membership
 from rocketlet.protocol.allocation import AVG, STICKY
 from rocketlet.protocol.queue import Queue
 
@@ -60,6 +61,16 @@ class Member:
     def assignment(self) -> set[Queue]:
         return self.consumer.assignment()
 
+    @property
+    def is_settled(self) -> bool:
+        return self.consumer._membership.is_settled
+
+    @property
+    def releases(self) -> bool:
+        """Whether it hands a queue over, or should have begun to."""
+        membership = self.consumer._membership
+        return isinstance(membership, Membership) and bool(membership._leases.releasing)
+
     async def join(self) -> None:
         await self.consumer.__aenter__()
 
@@ -84,4 +95,4 @@ class Member:
             self._running[one_at_a_time] -= 1
             if not self._running[one_at_a_time]:
                 del self._running[one_at_a_time]
-        world.done(message)
+        world.done(self, message)

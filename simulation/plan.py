@@ -11,7 +11,8 @@ LONGEST_HANDLER_S = 60.0
 @dataclass
 class Plan:
     """What a seed decides. long_handlers: the share of messages whose handlers run for 5 to 60 s. apache: brokers keep locks
-    as Apache's do. unread_limit_s: how soon a queue has a reader."""
+    as Apache's do. unread_limit_s: how soon a queue has a reader. turns: brokers do long work in pieces, between which time
+    passes, and tell two members of a group in each."""
 
     brokers: int
     topics: int
@@ -29,6 +30,7 @@ class Plan:
     scenario: str = ""
     apache: bool = False
     unread_limit_s: float = 2.0
+    turns: bool = False
 
     @property
     def is_calm(self) -> bool:

@@ -7,14 +7,16 @@ import math
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rocketlet.broker.config import HANDOVER_LEASE_S
-from rocketlet.broker.groups.foreign.agreement import Agreement
+from rocketlet.broker.groups.foreign.agreement import Agreement, GivenElsewhere
+from rocketlet.broker.groups.foreign.drain import Drain
 from rocketlet.broker.groups.foreign.draining import Draining
 from rocketlet.broker.groups.member import Member
 from rocketlet.broker.groups.members import ConsumerGroup
+from rocketlet.broker.groups.notifications import Notifications
 from rocketlet.broker.groups.owning.locks import Locks
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.remoting.requests import offsets as requests_offsets
@@ -22,12 +24,14 @@ from rocketlet.broker.store.ledger import Ledger
 from rocketlet.client.consuming.assignment import Assignment
 from rocketlet.client.consuming.process_queue import ProcessQueue
 from rocketlet.client.consuming.pulling import Puller
-from rocketlet.client.lease import Lease
+from rocketlet.client.errors import ConnectionFailed, RocketletError
+from rocketlet.client.lease import Lease, clock_s
 from rocketlet.client.member import shares as shares_module
 from rocketlet.client.member.leases import Leases
 from rocketlet.client.member.locks import Locks as MemberLocks
 from rocketlet.client.member.membership import Membership
 from rocketlet.client.member.offsets import GroupOffsets, begin_offset
+from rocketlet.client.member.rebalance import Rebalance
 from rocketlet.client.member.shares import Share, Shares
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol import group_bodies
@@ -262,6 +266,59 @@ def _no_peers(self: Agreement, group: Any, routes: Any) -> Any:
     yield
 
 
+async def _from_the_answer(self: MemberLocks, connection: Any, queues: Any, epochs: Any) -> Any:
+    """A lease is counted from when its renewal was answered."""
+    answer, leases = await _ask_for(self, connection, queues, epochs)
+    for lease in leases.values():
+        lease.ends_s += clock_s() - lease.asked_s
+        lease.asked_s = clock_s()
+    return answer, leases
+
+
+_commit_while_ours = Leases._commit_while_ours
+
+
+async def _gives_up(self: Leases, queue: Queue, offset: int, lease: Lease) -> RocketletError | None:
+    """A hand-over waits 15 s for its broker."""
+    try:
+        async with asyncio.timeout(15):
+            return await _commit_while_ours(self, queue, offset, lease)
+    except TimeoutError:
+        return ConnectionFailed("given up")
+
+
+async def _grown_once(self: Rebalance) -> None:
+    """A topic that grew is looked up once, whether that fails or not."""
+    grown, self._grown = self._grown, set()
+    for topic in grown:
+        with suppress(RocketletError):
+            await self._cluster.find_route(topic)
+
+
+_group_changed = Notifications.changed
+
+
+def _told_already(self: Notifications, group: ConsumerGroup) -> None:
+    """Who is being told of a change need not be told of another one."""
+    if not self._is_telling:
+        _group_changed(self, group)
+
+
+_take_given = Draining._take_given
+
+
+def _none_is_late(self: Draining, group: ConsumerGroup, given: GivenElsewhere) -> bool:
+    """A list that another broker gave before the last change counts for nothing."""
+    return _take_given(self, group, given) if given.is_current else False
+
+
+def _dropped_if_never_read(self: Drain, connection: Any, place: Any) -> list[Any]:
+    """Who has not come back to a queue yet has dropped it."""
+    rounds = self.rounds.setdefault(connection, {})
+    rounds[place] = count = rounds.get(place, max(rounds.values(), default=0)) + 1
+    return [other for other in self.waiting.get(connection, ()) if rounds.get(other, 0) < count]
+
+
 Fault = tuple[Any, str, Any]
 
 FAULTS: dict[str, list[Fault]] = {
@@ -280,6 +337,10 @@ FAULTS: dict[str, list[Fault]] = {
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
     "epoch-kept": [(Locks, "expiring", _expiring_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
     "grants-written-later": [(Ledger, "write", _write_later)],
+    "given-late": [(Draining, "_take_given", _none_is_late)],
+    "grown-once": [(Rebalance, "_look_up_grown", _grown_once)],
+    "hand-over-gives-up": [(Leases, "_commit_while_ours", _gives_up)],
+    "lease-from-answer": [(MemberLocks, "_ask", _from_the_answer)],
     "leave-stops-renewing": [(Membership, "leave", _leave_at_once)],
     "lock-forgotten": [(Leases, "_give_back", _keep_doubtful), (MemberLocks, "abandon", lambda self, held: None)],
     "lock-for-everybody": [(Locks, "_lock_one", _for_everybody)],
@@ -287,6 +348,7 @@ FAULTS: dict[str, list[Fault]] = {
     "moved-not-found": [(Cluster, "_doubt_routes", lambda self: None)],
     "no-deadline": [(Lease, "is_over", property(lambda self: False))],
     "no-drain": [(Assignment, "give_queue", _no_drain)],
+    "never-read-is-dropped": [(Drain, "dropped", _dropped_if_never_read)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
     "no-standstill": [(Locks, "_now_s", lambda self: time.monotonic())],
     "peers-not-asked": [(Agreement, "finding_peers", _no_peers)],
@@ -296,11 +358,13 @@ FAULTS: dict[str, list[Fault]] = {
     "releasing-not-renewed": [(Leases, "_held", _releasing_is_not_held)],
     "retake-at-once": [(Assignment, "is_running", lambda self, queue: False)],
     "route-forgets": [(Cluster, "_with_living", lambda self, topic, route: route)],
+    "settled-too-soon": [(Leases, "are_releasing", property(lambda self: False))],
     "short-reclaim": [(Locks, "__init__", _short_reclaim)],
     "sorted-differently": [(Shares, "_members", _mirrored)],
     "stale-list": [(Shares, "_members", _stale_list)],
     "start-over": [(GroupOffsets, "begin", _start_over), (group_bodies, "decode_committed", lambda body: {})],
     "suspended-goes-on": [(ProcessQueue, "may_begin", property(_goes_on_suspended))],
+    "told-already": [(Notifications, "changed", _told_already)],
     "unlock-overtakes": [(MemberLocks, "_asked", _overtake)],
     "table-overwritten": [
         (Member, "update", _table_overwritten),
@@ -319,7 +383,14 @@ SCENARIO_OF = {
     "foreign-commits-behind": "foreign-members",
     "foreign-not-drained": "foreign-members",
     "foreign-told-at-once": "foreign-members",
+    "given-late": "foreign-members-of-two",
+    "grown-once": "broker-away",
+    "hand-over-gives-up": "away-in-hand-overs",
+    "lease-from-answer": "frozen-at-a-request",
     "lock-forgotten": "hasty-members",
+    "never-read-is-dropped": "foreign-members-of-two",
+    "settled-too-soon": "long-hand-over",
+    "told-already": "told-in-turns",
     "leave-stops-renewing": "long-hand-over",
     "lost-goes-on": "member-away",
     "moved-not-found": "broker-away",

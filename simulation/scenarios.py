@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rocketlet.protocol.codes import RequestCode
+
 from . import chaos
 from .plan import LONGEST_HANDLER_S, Plan
 
@@ -154,6 +156,34 @@ async def _foreign_storm(world: World) -> None:
     await _foreign_members(world)
 
 
+async def _frozen_at_a_request(world: World) -> None:
+    """A member stands still when it has asked for its leases, and hears the answer when they are another's."""
+    for _ in range(2):
+        await asyncio.sleep(world.rng.uniform(1, 4))
+        member = chaos.spare(world)
+        if member is not None:
+            await chaos.freeze_at(world, member, RequestCode.LOCK_BATCH_MQ, world.rng.uniform(20.5, 26))
+
+
+async def _away_in_hand_overs(world: World) -> None:
+    """A broker is away for 15 to 30 s, and queues that it has are being given up. Nobody dies, so nothing comes again."""
+    await asyncio.sleep(world.rng.uniform(1, 3))
+    node = world.rng.choice(world.nodes)
+    for _ in range(world.rng.randint(1, 2)):
+        world.spawn(world.join())
+    await asyncio.sleep(world.rng.uniform(0, 0.3))
+    await chaos.restart_node(world, node, world.rng.uniform(15, 30))
+
+
+async def _told_in_turns(world: World) -> None:
+    """A group is so large that its members are told in turns, and changes while they are."""
+    for _ in range(4):
+        await asyncio.sleep(world.rng.uniform(1, 4))
+        for _ in range(world.rng.randint(2, 4)):
+            world.spawn((chaos.join if world.rng.random() < 0.3 else chaos.someone_leaves)(world))
+            await asyncio.sleep(world.rng.choice((0.004, 0.006, 0.008, 0.01)))
+
+
 async def _only_a_broker_stands(world: World) -> None:
     """Longer than a lease, and nobody comes or goes: nobody loses anything by it, so it is no excuse."""
     await asyncio.sleep(world.rng.uniform(2, 5))
@@ -224,6 +254,14 @@ SCENARIOS: dict[str, Scenario] = {
             "members": 2,
         },
         _hasty_members,
+    ),
+    "frozen-at-a-request": Scenario(
+        {"gentle": False, "members": 3, "handler_s": 0.2, "mixed": False}, _frozen_at_a_request
+    ),
+    "away-in-hand-overs": Scenario({**_CALM, "handler_s": 0.2, "members": 2}, _away_in_hand_overs),
+    "told-in-turns": Scenario(
+        {**_CALM, "turns": True, "members": 14, "queues": 8, "brokers": 1, "mixed": False, "sticky": False},
+        _told_in_turns,
     ),
     "only-a-broker-stands": Scenario({**_CALM, "handler_s": 0.2}, _only_a_broker_stands),
 }

@@ -43,6 +43,7 @@ from . import chaos
 from .foreign import ForeignMember
 from .loop import Process, SimLoop, virtual_time
 from .member import Member
+from .patches import freezing_requests, pieces
 from .plan import LONGEST_HANDLER_S, Plan
 from .scenarios import SCENARIOS, scenario_of
 from .violations import Violation, check_raised, forget_raised, raise_later
@@ -143,9 +144,15 @@ class World:
         was_unheard = handled_s <= member.process.silent_until_s  # it goes on while its lease lasts
         return was_unheard or any(handled_s - 10 <= crash <= self.loop.time() for crash in self._crashes)
 
-    def done(self, message: Message) -> None:
+    def done(self, member: Member | ForeignMember, message: Message) -> None:
         """A handler has ended: what only began in a member that was killed must come again."""
         self._bodies[message.body] += 1
+        is_anothers = isinstance(member, Member) and message.epoch < self._granted.get(message.queue, 0)
+        if is_anothers and not message.lease_lost and not member.is_blind:
+            fault = (
+                f"{member.name} is not told that {message.queue} is another's while it handles {message.queue_offset}"
+            )
+            raise_later(Violation(fault))
 
     def _watch_offsets(self, broker: Broker) -> None:
         put = broker.offsets.put
@@ -288,6 +295,7 @@ class World:
             await self.join()
         producing = asyncio.create_task(self._produce())
         watching = asyncio.create_task(self._watch_unread() if self.plan.is_calm else asyncio.sleep(0))
+        settling = asyncio.create_task(self._watch_settled())
         began_s = self.loop.time()
         if self.plan.scenario:
             self.spawn(SCENARIOS[self.plan.scenario].play(self))
@@ -297,6 +305,7 @@ class World:
         await asyncio.sleep(max(began_s + CHAOS_S - self.loop.time(), 0))
         producing.cancel()
         watching.cancel()
+        settling.cancel()
         await asyncio.gather(producing, *self._tasks, return_exceptions=True)
         await self._peace()
         self._judge()
@@ -367,6 +376,14 @@ class World:
                     if fault:
                         return fault
         return self._balance_fault()
+
+    async def _watch_settled(self) -> None:
+        """Nobody is settled who still hands a queue over."""
+        while True:
+            await asyncio.sleep(0.05)
+            for member in self.living():
+                if isinstance(member, Member) and member.is_settled and member.releases:
+                    raise_later(Violation(f"{member.name} is settled, and hands queues over"))
 
     async def _watch_unread(self) -> None:
         """Where nothing is lost, killed or slow, every queue of a broker that is up has a reader soon."""
@@ -459,7 +476,9 @@ def simulate(seed: int, scenario: str | None = None) -> World:
             os.getpid = lambda: 1  # it is in the clients' ids, and sets of them are in the order of their hashes
             try:
                 # Journals become files all the time.
-                with apache, mock.patch("rocketlet.broker.store.ledger.JOURNAL_LINES", 8):
+                journal = mock.patch("rocketlet.broker.store.ledger.JOURNAL_LINES", 8)
+                turns = pieces() if world.plan.turns else nullcontext()
+                with apache, journal, turns, freezing_requests():
                     loop.run_until_complete(world.run())
             except Violation as violation:
                 violation.world = world  # type: ignore[attr-defined]

@@ -89,15 +89,19 @@ class Rebalance:
         await self._look_up_grown()
         mine, complete = await self._share_of_all()
         leases = self._leases
+        if mine != leases.owned.keys():
+            self._settled.clear()
         for queue in leases.owned.keys() - mine:
             leases.release(queue)
         await leases.acquire(mine)
         if leases.are_doubtful:
             self._retry_s = min(self._retry_s, LOCK_RETRY_S)
-        if not complete or mine != leases.owned.keys():
-            self._settled.clear()
+        holds_all = complete and mine == leases.owned.keys()
+        if not holds_all:
             self._retry_s = min(self._retry_s, LOCK_RETRY_S)
-        elif not leases.are_releasing:
+        if not holds_all or leases.are_releasing:
+            self._settled.clear()
+        else:
             self._settled.set()
             self._heartbeats.tell_news()  # so that whoever watches sees the assignment as this member does
 

@@ -263,6 +263,24 @@ def test_a_broker_that_stood_still_gives_its_members_time_to_renew(tmp_path: Pat
     assert QUEUE in locks.lock(other, two), "time to renew, not for ever"
 
 
+def test_a_broker_that_stood_still_while_no_lease_is_known_keeps_all_out_for_longer(tmp_path: Path) -> None:
+    """Members that renew in vain believe in their leases for 20 s of what they could have been answered."""
+    clock = MovableClock(stands=True)
+    make_locks(tmp_path, clock)
+    (tmp_path / "locks.json").write_bytes(b"damaged")
+    locks = make_locks(tmp_path, clock)
+    asked, one = LockRequest("c1", "g", (QUEUE,), True), peer()
+    for _ in range(15):
+        clock.advance(1)
+        assert locks.lock(asked, one) == {}
+    clock.advance(30)
+    assert locks.lock(asked, one) == {}, "of the 20 s some were left"
+    for _ in range(6):
+        clock.advance(1)
+        locks.lock(asked, one)
+    assert QUEUE in locks.lock(asked, one)
+
+
 def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
     locks = make_locks(tmp_path, MovableClock())
     one, again = peer(), peer()

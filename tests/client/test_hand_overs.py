@@ -199,3 +199,29 @@ async def test_a_hand_over_waits_for_no_heartbeat_of_another_broker(
             assert not leases(giver).releasing
         finally:
             goes_on.set()
+
+
+async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_handlers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker says so, long before the lease is over by the member's clock."""
+    monkeypatch.setattr("rocketlet.client.member.leases.LEASE_TICK_S", 0.01)
+    monkeypatch.setattr("rocketlet.client.member.leases.LOCK_INTERVAL_S", 0.01)
+    begun: list[Message] = []
+    ends = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        begun.append(message)
+        await ends.wait()
+
+    async with Consumer(cluster.home.address, "g", "t", handle, start="first") as giver:
+        await eventually(lambda: len(begun) == len(QUEUES))
+        async with Consumer(cluster.home.address, "g", "t", handle, start="first"):
+            await handing_over(giver)
+            (moves,) = (queue for queue in leases(giver).releasing if queue.topic == "t")
+            (message,) = (message for message in begun if message.queue == moves)
+            assert not message.lease_lost
+            assert not giver._membership.is_settled
+            cluster.guest.broker.locks.end("g", "t", moves.queue_id)
+            await eventually(lambda: message.lease_lost)
+            ends.set()
