@@ -245,7 +245,7 @@ REMOVALS: dict[str, Removal] = {
         [Change(Recovery, "_is_wanted", Lines("if not is_known or topic_fault(topic):", "if True:"))], "M",
     ),
     "indexes-cut": Removal(
-        "indexes do not point behind a log whose torn end was cut off", "files", 100,
+        "indexes do not point behind a log whose torn end was cut off", "files", 400,
         [Change(Recovery, "run", Lines("if checkpoint is not None and torn.position < checkpoint.end:", "if False:"))], "M",
     ),
     "state-sums": Removal(
@@ -332,14 +332,19 @@ REMOVALS: dict[str, Removal] = {
     ),
     "keys-known": Removal(
         "who has no key, or one that nobody knows, is refused", "access", 1_000,
-        [Change(Acl, "authorize", Lines("raise self._stranger(connection, frame)", "return"))], "ACL",
+        [Change(Acl, "account_of", [
+            Lines('raise Unauthorized("no_key", "No accessKey is configured; sign with an account\'s keys")', "return None"),
+            Lines(
+                'raise Unauthorized("unknown_key", f"No acl config for {str(access_key)[:_REMARK_CHARS]}")', "return None"
+            ),
+        ])], "ACL",
     ),
     "permission-asked": Removal(
         "an account needs a permission", "access", 2_000, [Change(Account, "may", lambda self, *need: True)], "ACL",
     ),
     "admin-asked": Removal(
         "administration is for administrators", "access", 1_000,
-        [Change(Acl, "_check_rule", Lines("if is_admin and not account.is_admin:", "if False:"))], "ACL",
+        [Change(Acl, "check", Lines("if is_admin and not account.is_admin:", "if False:"))], "ACL",
     ),
     "pulls-ruled": Removal(
         "a pull has its rule in the table", "access", 4_000,
@@ -375,7 +380,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "woken-when-read": Removal(
         "a held pull is answered when its client reads", "frames", 4_000,
-        [Change(HeldPulls, "let_go", Lines("pull.connection.when_read(lambda: _answer(pull))", "_answer(pull)"))], "memory",
+        [Change(HeldPulls, "let_go", Lines("pull.session.when_read(lambda: _answer(pull))", "_answer(pull)"))], "memory",
     ),
     "memory": Removal(
         "connections hold no more than --memory", "exhaustion", 1, [

@@ -239,7 +239,7 @@ async def test_errors_have_the_codes_of_apaches_broker(
         "no-topic": "nobody_made_it",
         "queue-id": "[99]",
         "too-large": "4194304",
-        "properties": "32767",
+        "properties": "32255",
     }
     for name, fact in facts.items():
         assert fact in ours[name][1]
