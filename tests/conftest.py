@@ -31,7 +31,7 @@ from .support import spark_home
 
 PATIENCE_S = 60.0
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
-FOREIGN = ("java", "go", "spark", "browser", "pyright")
+FOREIGN = ("java", "go", "node", "pypi", "spark", "browser", "pyright")
 """Markers of tests that start programs of others."""
 FOREIGN_S = 900.0
 """How long such a test may take: it may have to wait until everything is fetched, with empty caches."""

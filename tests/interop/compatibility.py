@@ -57,6 +57,23 @@ group whose members lock their queues becomes a dead letter at once; `rocketlet 
 messages back instead, for one try.
 """
 
+GRPC = """\
+## gRPC methods
+
+Official clients of 5.x speak gRPC, on the broker's own port: `pip install 'rocketlet[broker,grpc]'`, `rocketlet start`, and
+give the client that `host:port`. These methods of `apache.rocketmq.v2.MessagingService` are served. Lite topics and
+priorities are not.
+
+| method | for |
+|---|---|
+| QueryRoute | all clients; creates a topic where sends may |
+| QueryAssignment | push consumers |
+| Telemetry, Heartbeat, NotifyClientTermination | all clients |
+| SendMessage, EndTransaction, RecallMessage | producers |
+| ReceiveMessage, AckMessage, ChangeInvisibleDuration | push and simple consumers |
+| ForwardMessageToDeadLetterQueue | push consumers in order |
+"""
+
 
 def document(proofs: Proofs) -> str:
     parts = [INTRODUCTION]
@@ -66,6 +83,7 @@ def document(proofs: Proofs) -> str:
     for area in sorted(areas):
         parts.append(f"\n## {area}\n\n| | shown by |\n|---|---|\n")
         parts += [f"| {text} | {', '.join(sorted(areas[area][text]))} |\n" for text in sorted(areas[area])]
+    parts.append(GRPC)
     parts.append("\n## Request codes\n\n| code | where | proven by |\n|---|---|---|\n")
     clients: dict[int, set[str]] = defaultdict(set)
     for code, client in proofs.requests:

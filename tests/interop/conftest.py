@@ -87,6 +87,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Notes the requests of foreign clients and to them, and the test's feature, if the test passes."""
     client = CLIENTS.get(request.module.__name__.rpartition(".")[2], JAVA_CLIENT)
+    if "official" in request.fixturenames:
+        client = str(request.getfixturevalue("official").name)
     seen: set[tuple[int, str]] = set()
     serve, tell, ask = Dispatch.serve, Connection.tell, Connection.ask
 

@@ -1,0 +1,95 @@
+// The unmodified official Node client of 5.x, driven by the tests: `peer.js MODE name=value...`. Prints what happens, a line
+// each, and ends when stdin does.
+const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = require('rocketmq-client-nodejs');
+
+const [mode, ...named] = process.argv.slice(2);
+const options = Object.fromEntries(named.map((text) => [text.slice(0, text.indexOf('=')), text.slice(text.indexOf('=') + 1)]));
+const topic = options.topic ?? 't';
+const quiet = { info() {}, warn() {}, error() {}, debug() {} };
+const common = {
+  endpoints: options.endpoint,
+  namespace: '',
+  sslEnabled: 'tls' in options,
+  logger: quiet,
+  ...(options.access ? { sessionCredentials: { accessKey: options.access, accessSecret: options.secret } } : {}),
+};
+const say = (...words) => console.log(words.join(' '));
+const stdin = new Promise((resolve) => process.stdin.on('end', resolve).resume());
+
+function got(view) {
+  const keys = [...(view.keys ?? [])].join(',') || '-';
+  const color = view.properties?.get?.('farbe') ?? view.properties?.farbe ?? '';
+  say('GOT', view.topic, view.tag || '-', keys, view.deliveryAttempt, view.body.toString(), color);
+}
+
+async function produce() {
+  const checker = {
+    async check(view) {
+      say('ASKED', view.body.toString());
+      return 1; // COMMIT
+    },
+  };
+  const producer = new Producer({ ...common, topic, checker });
+  await producer.startup();
+  say('STARTED');
+  const send = async (message) => {
+    const receipt = await producer.send({ topic, ...message, body: Buffer.from(message.body) });
+    say('SENT', receipt.messageId, message.body);
+    return receipt;
+  };
+  for (let number = 0; number < 5; number++) {
+    const properties = new Map([['farbe', 'grün']]);
+    await send({ body: `normal-${number}`, tag: 'TagA', keys: [`key-${number}`], properties });
+  }
+  for (let number = 0; number < 5; number++) await send({ body: `fifo-${number}`, messageGroup: 'mg' });
+  for (const body of ['delayed', 'recalled']) {
+    const receipt = await send({ body, delay: 2000 });
+    if (body === 'recalled') await producer.recallMessage(topic, receipt.recallHandle);
+  }
+  for (const body of ['committed', 'rolled-back', 'unknown']) {
+    const transaction = producer.beginTransaction();
+    await producer.send({ topic, body: Buffer.from(body) }, transaction);
+    if (body === 'committed') await transaction.commit();
+    if (body === 'rolled-back') await transaction.rollback();
+  }
+  say('DONE');
+  await stdin;
+}
+
+const isBad = (view) => view.body.toString() === 'bad' && view.deliveryAttempt === 1;
+const consuming = {
+  ...common,
+  consumerGroup: options.group ?? 'g',
+  subscriptions: new Map([[topic, options.tags ?? '*']]),
+};
+
+async function push() {
+  const messageListener = {
+    async consume(view) {
+      got(view);
+      return isBad(view) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
+    },
+  };
+  await new PushConsumer({ ...consuming, messageListener }).startup();
+  say('STARTED');
+  await stdin;
+}
+
+async function simple() {
+  const consumer = new SimpleConsumer({ ...consuming, awaitDuration: 5000 });
+  await consumer.startup();
+  say('STARTED');
+  let ended = false;
+  stdin.then(() => (ended = true));
+  (async () => {
+    while (!ended) {
+      for (const view of await consumer.receive(16, 15000)) {
+        got(view);
+        await (isBad(view) ? consumer.changeInvisibleDuration(view, 1000) : consumer.ack(view));
+      }
+    }
+  })().catch((error) => say('FAILED', error));
+  await stdin;
+}
+
+({ produce, push, simple })[mode]().catch((error) => say('FAILED', error)).then(() => process.exit(0));

@@ -1,0 +1,90 @@
+"""The official clients of 5.x as programs: how each is fetched, built and run. Tests get them by the fixture `official`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .conftest import HERE, SMALL_JVM, Program, fetched, program
+
+SOURCES = HERE / "five"
+
+
+@dataclass
+class Official:
+    """One client. `name` as docs/compatibility.md shows it; `folder`: what was fetched and built."""
+
+    name: str
+    command: Sequence[str]
+    environment: dict[str, str]
+
+    def run(self, mode: str, /, environment: dict[str, str] | None = None, **options: object) -> Running:
+        named = [f"{name}={value}" for name, value in options.items()]
+        return program(*self.command, mode, *named, **self.environment, **(environment or {}))
+
+
+Running = AbstractAsyncContextManager[Program]
+
+
+def go(folder: Path, home: Path) -> Official:
+    return Official("Go 5.1.4", [str(folder / "peer")], {"rocketmq.client.logRoot": str(home)})
+
+
+def make_go(folder: Path) -> None:
+    fetched(["go", "mod", "download"], SOURCES / "go")
+    subprocess.run(["go", "build", "-o", str(folder / "peer"), "."], cwd=SOURCES / "go", check=True)
+
+
+def java(folder: Path, home: Path) -> Official:
+    jars = f"{folder / 'classes'}:{folder / 'lib'}/*"
+    return Official("Java 5.2.0", ["java", *SMALL_JVM, f"-Duser.home={home}", "-cp", jars, "Peer"], {})
+
+
+def make_java(folder: Path) -> None:
+    jars = folder / "lib"
+    fetched(["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={jars}"], SOURCES / "java")
+    options = ("-cp", f"{jars}/*", "-encoding", "UTF-8", "-nowarn", "-d", folder / "classes")
+    subprocess.run(["javac", *options, SOURCES / "java" / "Peer.java"], check=True)
+
+
+def node(folder: Path, home: Path) -> Official:
+    return Official("Node 1.0.8", ["node", str(folder / "peer.js")], {"HOME": str(home)})
+
+
+def make_node(folder: Path) -> None:
+    fetched(
+        ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), "rocketmq-client-nodejs@1.0.8"], folder
+    )
+    shutil.copy(SOURCES / "node" / "peer.js", folder)
+
+
+def python(folder: Path, home: Path) -> Official:
+    environment = {"HOME": str(home), "PYTHONPATH": str(folder), "GRPC_VERBOSITY": "NONE"}
+    return Official("Python 5.1.2", [sys.executable, str(SOURCES / "python" / "peer.py")], environment)
+
+
+def make_python(folder: Path) -> None:
+    wanted = "rocketmq-python-client==5.1.2"
+    fetched([sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), wanted], folder)
+
+
+Make = Callable[[Path], None]
+CLIENTS: dict[str, tuple[tuple[str, ...], Make, Callable[[Path, Path], Official]]] = {
+    "go": (("go",), make_go, go),
+    "java": (("java", "mvn", "javac"), make_java, java),
+    "node": (("node", "npm"), make_node, node),
+    "python": ((), make_python, python),
+}
+"""The programs that each needs, and how it is made and run."""
+
+
+def home_of(folder: Path) -> Path:
+    """Where a client writes its log."""
+    found = folder / "home"
+    found.mkdir(exist_ok=True)
+    return found

@@ -1,0 +1,138 @@
+"""The unmodified official clients of 5.x, over gRPC, on our broker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocketlet.broker.access.acl import Acl
+from rocketlet.broker.access.file import AclFile
+from rocketlet.broker.listening.tls import Tls
+from rocketlet.client import Consumer, Producer
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.testing.ports import free_port
+
+from ..conftest import Node, Nodes, made_once
+from ..support.accounts import ACCOUNTS, AccountsFile
+from ..support.certificates import Certificates
+from ..support.handlers import Inbox
+from .conftest import Program, missing
+from .official import CLIENTS, Official, home_of
+
+pytestmark = pytest.mark.timeout(300)
+
+PRODUCED = Counter(
+    [f"{kind}-{number}" for kind in ("normal", "fifo") for number in range(5)] + "delayed committed unknown".split()
+)
+"""What the mode `produce` sends and does not take back."""
+
+
+def feature(text: str) -> pytest.MarkDecorator:
+    return pytest.mark.feature("Official clients of 5.x", text)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("go", marks=pytest.mark.go),
+        pytest.param("java", marks=pytest.mark.java),
+        pytest.param("node", marks=pytest.mark.node),
+        pytest.param("python", marks=pytest.mark.pypi),
+    ]
+)
+def official(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Official:
+    needed, make, run = CLIENTS[request.param]
+    if missing(*needed):
+        pytest.skip(missing(*needed))
+    return run(made_once(tmp_path_factory, f"official-{request.param}", partial(make)), home_of(tmp_path))
+
+
+def put(node: Node, **settings: Any) -> None:
+    node.broker.topics.put(TopicConfig("t", 4, 4, **settings), node.broker.store.end)
+
+
+async def popping(node: Node, peer: Program) -> None:
+    """A new group begins with what comes after its first receive."""
+    await peer.started()
+    await peer.until(lambda: node.broker.pops.waits("g", "t") > 0)
+
+
+@feature("producers: normal, by message group in order, timed, recalled; transactions, also asked for")
+async def test_producers(nodes: Nodes, official: Official) -> None:
+    node = await nodes.start(transaction_sweep_s=0.1, transaction_timeout_s=0.3)
+    inbox = Inbox()
+    async with (
+        Consumer(node.address, "g", "t", inbox, start="first"),
+        official.run("produce", endpoint=node.address, topic="t") as peer,
+    ):
+        await peer.until(lambda: len(inbox.messages) == PRODUCED.total() and bool(peer.found("DONE")))
+    assert Counter(body.decode() for body in inbox.bodies) == PRODUCED
+    assert peer.found("ASKED")[0] == ["ASKED", "unknown"]
+    message = next(message for message in inbox.messages if message.body == b"normal-3")
+    assert (message.tag, message.keys, message.properties["farbe"]) == ("TagA", ["key-3"], "grün")
+    in_order = [message for message in inbox.messages if message.body.startswith(b"fifo")]
+    assert len({message.queue_id for message in in_order}) == 1
+    assert [message.body for message in sorted(in_order, key=lambda message: message.queue_offset)] == [
+        b"fifo-%d" % number for number in range(5)
+    ]
+
+
+@pytest.mark.parametrize("mode", ["push", "simple"])
+@feature("push and simple consumers: by tag, with retries at their time")
+async def test_consumers(node: Node, official: Official, mode: str) -> None:
+    put(node)
+    async with (
+        official.run(mode, endpoint=node.address, topic="t", tags="TagA || TagC") as peer,
+        Producer(node.address) as producer,
+    ):
+        await popping(node, peer)
+        for number in range(5):
+            await producer.send("t", b"%d" % number, tag="TagA", keys="k", properties={"farbe": "grün"})
+        await producer.send("t", b"unwanted", tag="TagB")
+        await producer.send("t", b"bad", tag="TagC")
+        await peer.until(lambda: len(peer.bodies) == 7)
+        await peer.until(lambda: sum(item.lag for item in node.broker.pops.numbers("g", "t").values()) == 0)
+    assert Counter(peer.bodies) == Counter(["0", "1", "2", "3", "4", "bad", "bad"])
+    assert [line[4] for line in peer.found("GOT") if line[5] == "bad"] == ["1", "2"]
+    assert next(line for line in peer.found("GOT") if line[5] == "3") == ["GOT", "t", "TagA", "k", "1", "3", "grün"]
+
+
+@feature("TLS and accounts")
+async def test_tls_and_accounts(nodes: Nodes, official: Official, tmp_path: Path) -> None:
+    """Java and Go check no certificate, so the broker's own will do; Python and Node check it."""
+    certificates = Certificates.make(tmp_path)
+    is_checked = official.name.startswith(("Node", "Python"))
+    file = AccountsFile(tmp_path / "plain_acl.yml")
+    file.write([*ACCOUNTS, {"accessKey": "five-key", "secretKey": "secret-of-five", "topicPerms": ["t=PUB"]}])
+    node = await nodes.start(
+        tls=Tls("enforcing", certificates.files) if is_checked else Tls(signs_itself=True),
+        acl=Acl(AclFile(file.path)),
+        transaction_sweep_s=0.1,
+        transaction_timeout_s=0.3,
+    )
+    put(node)
+    authority = str(tmp_path / "ca.pem")
+    trust = {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": authority, "NODE_EXTRA_CA_CERTS": authority}
+    keys = {"access": "five-key", "secret": "secret-of-five"}
+    async with official.run("produce", environment=trust, endpoint=node.address, topic="t", tls="yes", **keys) as peer:
+        await peer.until(lambda: bool(peer.found("DONE")) and bool(peer.found("ASKED")))
+    assert len(peer.found("SENT")) == 12
+
+
+@feature("a restart of the broker under a push consumer")
+async def test_a_broker_restarts_under_a_consumer(nodes: Nodes, official: Official) -> None:
+    port = free_port()
+    node = await nodes.start(port=port)
+    put(node)
+    async with official.run("push", endpoint=node.address, topic="t") as peer:
+        await popping(node, peer)
+        for body in (b"before", b"after"):
+            async with Producer(node.address) as producer:
+                await producer.send("t", body, tag="TagA")
+            await peer.until(lambda body=body: body.decode() in peer.bodies)  # type: ignore[misc]
+            if body == b"before":
+                await node.stop()
+                node = await nodes.start(port=port)
+    assert Counter(peer.bodies) == Counter(["before", "after"])
