@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from .runs import Run, key_of, merging, offset_of, open_runs
 log = structlog.get_logger("rocketlet.store")
 
 ENTRIES_AT_ONCE: Final = 1024
+_BEYOND: Final = key_of(1 << 63, 0)  # all keys that can be
 
 
 class Schedule:
@@ -136,13 +138,15 @@ class Schedule:
         self._order()
 
     def between(self, begin: int, end: int) -> Iterator[int]:
-        """The keys from `begin` up to `end`, and perhaps some that were taken. Raises Damaged."""
+        """The keys from `begin` up to `end`, some of them perhaps twice, or taken."""
         yield from [key for key in self._heap if begin <= key < end]
-        for run in self._runs:
-            for key in run.keys(run.find(begin)):
-                if key >= end:
-                    break
-                yield key
+        for run in list(self._runs):
+            try:
+                yield from takewhile(lambda key: key < end, run.keys(run.find(begin)))
+            except Damaged as damage:
+                self._rebuild(run, _BEYOND if run.head is None else run.head, str(damage))
+                first = max(run.begin, self._queue.begin)
+                yield from [key for key in self._keys(first, run.end) if begin <= key < end]
 
     # Files
 
