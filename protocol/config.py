@@ -8,7 +8,9 @@ from typing import Final
 
 MAX_FRAME_BYTES: Final = 16_777_216  # with the length field itself, as Apache's decoder counts
 MAX_BINARY_CODE: Final = 32_767  # of a request with a binary header
-MAX_LAYOUTS: Final = 2048  # of binary headers that are known again, and of sets of names that are signed
+MAX_LAYOUTS: Final = (
+    2048  # of binary headers that are known again, of sets of names that are signed, and of HTTP/2's fields
+)
 MAX_LAYOUT_FIELDS: Final = 32
 MAX_LAYOUT_BYTES: Final = 1024  # of all keys of a layout
 MAX_KEY_CHARS: Final = 64  # of a field's name that is kept encoded

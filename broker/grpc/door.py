@@ -103,6 +103,8 @@ class Door:
             request = None if message is None else method.request.FromString(message)
             if not call.client_id:
                 raise Fault(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
+            if crowding := call.session.crowding:
+                raise Fault(Code.TOO_MANY_REQUESTS, crowding)
             if self._acl is not None and request is not None:
                 authorize(self._acl, call, request)
             if method.name == SEND:

@@ -244,10 +244,16 @@ class Connection(Client):
             log.exception("connection_closed_requests_failed", peer=self.peer)
             self.abort()
 
+    @property
+    def crowding(self) -> str:
+        """Why no request is served now; empty if they are."""
+        memory = self._host.memory
+        if not memory.is_full:
+            return ""
+        return f"system busy: connections hold {memory.used_bytes} bytes; --memory allows no more, try again"
+
     def _refuse(self, frames: list[Frame]) -> None:
-        remark = (
-            f"system busy: connections hold {self._host.memory.used_bytes} bytes; --memory allows no more, try again"
-        )
+        remark = self.crowding
         for frame in frames:
             if not frame.flag & (RESPONSE_FLAG | ONEWAY_FLAG):
                 self.write(answer(frame, ResponseCode.SYSTEM_BUSY, remark=remark))

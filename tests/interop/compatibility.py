@@ -47,7 +47,7 @@ INTRODUCTION = """\
 did what each line says. Go is `github.com/apache/rocketmq-client-go/v2`; our own client uses most of it, too. The codes of
 errors are Apache's, their texts are ours.
 
-What Rocketlet's broker does not do: master/slave replication, DLedger, controller, tiered storage, the 5.x gRPC proxy.
+What Rocketlet's broker does not do: master/slave replication, DLedger, controller, tiered storage, lite topics.
 If you need one of them, use Apache RocketMQ; your code and Spark job stay as they are.
 
 Our client finds out which broker it talks to. [rebalance.md](rebalance.md) says what differs on Apache's. Of what is
