@@ -9,6 +9,7 @@ grpc/        the door for the official clients of RocketMQ 5
 listening/   what doors share of a listening socket: TLS
 observing/   metrics and health checks
 pops/        messages shared among the clients of a group
+consuming/   what pulling and committing mean
 groups/, messages/  the state that the doors read and change
 sessions/    who is there
 access/      who may do what

@@ -23,6 +23,9 @@ from .cluster.link import NameServers, signing
 from .cluster.peers import Peers
 from .cluster.registration import Registration
 from .config import BrokerConfig, LiveConfig
+from .consuming.commits import Commits
+from .consuming.parts import Parts
+from .consuming.pulling import Pulling
 from .groups.foreign.draining import Draining
 from .groups.history import History
 from .groups.members import ConsumerGroup, ConsumerGroups
@@ -136,6 +139,9 @@ class Broker:
         )
         self.request_modes = RequestModes(folder / "modes.json")
         self.pops = self._make_pops(config.name, pop_frames)
+        parts = self._parts()
+        self.commits = Commits(parts)
+        self.pulling = Pulling(parts, self.commits)
         self.progress = GroupProgress(
             config.name, self.topics, self.store, self.offsets, self.groups, self.pops.offsets_of
         )
@@ -144,6 +150,24 @@ class Broker:
         self._saving_locks: Timer | None = None
         self._saving: asyncio.Task[None] | None = None
         self._is_stopping = False
+
+    def _parts(self) -> Parts:
+        return Parts(
+            self.settings,
+            self.topics,
+            self.appender,
+            self.held_pulls,
+            self.filters,
+            self.statistics,
+            self.clients,
+            self.groups,
+            self.group_configs,
+            self.offsets,
+            self.locks,
+            self.watch,
+            self.draining,
+            self.pops,
+        )
 
     def _make_groups(self, broker_name: str) -> ConsumerGroups:
         queues_of = self.topics.queues_of

@@ -84,10 +84,11 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.running broker.sessions",
         "broker.pops": "broker.clock broker.config broker.groups broker.groups.owning broker.messages "
         "broker.running broker.store",
-        "broker.broker": "broker.access broker.clock broker.cluster broker.config broker.groups "
-        "broker.groups.foreign broker.groups.owning broker.listening broker.messages "
-        "broker.nameserver broker.pops broker.running broker.sessions broker.store",
-        "broker.remoting": "broker.access broker.broker broker.config broker.groups broker.groups.foreign "
+        "broker.broker": "broker.access broker.clock broker.cluster broker.config broker.consuming "
+        "broker.groups broker.groups.foreign broker.groups.owning broker.listening "
+        "broker.messages broker.nameserver broker.pops broker.running broker.sessions "
+        "broker.store",
+        "broker.remoting": "broker.access broker.broker broker.config broker.consuming broker.groups "
         "broker.listening broker.messages broker.nameserver broker.pops broker.running "
         "broker.sessions broker.store",
         "broker.observing": "broker.broker broker.config broker.messages broker.running broker.sessions",
@@ -96,6 +97,8 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.server": "broker.access broker.broker broker.clock broker.config broker.grpc "
         "broker.listening broker.nameserver broker.observing broker.remoting "
         "broker.running broker.sessions",
+        "broker.consuming": "broker.config broker.groups broker.groups.foreign broker.groups.owning "
+        "broker.messages broker.pops broker.sessions broker.store",
     }.items()
 }
 IMPURE = frozenset(
@@ -115,7 +118,7 @@ TOUCH_THE_DISK = frozenset(
 )
 DOORS = ("grpc", "remoting")
 # State: what doors decode to and encode from. It knows no frame, no answer code and no transport.
-BELOW_A_DOOR = ("access", "groups", "messages", "nameserver", "pops", "sessions")
+BELOW_A_DOOR = ("access", "consuming", "groups", "messages", "nameserver", "pops", "sessions")
 WORDS_OF_A_DOOR = frozenset(("protocol.frame", "protocol.codes.ResponseCode"))
 CLASSES_OF_ASYNCIO = frozenset(("Protocol", "Transport", "BaseTransport", "StreamReader", "StreamWriter"))
 DISK_MODULES = frozenset(("os", "shutil", "fcntl", "io", "tempfile", "mmap"))

@@ -283,7 +283,7 @@ async def test_a_queue_that_its_reader_has_dropped_is_not_waited_for(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, dropped: bool
 ) -> None:
     """Another broker has told it in between. It comes back to what it still reads, which is answered at once."""
-    monkeypatch.setattr("rocketlet.broker.remoting.requests.pulls.DRAINING_WAIT_S", 0.0)
+    monkeypatch.setattr("rocketlet.broker.consuming.pulling.DRAINING_WAIT_S", 0.0)
     monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", 3600.0)
     await reading(node, wire)
     assert await members(wire) == ["c1"]

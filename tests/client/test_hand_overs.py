@@ -172,8 +172,7 @@ async def test_a_commit_that_is_refused_for_good_ends_the_hand_over_and_is_named
 
 def refuse_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """No offset is stored, as if the queues ended before it."""
-    for room in ("offsets", "membership"):
-        monkeypatch.setattr(f"rocketlet.broker.remoting.requests.{room}.offset_fault", lambda *about: "it is not there")
+    monkeypatch.setattr("rocketlet.broker.consuming.commits.Commits.offset_fault", lambda *about: "it is not there")
 
 
 async def test_a_hand_over_waits_for_no_heartbeat_of_another_broker(

@@ -8,10 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import pytest
-from rocketlet.broker.remoting.requests import pulls
+from rocketlet.broker.consuming import pulling
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.names import dlq_topic, retry_topic
 from rocketlet.protocol.queue import Queue
@@ -269,13 +268,13 @@ async def test_java_goes_on_where_a_python_member_came(
     await cluster.create_topic("t", 1)
     broker = cluster.nodes[0].broker
     turned_away = Counter[str]()
-    answer_anothers = pulls._answer_nothing_new
+    give_nothing = pulling._give_nothing
 
-    def counted(connection: Any, frame: Any, header: Any) -> None:
-        turned_away[header.topic] += 1
-        answer_anothers(connection, frame, header)
+    def counted(pull: pulling.Pull, answer: pulling.Answer) -> None:
+        turned_away[pull.header.topic] += 1
+        give_nothing(pull, answer)
 
-    monkeypatch.setattr(pulls, "_answer_nothing_new", counted)
+    monkeypatch.setattr(pulling, "_give_nothing", counted)
     begun, release = Counter[str](), asyncio.Event()
 
     async def handle(message: Message) -> None:

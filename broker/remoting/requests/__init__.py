@@ -9,7 +9,6 @@ searches      QUERY_MESSAGE, VIEW_MESSAGE_BY_ID
 transactions  END_TRANSACTION
 membership    heartbeats, member lists, locks
 agreement     what other brokers say of groups with foreign members
-subscriptions what a foreign member subscribes to, where its heartbeat was lost
 offsets       a group's offsets, and where queues begin and end
 topics        the settings of topics
 assignments   QUERY_ASSIGNMENT

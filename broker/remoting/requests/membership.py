@@ -23,7 +23,6 @@ from ...sessions.refusal import Refusal
 from ...store.files import StoreFull
 from ..answers import Buffers, answer, refused, small
 from ..connection import Connection
-from .offsets import fence_fault, is_foreign_member, offset_fault, store_offset
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -91,7 +90,7 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
     header = read(UnregisterClient, frame.ext)
     connection.keep_beat(None)
     if header.consumer_group:
-        is_foreign = is_foreign_member(broker, connection, header.consumer_group)
+        is_foreign = broker.commits.is_foreign_member(connection, header.consumer_group)
         if is_foreign:
             for place in broker.watch.read_by(connection, header.consumer_group):
                 broker.offsets.mark(header.consumer_group, *place)  # the next one may have loaded its offset before
@@ -167,11 +166,11 @@ def _commit(
         epoch = epochs.get(queue)
         if epoch is None or request.epochs.get(queue) != epoch:
             continue
-        fault = fence_fault(broker, connection, request.group, place, offset, epoch) or offset_fault(
-            broker, request.group, place, offset
-        )
+        fault = broker.commits.fence_fault(
+            connection, request.group, place, offset, epoch
+        ) or broker.commits.offset_fault(request.group, place, offset)
         if fault is None:
-            store_offset(broker, request.group, place, offset, by_owner=True)
+            broker.commits.store(request.group, place, offset, by_owner=True)
             done[queue] = offset
     return done
 
@@ -198,11 +197,11 @@ def _commit_and_unlock(
     ready: list[Queue] = []
     for queue, offset in request.offsets.items():
         place, epoch = (queue.topic, queue.queue_id), request.epochs.get(queue)
-        fault = fence_fault(broker, connection, request.group, place, offset, epoch) or offset_fault(
-            broker, request.group, place, offset
-        )
+        fault = broker.commits.fence_fault(
+            connection, request.group, place, offset, epoch
+        ) or broker.commits.offset_fault(request.group, place, offset)
         if fault is None and epoch is not None:
-            store_offset(broker, request.group, place, offset, by_owner=True)
+            broker.commits.store(request.group, place, offset, by_owner=True)
             ready.append(queue)
     broker.locks.unlock(replace(request, queues=tuple(ready)), connection)
     locks, group = broker.locks, request.group

@@ -1,0 +1,88 @@
+"""Commits: who may say how far a group is in a queue, and what is kept of it."""
+
+from __future__ import annotations
+
+import structlog
+
+from ..sessions.session import Session
+from .parts import Parts
+
+log = structlog.get_logger("rocketlet.broker")
+
+
+class Commits:
+    def __init__(self, parts: Parts) -> None:
+        self._groups = parts.groups
+        self._pops = parts.pops
+        self._locks = parts.locks
+        self._draining = parts.draining
+        self._offsets = parts.offsets
+        self._watch = parts.watch
+        self._store = parts.appender.store
+        self._topics = parts.topics
+
+    def fence_fault(
+        self, session: Session, group: str, queue: tuple[str, int], offset: int, epoch: int | None
+    ) -> str | None:
+        """Why this client may not say how far a group is in a queue; None if it may."""
+        found = self._groups.get(group)
+        if found is not None and session in found.members and self._pops.is_popped(group, queue[0]):
+            return popped_fault(group, queue[0])
+        fault = self._locks.commit_fault(group, queue, session, epoch)
+        allotment = self._draining.allotment
+        if fault is None and group in allotment.bound and allotment.is_bystander(group, session, *queue):
+            return f"{queue[0]}:{queue[1]} is another's; this member does not read it"
+        if fault is None and offset < (self._offsets.get(group, queue[0], queue[1]) or 0):
+            return self._stale_fault(session, group, queue, offset)
+        return fault
+
+    def store(self, group: str, queue: tuple[str, int], offset: int, *, by_owner: bool) -> None:
+        topic, queue_id = queue
+        end = self._locks.note_commit(group, topic, queue_id, offset)
+        if end != offset:
+            log.warning(
+                "offset_set_back", group=group, topic=topic, queue=queue_id, offset=offset, end=end,
+                hint="the member read messages that were lost before this start; their offsets are given again",
+            )  # fmt: skip
+        self._offsets.put(group, topic, queue_id, end, by_owner=by_owner)
+        self._pops.sent_elsewhere(group, topic)
+
+    def _stale_fault(self, session: Session, group: str, queue: tuple[str, int], offset: int) -> str | None:
+        """Why a foreign member's commit that goes back is refused; None if it is not. Only who reads the queue may go back:
+        others have loaded their offset before somebody else came further, and say it when they drop the queue. An
+        administrator is no member and may go back."""
+        if not self.is_foreign_member(session, group):
+            return None
+        if self._offsets.is_behind_owner(group, *queue, offset):
+            return f"{offset} is behind what the last owner of {queue[0]}:{queue[1]} has committed"
+        if self._watch.reader(group, *queue) is not session:
+            committed = f"{self._offsets.get(group, *queue)}, which the group has committed of {queue[0]}:{queue[1]}"
+            return f"{offset} is behind {committed}; this member does not read it"
+        return None
+
+    def is_foreign_member(self, session: Session, group: str) -> bool:
+        """Whether Apache's push consumer is at the other end, as a member of the group."""
+        found = self._groups.get(group)
+        member = found.members.get(session) if found else None
+        return member is not None and member.is_foreign
+
+    def offset_fault(self, group: str, queue: tuple[str, int], offset: int) -> str | None:
+        """Why an offset cannot be a group's; None if it can, or is set back. Apache's broker takes any number."""
+        former_end = self._locks.former_end(group, *queue)
+        if former_end is not None:
+            offset = min(offset, former_end)
+        found = self._store.queues.get(queue)
+        if found is not None:
+            begin, end = found.begin, found.next
+        else:
+            begin = end = 0
+            topic = self._topics.get(queue[0])
+            if topic is None or not 0 <= queue[1] < max(topic.read_queues, topic.write_queues):
+                return f"there is no queue {queue[0]}:{queue[1]}"
+        if begin <= offset <= end:
+            return None
+        return f"{offset} is not between the start {begin} and the end {end} of {queue[0]}:{queue[1]}"
+
+
+def popped_fault(group: str, topic: str) -> str:
+    return f"clients of the group {group} pop {topic}; a group either pulls a topic or pops it: use another group"

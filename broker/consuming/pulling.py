@@ -1,0 +1,436 @@
+"""What pulling means: the checks in Apache's order, whether the queue is the member's to read now, the read, and the hold
+when nothing is there.
+
+A pull gets its outcome at once, or waits: for a message, for a filter that is parsed, or for its turn in a queue that
+changes hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from ...protocol import codes
+from ...protocol import properties as props
+from ...protocol.admin_bodies import encode_offset_moved
+from ...protocol.codes import PERM_READ
+from ...protocol.config import MAX_EXPRESSION_CHARS
+from ...protocol.headers import PullMessage
+from ...protocol.message import MessageError
+from ...protocol.names import OFFSET_MOVED_TOPIC
+from ...protocol.queue import Queue
+from ...protocol.subscription import ALL, SQL92, TAG, Subscription, SubscriptionError, parse_subscription, tag_code
+from ..config import (
+    DRAINING_WAIT_S,
+    FILTER_WORD_BYTES,
+    MAX_HOLD_S,
+    OTHERS_QUEUE_WAIT_S,
+    SCAN_WORDS,
+    SUBSCRIPTION_LOOK_S,
+    SUBSCRIPTION_LOOKS,
+    TAG_BYTES,
+    LimitExceeded,
+)
+from ..groups.foreign.draining import has_handled_all
+from ..messages.held_pulls import HeldPull, Until
+from ..messages.sql_filter import Filter
+from ..sessions.refusal import Reason, Refusal
+from ..sessions.session import Session
+from ..store.consume_queue import ConsumeQueue
+from ..store.files import StoreError, StoreFull
+from .commits import Commits, popped_fault
+from .parts import Parts
+from .versions import Versions
+
+log = structlog.get_logger("rocketlet.pulls")
+
+_new_tuple = tuple.__new__
+
+
+class Outcome(Enum):
+    """What a pull finds at its offset."""
+
+    FOUND = auto()
+    """Messages that its subscription takes."""
+    NO_MATCH = auto()
+    """Messages, but none of them; it goes on behind them."""
+    AT_END = auto()
+    """The end of the queue, or nothing that is for it now."""
+    EMPTY = auto()
+    """A queue that never had a message."""
+    EMPTIED = auto()
+    """A queue without messages, and another offset than 0."""
+    BELOW = auto()
+    """An offset before the first message that is kept."""
+    BEYOND = auto()
+    """An offset behind the end."""
+    MADE_ANEW = auto()
+    """Another topic of that name than the one that the client has read."""
+
+
+class Pulled(NamedTuple):
+    """Where to pull next, and where the queue begins and ends. `pieces` are records as they lie in the log."""
+
+    outcome: Outcome
+    next_offset: int
+    begin: int
+    end: int
+    pieces: list[bytes | memoryview] = []
+
+
+Fault = Refusal | StoreError | MessageError | LimitExceeded
+Answer = Callable[[Pulled | Fault], None]
+
+
+class Pull(NamedTuple):
+    """`limit` is of messages. `later` is called if the pull has to wait; what it returns gets the outcome."""
+
+    session: Session
+    header: PullMessage
+    limit: int
+    later: Callable[[], Answer]
+
+
+class Pulling:
+    def __init__(self, parts: Parts, commits: Commits) -> None:
+        self._settings = parts.settings
+        self._topics = parts.topics
+        self._appender = parts.appender
+        self._store = parts.appender.store
+        self._held_pulls = parts.held_pulls
+        self._filters = parts.filters
+        self._statistics = parts.statistics
+        self._groups = parts.groups
+        self._group_configs = parts.group_configs
+        self._offsets = parts.offsets
+        self._locks = parts.locks
+        self._watch = parts.watch
+        self._draining = parts.draining
+        self._pops = parts.pops
+        self._commits = commits
+        self._versions = Versions(parts.groups, parts.clients)
+
+    def pull(self, pull: Pull, attempt: int = 1) -> Pulled | None:
+        """None if the outcome comes later. Raises Refusal, LimitExceeded, and what the store raises for damage."""
+        session, header, _, _ = pull
+        try:
+            # In the order of Apache's PullMessageProcessor: clients react to the first fault.
+            self._check_group_and_topic(header)
+            subscription = self._subscription(session, header)
+        except Refusal as refusal:
+            if refusal.reason is Reason.SUBSCRIPTION_NOT_LATEST and attempt < SUBSCRIPTION_LOOKS:
+                if attempt == 1:
+                    self._versions.ask(session, header.consumer_group)
+                if self._hold(pull, SUBSCRIPTION_LOOK_S, partial(self._look_again, attempt=attempt + 1)):
+                    return None
+            raise
+        matches = None
+        if subscription is not None and subscription.kind == SQL92:
+            matches = self._filters.find(subscription.expression)  # its faults are said before anything is read or held
+            if matches is None:
+                kept = _kept(pull)
+                look_again = partial(self._look_again, kept, kept.later(), attempt)
+                self._filters.when_parsed(session, subscription.expression, look_again, _text_bytes(header))
+                return None
+        if not self._pops.yields(header.consumer_group, header.topic):
+            raise Refusal(Reason.NOT_PERMITTED, popped_fault(header.consumer_group, header.topic))
+        # Whatever the read will find, as in PullMessageProcessor.
+        if header.sys_flag & codes.PULL_COMMIT_OFFSET:
+            self._commit(session, header)
+        if header.sys_flag & codes.PULL_SUSPEND:
+            if self._has_to_wait(pull, attempt):
+                return None
+            committed = self._overtaken_by(session, header)
+            if committed is not None:
+                return Pulled(Outcome.AT_END, committed, 0, committed)
+        self._watch.pulled(session, header.consumer_group, header.topic, header.queue_id)
+        queue = self._store.queue(header.topic, header.queue_id)
+        end = self._set_back_to(session, header)
+        if end is not None:
+            self._note_moved(header, end)
+            return Pulled(Outcome.BEYOND, end, queue.begin, queue.next)
+        # Only at the very end. An offset beyond it is wrong: the client is told at once, so that it corrects it.
+        wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
+        if wants_hold and queue.next == header.queue_offset:
+            answer = pull.later()
+            held = HeldPull(
+                session,
+                header.consumer_group,
+                queue,
+                subscription,
+                header.queue_offset,
+                lambda: answer(self._read_held(pull, queue, subscription, matches)),
+                size=_held_bytes(header, subscription, matches),
+                is_done=has_handled_all(header),
+            )
+            if self._held_pulls.hold(held, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
+                return None
+        return self._read(pull, queue, subscription, matches)
+
+    # Waiting
+
+    def _hold(
+        self, pull: Pull, wait_s: float, action: Callable[[Pull, Answer], None], until: Until = Until.TIME
+    ) -> bool:
+        """Whether a pull that no message wakes is held; `action` is called when its wait is over."""
+        return self._held_pulls.hold(self._waiting(pull, action, until), wait_s)
+
+    def _waiting(self, pull: Pull, action: Callable[[Pull, Answer], None], until: Until = Until.TIME) -> HeldPull:
+        session, header = pull.session, pull.header
+        queue = self._store.queue(header.topic, header.queue_id)
+        kept = _kept(pull)
+        return HeldPull(
+            session,
+            header.consumer_group,
+            queue,
+            None,
+            header.queue_offset,
+            lambda: action(kept, kept.later()),
+            size=_text_bytes(header),
+            until=until,
+        )
+
+    def _look_again(self, pull: Pull, answer: Answer, attempt: int) -> None:
+        """A client pulls before the heartbeat that has its new subscription; refused, a Java client would wait for a
+        second."""
+        if pull.session.is_closed:  # nothing is kept any more for who is gone
+            return
+        outcome: Pulled | Fault | None
+        try:
+            outcome = self.pull(pull, attempt)
+        except (Refusal, StoreError, MessageError, LimitExceeded) as fault:
+            outcome = fault
+        if outcome is not None:
+            answer(outcome)
+
+    def _has_to_wait(self, pull: Pull, attempt: int) -> bool:
+        """Whether the queue is not this member's to read now. The pull is answered, or looked at again, later."""
+        session, header = pull.session, pull.header
+        if self._draining.holds_back(session, header):
+            return self._wait(pull, DRAINING_WAIT_S)
+        group = self._groups.get(header.consumer_group)
+        member = group.members.get(session) if group else None
+        if group is None or member is None or member.data.strategy or member.data.message_model != "CLUSTERING":
+            return False
+        wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
+        if self._draining.allotment.is_anothers(group.name, session, header.topic, header.queue_id):
+            return self._wait(pull, wait_s, Until.TURN)
+        # It would get everything twice: foreign members see changes of the group late.
+        if self._locks.has_lease(group.name, header.topic, header.queue_id, session):
+            return self._wait(pull, OTHERS_QUEUE_WAIT_S)
+        if self._draining.is_gated(session, header):
+            held = self._waiting(pull, partial(self._go_through, attempt=attempt))
+            self._draining.gate(header, partial(self._held_pulls.let_go, held))
+            if not self._held_pulls.hold(held, wait_s):
+                held.answer()
+            return True
+        return False
+
+    def _wait(self, pull: Pull, wait_s: float, until: Until = Until.TIME) -> bool:
+        """The pull gets nothing, when its wait is over; at once where it cannot be held."""
+        if not self._hold(pull, wait_s, _give_nothing, until):
+            pull.later()(_nothing_new(pull.header))
+        return True
+
+    def _go_through(self, pull: Pull, answer: Answer, attempt: int) -> None:
+        """The earlier reader of a queue is done, or the pull's time is."""
+        if self._draining.is_gated(pull.session, pull.header):
+            answer(_nothing_new(pull.header))
+        else:
+            self._look_again(pull, answer, attempt)
+
+    def _overtaken_by(self, session: Session, header: PullMessage) -> int | None:
+        """The committed offset that a foreign member must go on from: another member has read the queue since it loaded its
+        own. An answer without messages moves Apache's clients at once, 4.9's Java (PullCallback, NO_NEW_MSG) and Go's alike;
+        PULL_OFFSET_MOVED would cost them 10 s."""
+        place = (header.consumer_group, header.topic, header.queue_id)
+        committed = self._offsets.get(*place)
+        if committed is None or header.queue_offset >= committed:
+            return None
+        if self._offsets.is_behind_owner(*place, header.queue_offset):
+            return committed if self._commits.is_foreign_member(session, header.consumer_group) else None
+        return committed if self._draining.allotment.is_new_reader(place[0], session, *place[1:]) else None
+
+    def _set_back_to(self, session: Session, header: PullMessage) -> int | None:
+        """Where a member goes back to that was ahead when the end of the queue was lost: its offset would be right again as
+        soon as others have been stored, and it would never get those. Whatever else is pulled under the lease says that its
+        reader knows what this run has: a Spark query, which looks after lost messages itself, pulls without PULL_SUSPEND."""
+        place = (header.consumer_group, header.topic, header.queue_id)
+        end = self._locks.former_end(*place)
+        if end is None:
+            return None
+        if header.sys_flag & codes.PULL_SUSPEND:
+            if not self._locks.is_leased_to(*place, session):
+                return None
+            if header.queue_offset > end:
+                log.warning(
+                    "position_set_back", group=place[0], topic=place[1], queue=place[2], offset=header.queue_offset, end=end,
+                    hint="the member read messages that were lost before this start; their offsets are given again",
+                )  # fmt: skip
+                return end
+        self._locks.forget_former_end(*place)
+        return None
+
+    # Checks
+
+    def _check_group_and_topic(self, header: PullMessage) -> None:
+        if not self._settings.now.permission & PERM_READ:
+            raise Refusal(Reason.NOT_PERMITTED, f"the broker[{self._settings.now.name}] pulling message is forbidden")
+        group = self._group_configs.ensure(header.consumer_group)
+        if group is None:
+            raise Refusal(
+                Reason.NO_GROUP,
+                f"subscription group [{header.consumer_group}] does not exist",
+            )
+        if not group.consume_enable:
+            raise Refusal(Reason.NOT_PERMITTED, f"subscription group no permission, {header.consumer_group}")
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise Refusal(Reason.NO_TOPIC, f"topic[{header.topic}] not exist, create it or send to it first")
+        if not topic.perm & PERM_READ:
+            raise Refusal(Reason.NOT_PERMITTED, f"the topic[{header.topic}] pulling message is forbidden")
+        if not 0 <= header.queue_id < topic.read_queues:
+            raise Refusal(
+                Reason.ILLEGAL,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] readQueueNums:[{topic.read_queues}]",
+            )
+
+    def _subscription(self, session: Session, header: PullMessage) -> Subscription | None:
+        """What to filter by; None takes all."""
+        if header.sys_flag & codes.PULL_SUBSCRIPTION:
+            if header.subscription == ALL and header.expression_type in (TAG, None):  # as most that bring their filter
+                return None
+            if len(header.subscription or "") > MAX_EXPRESSION_CHARS:
+                raise Refusal(
+                    Reason.BAD_EXPRESSION,
+                    f"the expression has {len(header.subscription or '')} characters; {MAX_EXPRESSION_CHARS} are allowed",
+                )
+            try:
+                found = parse_subscription(header.topic, header.subscription, kind=header.expression_type)
+            except SubscriptionError as error:
+                raise Refusal(Reason.BAD_EXPRESSION, f"parse the consumer's subscription failed: {error}") from None
+        else:
+            found = self._registered_subscription(session, header)
+        if found.kind not in (TAG, SQL92):
+            raise Refusal(Reason.ILLEGAL, f"the broker does not support consumer to filter message by {found.kind}")
+        return None if found.takes_all else found
+
+    def _registered_subscription(self, session: Session, header: PullMessage) -> Subscription:
+        name = header.consumer_group
+        group = self._groups.get(name)
+        if group is None:
+            raise Refusal(
+                Reason.NOT_SUBSCRIBED,
+                f"the consumer's group info not exist, send a heartbeat of {name} first",
+            )
+        settings = self._group_configs.ensure(name)
+        if group.message_model == "BROADCASTING" and settings and not settings.consume_broadcast_enable:
+            raise Refusal(Reason.NOT_PERMITTED, f"the consumer group[{name}] can not consume by broadcast way")
+        found = group.subscription(session, header.topic)
+        if found is None:
+            raise Refusal(
+                Reason.NOT_SUBSCRIBED,
+                f"the consumer's subscription not exist, no member of {name} subscribes to {header.topic}",
+            )
+        if found.version < header.sub_version:
+            raise Refusal(Reason.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        return found
+
+    def _commit(self, session: Session, header: PullMessage) -> None:
+        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        queue, offset, commits = (topic, queue_id), header.commit_offset, self._commits
+        fault = commits.fence_fault(session, group, queue, offset, None) or commits.offset_fault(group, queue, offset)
+        if fault is None:
+            by_owner = self._locks.is_leased_to(group, topic, queue_id, session)
+            commits.store(group, queue, offset, by_owner=by_owner)
+
+    # Reading
+
+    def _read_held(
+        self, pull: Pull, queue: ConsumeQueue, subscription: Subscription | None, matches: Filter | None
+    ) -> Pulled | Fault:
+        """As `_read`, outside of the dispatch, which would say what the store cannot read."""
+        session, header, _, _ = pull
+        place = (header.consumer_group, session, header.topic, header.queue_id)
+        if self._draining.holds_back(session, header) or self._draining.allotment.is_anothers(*place):
+            return _nothing_new(header)  # it has been drained of the queue since
+        if self._store.queues.get((queue.topic, queue.queue_id)) is not queue:
+            return Refusal(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, it was deleted")
+        try:
+            return self._read(pull, queue, subscription, matches)
+        except (StoreError, MessageError) as error:
+            log.error("pull_failed", topic=header.topic, queue=header.queue_id, reason=str(error))
+            return error
+
+    def _read(
+        self, pull: Pull, queue: ConsumeQueue, subscription: Subscription | None, matches: Filter | None
+    ) -> Pulled:
+        """The outcome of a pull, whatever the offset finds."""
+        header = pull.header
+        offset, begin, end = header.queue_offset, queue.begin, queue.next
+        if header.topic_identity and self._topics.identity(header.topic) not in ("", header.topic_identity):
+            return Pulled(Outcome.MADE_ANEW, begin, begin, end)
+        if begin <= offset < end:
+            looks = SCAN_WORDS // matches.words if matches is not None else 0
+            found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
+            if found.messages:
+                self._statistics.got[f"{header.topic}@{header.consumer_group}"] += found.messages
+                return _new_tuple(Pulled, (Outcome.FOUND, found.next_offset, begin, end, found.pieces))
+            return Pulled(Outcome.NO_MATCH, found.next_offset, begin, end)
+        if end == 0:
+            if offset:
+                self._note_moved(header, 0)
+            # PullMessageProcessor, NO_MESSAGE_IN_QUEUE: an empty queue is nothing to correct for who begins at 0.
+            return Pulled(Outcome.EMPTIED if offset else Outcome.EMPTY, 0, begin, end)
+        if offset == end:
+            return Pulled(Outcome.AT_END, offset, begin, end)
+        if offset < begin:
+            self._note_moved(header, begin)
+            return Pulled(Outcome.BELOW, begin, begin, end)
+        self._note_moved(header, end)
+        return Pulled(Outcome.BEYOND, end, begin, end)
+
+    def _note_moved(self, header: PullMessage, offset: int) -> None:
+        """An OffsetMovedEvent in OFFSET_MOVED_EVENT, for whoever watches that topic."""
+        moved = Queue(header.topic, self._settings.now.name, header.queue_id)
+        body = encode_offset_moved(header.consumer_group, moved, header.queue_offset, offset)
+        text = f"{props.TAGS}{props.NAME_END}{header.consumer_group}{props.PAIR_END}{props.KEYS}{props.NAME_END}"
+        text += header.consumer_group
+        store = self._store
+        queue = store.queue(OFFSET_MOVED_TOPIC, 0)
+        try:
+            with self._appender.batch() as now_ms:
+                self._appender.stage(queue, body, text.encode(), tag_code(text), 0, 0, now_ms, store.store_host)
+        except StoreFull as error:
+            log.warning("offset_moved_not_noted", group=header.consumer_group, reason=str(error))
+
+
+def _kept(pull: Pull) -> Pull:
+    """One that waits: it is known how it is answered."""
+    answer = pull.later()
+    return pull._replace(later=lambda: answer)
+
+
+def _give_nothing(pull: Pull, answer: Answer) -> None:
+    answer(_nothing_new(pull.header))
+
+
+def _nothing_new(header: PullMessage) -> Pulled:
+    """The member asks again, and again, until the queue is its own or it has learned that it is not."""
+    return Pulled(Outcome.AT_END, header.queue_offset, 0, header.queue_offset)
+
+
+def _held_bytes(header: PullMessage, subscription: Subscription | None, matches: Filter | None) -> int:
+    tags = len(subscription.tags) if subscription is not None else 0
+    words = matches.words if matches is not None else 0
+    return _text_bytes(header) + TAG_BYTES * tags + FILTER_WORD_BYTES * words
+
+
+def _text_bytes(header: PullMessage) -> int:
+    """What a pull that waits keeps of its client's texts."""
+    texts = header.consumer_group, header.topic, header.subscription, header.expression_type, header.topic_identity
+    return sum(map(len, filter(None, texts)))
