@@ -28,6 +28,7 @@ from rocketlet.broker.messages import topics
 from rocketlet.broker.messages.delays import Delays
 from rocketlet.broker.messages.held_pulls import HeldPulls
 from rocketlet.broker.nameserver import routes
+from rocketlet.broker.pops.book import Book
 from rocketlet.broker.remoting import dispatch
 from rocketlet.broker.remoting.requests import offsets, replies
 from rocketlet.broker.remoting.rules import KNOWN
@@ -139,6 +140,10 @@ REMOVALS: dict[str, Removal] = {
             Change(Store, "commit", Lines("except BaseException as error:", "except StoreFull as error:")),
         ],
         "C1",
+    ),
+    "pop-written": Removal(
+        "what clients that pop acknowledge is on the disk before the answer", "pop", 12,
+        [Change(Book, "acknowledged", lambda self, deliveries, done: None)], "POP",
     ),
     "torn-write": Removal(
         "what a failed write left is cut off", "disk", 60, [Change(SegmentedFile, "_take_back", Lines(

@@ -20,6 +20,7 @@ SHORT = {
     "power": 100,
     "disk": 60,
     "kill": 3,
+    "pop": 3,
     "descriptors": 2,
     "exhaustion": 9,
     "stalls": 27,

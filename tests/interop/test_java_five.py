@@ -11,6 +11,7 @@ from ..conftest import Connect
 from ..support.requests import bodies_of
 from .conftest import Cluster, Run, StartCluster, missing
 from .test_java_pulls import filled
+from .test_mqadmin import admin_of
 
 pytestmark = [
     pytest.mark.java,
@@ -50,3 +51,44 @@ async def test_java_sends_to_times_and_takes_back(
     node.clock.advance(100)
     wire = await connect(cluster.address)
     assert await bodies_of(wire) == [b"seconds", b"millis", b"at"]
+
+
+@feature(
+    "Consumers", "messages shared (POP) by more members than queues, set by mqadmin: acknowledged, and tried again"
+)
+async def test_members_share_messages(cluster: Cluster, java_five: Run) -> None:
+    bodies = await filled(cluster)
+    async with admin_of(cluster, java_five) as admin:
+        text = await admin("setConsumeMode", "-c", "DefaultCluster", "-g", "g", "-t", "t", "-m", "POP", "-q", "0")
+    assert "success" in text
+    options = {"ns": cluster.address, "group": "g", "topic": "t", "mode": "fail-once"}
+    async with java_five("pop", **options) as one, java_five("pop", **options) as other:
+        peers = (one, other)
+        for peer in peers:
+            await peer.started()
+        await one.until(lambda: len(one.bodies) + len(other.bodies) >= len(bodies))
+        pools = [node.broker.pops for node in cluster.nodes]
+
+        def lag() -> int:
+            return sum(numbers.lag for pops in pools for numbers in pops.numbers("g", "t").values())
+
+        def are_told() -> bool:
+            """Each member has said of each message when it is to be tried again: Java's first pause is 10 s."""
+            return all(
+                delivery.deadline_s < delivery.since_s + 50
+                for pops in pools
+                for deliveries in pops._pools.deliveries()
+                for delivery in deliveries.unfinished.values()
+            )
+
+        assert lag() == len(bodies)
+        await one.until(are_told, 60)
+        for node in cluster.nodes:
+            node.clock.advance(10)
+        await one.until(lambda: lag() == 0, 60)
+    got = Counter(one.bodies) + Counter(other.bodies)
+    assert got == Counter(dict.fromkeys(bodies, 2))
+    tries = [int(line[4]) for peer in peers for line in peer.found("GOT")]
+    assert sorted(tries) == [0] * len(bodies) + [1] * len(bodies)
+    for node in cluster.nodes:
+        assert [node.broker.offsets.get("g", "t", queue) for queue in (0, 1)] == [5, 5]

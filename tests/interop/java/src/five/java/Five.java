@@ -1,3 +1,6 @@
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
@@ -14,8 +17,29 @@ public final class Five implements Peer.Runs {
     public void run(String mode) throws Exception {
         switch (mode) {
             case "timers" -> timers();
+            case "pop" -> pop();
             default -> throw new IllegalArgumentException(mode);
         }
+    }
+
+    /** Takes messages of a topic that the group shares. mode: fail-once says of each message the first time that it failed. */
+    private void pop() throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(peer.get("group"), peer.hook());
+        consumer.setNamesrvAddr(peer.get("ns"));
+        consumer.setClientRebalance(false);
+        consumer.setPopInvisibleTime(60_000);
+        consumer.subscribe(peer.get("topic"), peer.get("tags", "*"));
+        boolean failsOnce = peer.get("mode", "").equals("fail-once");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            messages.forEach(Peer::got);
+            boolean again = failsOnce && messages.get(0).getReconsumeTimes() == 0;
+            return again ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        Peer.say("STARTED");
+        Peer.waitForStdin();
+        consumer.shutdown();
+        Peer.say("ENDED");
     }
 
     /** Sends to times in each of the three ways, then one that it takes back, twice, and one that is too far. */
