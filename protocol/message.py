@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 from binascii import hexlify
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
@@ -46,6 +46,7 @@ _BEGIN_TEXT: Final = BEGIN_MARK.decode()
 _SHORT: Final = Struct(">h")
 _pack_short: Final = _SHORT.pack
 _START: Final = Struct(">iI")
+_size_and_offset: Final = Struct(">i24xq").unpack_from
 _PLACE: Final = Struct(">iIIiiqqi")  # a record's head up to its sys flag
 
 
@@ -183,6 +184,15 @@ def record_size(data: bytes, position: int, most: int = MAX_RECORD_BYTES) -> int
         return 0
     size, magic = _START.unpack_from(data, position)
     return size if magic == MAGIC and FIXED_BYTES <= size <= most else 0
+
+
+def places_in(data: bytes | memoryview, positions: Iterable[int]) -> list[tuple[int, int]]:
+    """Of the records at some positions, the size and the place in the log that each claims. Raises MessageError where
+    there is no room for a record's head."""
+    try:
+        return [_size_and_offset(data, position) for position in positions]
+    except StructError:
+        raise MessageError("there is no room for a message record's head") from None
 
 
 def decode_records(data: bytes) -> Iterator[Record]:

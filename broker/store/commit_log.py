@@ -69,6 +69,8 @@ class CommitLog(SegmentedFile):
     def read_written(self, position: int, size: int) -> Buffer:
         """What was written at a position, which must be one that `written` has. Raises Damaged if it is another now, also
         near these bytes."""
+        if not 0 < size <= self.end - position:
+            raise Damaged(f"{self.directory} has no {size} bytes at {position}")
         begin, end, before, behind = self.written.part(position, position + size)
         data = self.read(begin, end - begin)
         if crc32(data, before) != behind:

@@ -12,12 +12,12 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
 from ...protocol.codes import SYS_BORNHOST_V6
-from ...protocol.message import MAX_RECORD_BYTES, Record, is_certainly, without_checksum
+from ...protocol.message import MAX_RECORD_BYTES, MessageError, Record, is_certainly, places_in, without_checksum
 from ...protocol.subscription import Subscription
 from ..config import (
     BULK_PULL_BYTES,
@@ -45,6 +45,7 @@ def _unpacker(count: int) -> Callable[[bytes], tuple[int, ...]]:
     return struct.Struct(">" + "QIq" * count).unpack
 
 
+MOST_READ_BYTES: Final = 2 * BULK_PULL_BYTES + MAX_RECORD_BYTES
 Entry = tuple[int, int, int]  # queue offset, commit log position, size
 
 
@@ -105,7 +106,7 @@ class Reader:
         if positions[0] >= self._log.written.begin and all(sizes):
             try:
                 return Fetched(self._read_records(positions, sizes), count, offset + count)
-            except Damaged:
+            except (Damaged, MessageError):
                 pass
         entries = list(zip(range(offset, offset + count), positions, sizes, strict=True))
         return Fetched(*self._checked(queue, entries), offset + count)
@@ -132,7 +133,7 @@ class Reader:
             if all(sizes):
                 try:
                     return self._read_records(positions, sizes), len(entries)
-                except Damaged:
+                except (Damaged, MessageError):
                     pass
         return self._checked(queue, entries)
 
@@ -160,26 +161,27 @@ class Reader:
     # Runs of records as they lie there
 
     def _read_records(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
+        """Raises Damaged, also for what cannot be where the index says: its files may be damaged as the log may be."""
         begin, end = positions[0], positions[-1] + sizes[-1]
         total = sum(sizes)
+        if total > MOST_READ_BYTES:
+            raise Damaged(f"an index has records of {total} bytes")
         if end - begin == total:
-            return [self._read_once(begin, total)]
-        # One read over small gaps is cheaper than one for each run of records.
-        if end - begin <= 2 * total + READ_GAP_BYTES:
-            data = memoryview(self._log.read_written(begin, end - begin))
-            return [data[at - begin : at - begin + size] for at, size in zip(positions, sizes, strict=True)]
+            return [self._read_once(begin, total, sizes[-1])]
         return self._read_runs(positions, sizes)
 
-    def _read_once(self, position: int, size: int) -> Buffer:
+    def _read_once(self, position: int, size: int, last_size: int) -> Buffer:
         """Groups that keep up pull the same messages one after the other: they share a read. The log is never rewritten.
         Who drains a backlog gets much at once, which would only push the next read out of the processor's cache."""
-        if size > SHARED_READ_BYTES:
-            return self._log.read_written(position, size)
         latest = self._latest
         if latest[0] == position and latest[1] == size and position >= self._log.begin:
             return latest[2]
         data = self._log.read_written(position, size)
-        self._latest = (position, size, data)
+        (_, first_at), (found_size, _) = places_in(data, (0, size - last_size))
+        if first_at != position or found_size != last_size:
+            raise Damaged(f"the records at {position} are not those that their index has there")
+        if size <= SHARED_READ_BYTES:
+            self._latest = (position, size, data)
         return data
 
     def _read_runs(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
@@ -192,10 +194,10 @@ class Reader:
                 continue
             begin = positions[first]
             data = memoryview(self._log.read_written(begin, end - begin))
-            pieces += [
-                data[at - begin : at - begin + size]
-                for at, size in zip(positions[first:number], sizes[first:number], strict=True)
-            ]
+            places = list(zip(sizes[first:number], positions[first:number], strict=True))
+            if places_in(data, [at - begin for _, at in places]) != places:
+                raise Damaged(f"the records from {begin} on are not those that their index has there")
+            pieces += [data[at - begin : at - begin + size] for size, at in places]
             first = number
         return pieces
 
@@ -205,11 +207,12 @@ class Reader:
         """The bytes of the records that are whole, and how many those are."""
         begin, total = entries[0][1], sum(size for _, _, size in entries)
         span = entries[-1][1] + entries[-1][2] - begin
-        block = self._log.read_up_to_damage(begin, span) if span <= 2 * total + READ_GAP_BYTES else b""
+        is_near = self._log.begin <= begin and 0 < span <= min(2 * total + READ_GAP_BYTES, MOST_READ_BYTES)
+        block = self._log.read_up_to_damage(begin, span) if is_near else b""
         pieces: list[Buffer] = []
         for offset, position, size in entries:
             at = position - begin
-            data = block[at : at + size] if at + size <= len(block) else self._bytes(position, size)
+            data = block[at : at + size] if 0 <= at <= len(block) - size else self._bytes(position, size)
             if is_certainly(data, queue.topic_record, queue.queue_id, offset, position) or self._record(
                 queue, offset, position, data
             ):
@@ -219,12 +222,14 @@ class Reader:
 
     def _bytes(self, position: int, size: int) -> bytes:
         """What the log holds where the index has a record."""
-        return self._log.read_up_to_damage(position, size) if 0 < size <= MAX_RECORD_BYTES else b""
+        is_possible = 0 < size <= MAX_RECORD_BYTES and position >= self._log.begin
+        return self._log.read_up_to_damage(position, size) if is_possible else b""
 
     def _record(self, queue: ConsumeQueue, offset: int, position: int, data: bytes) -> Record | None:
         """The queue's record at an offset; None if it is damaged, which is logged once."""
         record = self._log.record_in(data, 0, position)
-        if record is not None and (record.queue_offset, record.queue_id, record.topic) == (
+        if record is not None and (record.size, record.queue_offset, record.queue_id, record.topic) == (
+            len(data),
             offset,
             queue.queue_id,
             queue.topic,

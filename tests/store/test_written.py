@@ -149,3 +149,23 @@ def test_sums_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(sums._places) <= 50
     assert [bodies(store, queue=queue) for queue in range(3)] == expected
     store.close()
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("bit", [0, 40, 50, 56, 60, 62, 63, 64, 80, 88, 90, 95])
+def test_a_bit_flipped_in_an_index_while_the_broker_runs_hides_one_message(tmp_path: Path, read: str, bit: int) -> None:
+    """What the log holds is as it was written; only where to look for it is wrong."""
+    store, expected = filled(tmp_path, 1)
+    store.checkpoint()
+    (index,) = (tmp_path / "consumequeue" / "t" / "1").iterdir()
+    for offset in (0, 50, 99):
+        data = bytearray(index.read_bytes())
+        data[offset * 20 + bit // 8] ^= 0x80 >> bit % 8
+        index.write_bytes(data)
+        store._reader._latest = (0, 0, b"")
+        left = expected[1][:offset] + expected[1][offset + 1 :]
+        assert READS[read](store, 1) in (left, expected[1])
+        data[offset * 20 + bit // 8] ^= 0x80 >> bit % 8
+        index.write_bytes(data)
+    assert {(queue, offset) for _, queue, offset in store.damaged} <= {(1, 0), (1, 50), (1, 99)}
+    store.close()
