@@ -6,6 +6,7 @@ An attack says `ready` when all it takes is taken, holds it until its standard i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import sys
 from collections.abc import Awaitable, Callable
@@ -220,6 +221,37 @@ async def registrations(address: str, size: int) -> dict[str, Any]:
     return await asked(address, frames)
 
 
+async def replies(address: str, size: int) -> dict[str, Any]:
+    """Replies to a client that never answers. `harmed`: who is not served because of it."""
+    silent, waiting = await connect(address), await connect(address)
+    HELD.extend((silent, waiting))
+    for name, streams in (("silent", silent), ("waiting", waiting)):
+        body = orjson.dumps({"clientID": name, "producerDataSet": [{"groupName": "p"}]})
+        await Asking(streams).ask([Frame(Code.HEART_BEAT, body=body)])
+    hostile = await connect(address)
+    HELD.append(hostile)
+    hostile[1].write(b"".join(encode(_reply("silent")._replace(opaque=number)) for number in range(size)))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(8):
+            await hostile[0].read(1)  # a reply is refused: all places are taken
+    honest = await connect(address)
+    honest[1].write(encode(_reply("waiting")))
+    frames = FrameReader()
+    pushed: list[int] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            pushed = [frame.code for frame in frames.feed(await waiting[0].read(MIB))]
+    return {
+        "replies": size,
+        "harmed": [] if pushed == [Code.PUSH_REPLY_MESSAGE_TO_CLIENT] else ["who waits for a reply"],
+    }
+
+
+def _reply(client: str) -> Frame:
+    frame = send("DefaultCluster_REPLY_TOPIC")
+    return frame._replace(code=Code.SEND_REPLY_MESSAGE_V2, ext={**frame.ext, "i": f"REPLY_TO_CLIENT\x01{client}"})
+
+
 ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[dict[str, Any]]], int]] = {
     "connections": (connections, 5000),
     "half frames": (half_frames, 60),
@@ -232,6 +264,7 @@ ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[dict[str, Any]]], int]] 
     "changed groups": (changed_groups, 250),
     "offsets": (offsets, 50_000),
     "registrations": (registrations, 3000),
+    "replies": (replies, 12_000),
 }
 """Each with its size when a campaign runs by hand."""
 

@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from rocketlet.broker import server
 from rocketlet.broker.access.accounts import Account
@@ -50,6 +50,9 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.signature import Signer
 
+from ._removal import Change, Lines, Removal
+from ._request_removals import REQUESTS
+
 PLANT = "ROCKETLET_CAMPAIGN_PLANT"  # the removal, for processes that a campaign starts
 CLIENT_FAULTS = ("HeaderError", "BodyError", "IllegalName", "StoreError", "LimitExceeded")
 
@@ -65,31 +68,6 @@ def _large_owners(members: Mapping[str, int], queues: TopicQueues, broker_name: 
     for queue_id, owner in enumerate(found):
         owner.queue = Queue(queues.topic, broker_name, queue_id)
     return [*found]
-
-
-class Lines(NamedTuple):
-    """In a function: these lines become others. Indents count from the function's own."""
-
-    before: str
-    after: str
-
-
-class Change(NamedTuple):
-    owner: Any
-    attribute: str
-    value: Any  # several Lines are a list
-
-
-class Removal(NamedTuple):
-    """What is taken out, in words, the campaign that must find it, in how many tries, and the point of the list of defects
-    that it is of."""
-
-    what: str
-    campaign: str
-    tries: int
-    changes: list[Change]
-    point: str
-    only: str | None = None
 
 
 class LooseConsumer(bodies.ConsumerShape):
@@ -408,6 +386,7 @@ REMOVALS: dict[str, Removal] = {
         "a name server knows 1,000 brokers at most", "exhaustion", 1, [Change(routes, "MAX_BROKERS", _UNLIMITED)], "memory",
         "registrations",
     ),
+    **REQUESTS,
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.signature import ACCESS_KEY, SIGNATURE, Signer
 
-from tests.support.accounts import ADMIN, SECRETS, SEND, AccountsFile
+from tests.support.accounts import ACCOUNTS, ADMIN, SECRETS, SEND, AccountsFile, account
 from tests.support.certificates import Certificates
 
 from ._fuzz import Fuzz
@@ -41,9 +41,11 @@ from .frames import Peer, Socket
 DEFAULT_COUNT = 10_000
 SECRET = b"nobody-may-read-this"
 NOBODY = "nobody-key"
+CURIOUS = "curious-key"
 HONEST_EVERY = 50
 HONEST_TOPIC = "orders"
 TOPICS = ("t", "u")
+INNER = (*TOPICS, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "DefaultCluster_REPLY_TOPIC", "%DLQ%g", "%RETRY%g")
 
 OPEN = frozenset(
     (
@@ -68,6 +70,18 @@ Strange = Callable[[Frame, random.Random], Frame]
 
 def _as_nobody(frame: Frame, chance: random.Random) -> Frame:
     return _signed(frame, NOBODY, SECRETS[NOBODY])
+
+
+def _as_curious(frame: Frame, chance: random.Random) -> Frame:
+    """Looks for denied messages where brokers keep what is of other topics and groups."""
+    ext: dict[str, str | int | bool] = {
+        "topic": chance.choice(INNER),
+        "key": "k",
+        "maxNum": 64,
+        "beginTimestamp": 0,
+        "endTimestamp": 2**62,
+    }
+    return _signed(Frame(RequestCode.QUERY_MESSAGE, frame.opaque, ext), CURIOUS, SECRETS[CURIOUS])
 
 
 def _without_key(frame: Frame, chance: random.Random) -> Frame:
@@ -110,6 +124,7 @@ def _signed(frame: Frame, key: str, secret: str) -> Frame:
 NOBODY_MAY = "an account without permissions"
 STRANGERS: dict[str, Strange] = {
     NOBODY_MAY: _as_nobody,
+    "an account that may read all topics but these": _as_curious,
     "no key": _without_key,
     "an unknown key": _with_unknown_key,
     "another secret": _with_wrong_secret,
@@ -126,6 +141,9 @@ class Guarded:
     def __init__(self, folder: Path, *, enforces_tls: bool) -> None:
         folder.mkdir()
         self._file = AccountsFile(folder / "plain_acl.yml")
+        denied = {"topicPerms": [f"{topic}=DENY" for topic in TOPICS], "groupPerms": ["g=DENY"]}
+        reader = account(CURIOUS, defaultTopicPerm="SUB", defaultGroupPerm="SUB", **denied)
+        self._file.write([*ACCOUNTS, reader])
         self._routes = Routes()
         self._broker = Broker(BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False), self._routes)
         tls = Tls("enforcing", Certificates.make(folder).files) if enforces_tls else None
@@ -142,6 +160,8 @@ class Guarded:
             broker.offsets.put(group, "t", 0, 1)
         for number in range(12):
             put(broker, broker.store.queue("t", number % 4), SECRET, b"KEYS\x01k\x02TAGS\x01A")
+        for name in INNER:
+            put(broker, broker.store.queue(name, 0), SECRET, b"KEYS\x01k\x02REAL_TOPIC\x01t\x02REAL_QID\x010")
 
     async def done(self) -> None:
         """Returns when everything is answered."""

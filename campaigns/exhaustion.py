@@ -97,6 +97,8 @@ async def attack_all(peer: Peer, outcome: Outcome, limit: Limit, share: float, r
         grown_mib = resident["peak_mib"] - before_mib
         if grown_mib > GROWS_AT_MOST_MIB.get(name, grown_mib):
             outcome.fault(f"{name}: the broker has grown by {grown_mib} MiB, more than {GROWS_AT_MOST_MIB[name]}")
+        for harmed in found.get("harmed", ()):
+            outcome.fault(f"{name}: {harmed} is not served")
         await asyncio.sleep(0.5)
         outcome.figures[name] = honest.figures() | resident | found
         outcome.tried += 1

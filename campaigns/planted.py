@@ -15,7 +15,8 @@ from typing import Any
 
 import orjson
 
-from ._removals import REMOVALS, Removal
+from ._removal import Removal
+from ._removals import REMOVALS
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = len(REMOVALS)

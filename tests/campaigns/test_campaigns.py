@@ -26,6 +26,7 @@ SHORT = {
     "stalls": 27,
     "chaos": 6,
     "access": 2000,
+    "cost": 300,
     "handlers": 3,
     "forge": 60,
 }

@@ -24,7 +24,7 @@ SEND: dict[str, Any] = {
     "m": "false",
 }  # fmt: skip
 ADMIN = "admin-key"
-KEYS = (ADMIN, "orders-key", "readers-key", "nobody-key", "trusted-key")
+KEYS = (ADMIN, "orders-key", "readers-key", "nobody-key", "trusted-key", "curious-key")
 SECRETS = {name: f"secret-of-{name}" for name in KEYS}
 
 
