@@ -70,7 +70,12 @@ FAILURE_CHARS: Final = 200  # of what a caller is told of the handler that faile
 DISK_LOW_RATIO: Final = 0.75  # Apache's brokers delete old messages at once from here on
 DISK_FULL_RATIO: Final = 0.9
 CLOCK_SKEW_S: Final = 5.0
-SHORT_LAG_S: Final = 0.5  # what is consumed so soon is no lag that grows
+SHORT_LAG_S: Final = 5.0  # what is consumed so soon is no lag that grows
+LEAST_LAG: Final = 100  # messages; less is no lag that grows
+LOOK_S: Final = 2.0  # between two looks at a group
+WATCH_S: Final = 12.0  # how long a queue is looked at that commits nothing: members commit every 5 s
+STUCK_S: Final = 30.0  # a message that waits for its handler for longer is stuck; many handlers take some seconds
+SUSPECTS: Final = 32  # queues of a group whose next message is looked for
 OLDEST_VERSION: Final = 393  # V4_9_0's ordinal in Apache's MQVersion
 LOCKS_MEAN_ORDER_VERSION: Final = 412  # V5_0_0_SNAPSHOT's: see replay.py
 

@@ -3,6 +3,7 @@
 admin_client    topics, groups, offsets, messages, brokers
 described       a topic and a group as administration describes them
 diagnosis       what is wrong with a cluster, in order of harm
+group_findings  what is wrong with one group
 message_search  messages by id, by key, by place
 message_trace   Apache's message trace
 track           what became of a message in each group

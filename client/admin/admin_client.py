@@ -33,7 +33,7 @@ from ...protocol.headers import (
     write,
 )
 from ...protocol.queue import Queue
-from ...protocol.subscription import parse_subscription
+from ...protocol.subscription import SQL92, TAG, Sql, parse_subscription
 from ..config import ADMIN_TIMEOUT_S, TOPIC_QUEUES
 from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
 from ..message import Message
@@ -382,11 +382,14 @@ class AdminClient:
             self._cluster, topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit, unique=False
         )
 
-    async def read(self, queue: Queue, begin: int, end: int, *, expression: str = "*") -> AsyncIterator[list[Message]]:
-        """The messages of a queue from `begin` up to but not including `end` that match a tag expression, in pieces."""
+    async def read(
+        self, queue: Queue, begin: int, end: int, *, expression: str | Sql = "*"
+    ) -> AsyncIterator[list[Message]]:
+        """The messages of a queue from `begin` up to but not including `end` that match a filter, in pieces."""
         if self._cluster.master(queue.broker_name) is None:
             await self._cluster.find_route(queue.topic)
-        subscription = parse_subscription(queue.topic, expression)
+        kind = SQL92 if isinstance(expression, Sql) else TAG
+        subscription = parse_subscription(queue.topic, expression, kind=kind)
         async for messages in message_search.read_queue(self._cluster, queue, begin, end, subscription):
             tags = subscription.tags
             yield [message for message in messages if not tags or message.tag in tags]

@@ -6,7 +6,8 @@ import argparse
 from dataclasses import asdict
 
 from ...client.admin.admin_client import AdminClient
-from ...client.admin.diagnosis import Harm, diagnose
+from ...client.admin.diagnosis import Harm, Patience, diagnose
+from ...client.config import LOOK_S, WATCH_S
 from ..plumbing.administration import Commands, verb
 from ..plumbing.numbers import seconds
 from ..plumbing.output import Output
@@ -25,15 +26,15 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     doctor.add_argument(
         "--watch",
         type=seconds,
-        default=2.0,
+        default=WATCH_S,
         metavar="SECONDS",
-        help="how long to watch what moves between two looks (default: 2)",
+        help=f"how long to watch a queue that commits nothing, at most (default: {WATCH_S:g})",
     )
 
 
 async def _doctor(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     """The exit status is 1 if something is found that hurts now."""
-    findings = await diagnose(admin, watch_s=options.watch)
+    findings = await diagnose(admin, Patience(look_s=min(options.watch, LOOK_S), watch_s=options.watch))
     for finding in findings:
         if output.as_json:
             output.json(asdict(finding) | {"harm": finding.harm.name.lower()})

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject
 from rocketlet.client.admin import diagnosis
-from rocketlet.client.admin.diagnosis import Finding, diagnose
+from rocketlet.client.admin.diagnosis import Finding, Patience, diagnose
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, encode_heartbeat, encode_subscription
 from rocketlet.protocol.codes import VERSION, Language, RequestCode
@@ -76,14 +76,14 @@ class SickCluster:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def findings(self, wanted: Iterable[tuple[str, str]], watch_s: float = 0.5) -> dict[tuple[str, str], Finding]:
+    async def findings(self, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Finding]:
         """By subject and kind; looks until those that are wanted are all there."""
         missing = set(wanted)
         async with AdminClient(self._name_server) as admin, self._answers():
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     while True:
-                        looked = await diagnose(admin, watch_s=watch_s)
+                        looked = await diagnose(admin, Patience(look_s=0.5, watch_s=0.5, stuck_s=0.0))
                         found = {(finding.subject, finding.kind): finding for finding in looked}
                         missing = set(wanted) - found.keys()
                         if not missing:

@@ -1,0 +1,241 @@
+"""What is wrong with one group: checks of two looks at it, some seconds apart.
+
+A queue is not called stuck because its offset stands: members commit every 5 s, a handler may take its time, and messages
+that no filter wants are skipped without a commit. It is stuck if a message that its owner wants has waited for long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from ...protocol import names
+from ...protocol.admin_answers import Running
+from ...protocol.admin_bodies import Progress
+from ...protocol.queue import Queue
+from ..config import LEAST_LAG, OLDEST_VERSION, SHORT_LAG_S
+from .described import Group, Topic
+
+
+class Harm(IntEnum):
+    """How much a finding hurts, worst first."""
+
+    LOSS = 0  # messages are lost, or will be soon
+    STANDS = 1  # messages wait, and nobody handles them
+    TWICE = 2  # messages are handled more than once
+    SLOW = 3
+    RISK = 4
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """`subject` is what it is about, such as a group; `kind` is stable, for programs; `cure` says what to do."""
+
+    harm: Harm
+    kind: str
+    subject: str
+    text: str
+    cure: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A group as it was seen twice, some seconds apart. `waiting_s`: by queue, for how long the next message that its owner
+    wants has waited; only of queues that committed nothing meanwhile, and only where it is too long."""
+
+    group: Group
+    later: Mapping[Queue, Progress]
+    topics: Mapping[str, Topic]
+    running: Mapping[str, Running]
+    disagreements: tuple[str, ...]
+    seconds: float
+    waiting_s: Mapping[Queue, float] = field(default_factory=dict)
+
+
+def findings_of_group(seen: Observed) -> Iterator[Finding]:
+    """What is wrong with a group as it was seen twice."""
+    for check in _CHECKS:
+        yield from check(seen)
+
+
+def _lost(seen: Observed) -> Iterator[Finding]:
+    for queue, progress in seen.later.items():
+        topic = seen.topics.get(queue.topic)
+        begin = topic.ranges[queue].begin if topic and queue in topic.ranges else 0
+        if 0 < progress.consumer_offset < begin:
+            text = f"{queue}: {begin - progress.consumer_offset} messages were deleted before the group read them"
+            yield Finding(
+                Harm.LOSS, "retention", seen.group.name, text, "keep messages longer, or add consumers to catch up"
+            )
+
+
+def _standing(seen: Observed) -> Iterator[Finding]:
+    name, lag = seen.group.name, sum(max(item.lag, 0) for item in seen.later.values())
+    if not seen.group.members:
+        text = (
+            f"{lag} messages wait and the group has no members" if lag else "it has no members: new messages will wait"
+        )
+        cure = "start its consumers, or delete the group if it is gone"
+        yield Finding(Harm.STANDS if lag else Harm.RISK, "no_members", name, text, cure)
+        return
+    if seen.group.config and not any(config.consume_enable for config in seen.group.config.values()):
+        text = "consumption is switched off by the group's settings"
+        yield Finding(Harm.STANDS, "consumption_off", name, text, "switch consumeEnable on")
+    owned = _owned(seen)
+    unread = [queue for queue in _subscribed(seen) if queue not in owned]
+    if unread:
+        text = f"nobody reads {_some(unread)}"
+        cure = "wait for a rebalance; if it stays, restart the members that subscribe to the topic"
+        yield Finding(Harm.STANDS, "unread_queues", name, text, cure)
+
+
+def suspects_of(before: Mapping[Queue, Progress], later: Mapping[Queue, Progress]) -> list[Queue]:
+    """Queues in which messages wait and nothing was committed between two looks."""
+    return [
+        queue
+        for queue, now in later.items()
+        if queue in before
+        and min(now.lag, before[queue].lag) > 0
+        and now.consumer_offset <= before[queue].consumer_offset
+    ]
+
+
+def _stuck(seen: Observed) -> Iterator[Finding]:
+    """One finding for each member: its queues have one cause."""
+    owned = _owned(seen) if seen.group.members and seen.waiting_s else {}
+    of_owner: dict[str, list[Queue]] = {}
+    for queue in seen.waiting_s:
+        if queue in owned:
+            of_owner.setdefault(owned[queue][0], []).append(queue)
+    for owner, queues in sorted(of_owner.items()):
+        lag, longest_s = sum(seen.later[queue].lag for queue in queues), max(seen.waiting_s[queue] for queue in queues)
+        text = (
+            f"{_some(queues)}: {lag} messages wait, the oldest for {longest_s:.0f} s, and their owner {owner} has committed "
+            f"nothing for {seen.seconds:.0f} s"
+        )
+        cure = "look at that member's log: a slow or blocked handler, a paused consumer, or a message retried for ever"
+        yield Finding(Harm.STANDS, "stuck_queue", seen.group.name, text, cure)
+
+
+def _growing(seen: Observed) -> Iterator[Finding]:
+    """One finding for each topic."""
+    owned = _owned(seen) if seen.group.members else {}
+    of_topic: dict[str, list[tuple[Queue, int, int]]] = {}
+    for queue, now in seen.later.items():
+        before = seen.group.progress.get(queue)
+        if before is None or queue not in owned:
+            continue
+        consumed = now.consumer_offset - before.consumer_offset
+        arrived = now.broker_offset - before.broker_offset
+        if arrived > consumed > 0 and now.lag > max(LEAST_LAG, SHORT_LAG_S * consumed / seen.seconds):
+            of_topic.setdefault(queue.topic, []).append((queue, arrived, consumed))
+    for topic, found in of_topic.items():
+        lag = sum(seen.later[queue].lag for queue, _, _ in found)
+        arrive = sum(arrived for _, arrived, _ in found) / seen.seconds
+        are_consumed = sum(consumed for _, _, consumed in found) / seen.seconds
+        text = (
+            f"{_some([queue for queue, _, _ in found])}: {lag} messages wait; {arrive:.0f} messages/s arrive, "
+            f"{are_consumed:.0f} are consumed"
+        )
+        yield Finding(Harm.SLOW, "growing_lag", seen.group.name, text, _cure_of_lag(seen, topic))
+
+
+def _cure_of_lag(seen: Observed, name: str) -> str:
+    topic, members = seen.topics.get(name), len(seen.group.members)
+    queues = len(topic.ranges) if topic else 0
+    if members >= queues:
+        return f"{name} has {queues} queues for {members} members: add queues, or faster handlers"
+    return "add members, or make the handlers faster (more of them at once, batches)"
+
+
+def _twice(seen: Observed) -> Iterator[Finding]:
+    group = seen.group.name
+    if seen.group.connections and any(
+        known.message_model == "BROADCASTING" for known in seen.group.connections.values()
+    ):
+        return
+    owned = _owned(seen)
+    shared = [queue for queue, owners in owned.items() if len(owners) > 1]
+    if shared:
+        readers = ", ".join(owned[shared[0]])
+        text = f"{_some(shared)}: read by {readers} at once"
+        yield Finding(Harm.TWICE, "two_readers", group, text, "see who disagrees below; restart the older member")
+    for known in seen.group.connections.values():
+        for client_id, count in Counter(member.client_id for member in known.members).items():
+            if count > 1:
+                text = f"{count} members call themselves {client_id}; they read the same queues"
+                cure = "give each its own client id (instanceName in Java; containers that share a host name and pid)"
+                yield Finding(Harm.TWICE, "client_id_twice", group, text, cure)
+
+
+def _disagreeing(seen: Observed) -> Iterator[Finding]:
+    group = seen.group.name
+    cure = "give all members of the group the same subscriptions, strategy and model, or use two groups"
+    for text in seen.disagreements:
+        yield Finding(Harm.STANDS, "disagreement", group, text, cure)
+    wanted: dict[str, list[str]] = {}
+    for client_id, member in sorted(seen.running.items()):
+        mine = {topic: text for topic, text in member.subscriptions.items() if not topic.startswith(names.RETRY_PREFIX)}
+        wanted.setdefault(str(sorted(mine.items())), []).append(client_id)
+    if len(wanted) > 1 and not seen.disagreements:
+        kinds = "; ".join(f"{' and '.join(ids)}: {text}" for text, ids in wanted.items())
+        yield Finding(Harm.STANDS, "disagreement", group, f"members have different subscriptions: {kinds}", cure)
+
+
+def _idle(seen: Observed) -> Iterator[Finding]:
+    owners = {client_id for ids in _owned(seen).values() for client_id in ids}
+    idle = [member.client_id for member in seen.group.members if member.client_id not in owners]
+    if idle and seen.running:
+        queues = len(_subscribed(seen))
+        text = f"{len(idle)} of {len(seen.group.members)} members have no queue: {', '.join(idle[:3])}"
+        yield Finding(
+            Harm.RISK,
+            "idle_members",
+            seen.group.name,
+            text,
+            f"the topics have {queues} queues: add queues, or stop them",
+        )
+
+
+def _old(seen: Observed) -> Iterator[Finding]:
+    for member in seen.group.members:
+        if member.language == "JAVA" and 0 < member.version < OLDEST_VERSION:
+            text = f"{member.client_id} at {member.address} uses a client older than 4.9"
+            yield Finding(Harm.RISK, "old_client", seen.group.name, text, "upgrade it")
+
+
+_CHECKS: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
+    _lost,
+    _standing,
+    _stuck,
+    _growing,
+    _twice,
+    _disagreeing,
+    _idle,
+    _old,
+)
+
+
+def _owned(seen: Observed) -> dict[Queue, list[str]]:
+    """Who says that it reads each queue, and who holds its lock."""
+    owners: dict[Queue, list[str]] = {queue: [client_id] for queue, client_id in seen.group.owners.items()}
+    for client_id, member in seen.running.items():
+        for queue in member.commit_offsets:
+            known = owners.setdefault(queue, [])
+            if client_id not in known:
+                known.append(client_id)
+    return owners
+
+
+def _subscribed(seen: Observed) -> list[Queue]:
+    """The queues that the members should read between them."""
+    wanted = {topic for known in seen.group.connections.values() for topic in known.subscriptions}
+    wanted |= {topic for member in seen.running.values() for topic in member.subscriptions}
+    return [queue for name in sorted(wanted & seen.topics.keys()) for queue in seen.topics[name].ranges]
+
+
+def _some(queues: list[Queue]) -> str:
+    shown = ", ".join(map(str, queues[:3]))
+    return shown if len(queues) <= 3 else f"{shown} and {len(queues) - 3} more"
