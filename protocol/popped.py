@@ -26,7 +26,7 @@ def with_attempts(record: bytes, reconsume_times: int, handle: str) -> bytes:
         topic_at = body_at + int.from_bytes(record[body_at - 4 : body_at], "big")
         size_at = topic_at + record[topic_at] + 1
         text = record[size_at + 2 :]
-        if len(text) != int.from_bytes(record[size_at : size_at + 2], "big"):
+        if size_at + 2 > len(record) or len(text) != int.from_bytes(record[size_at : size_at + 2], "big"):
             raise MessageError("a message record has properties of another size than it says")
     except IndexError:
         raise MessageError("a message record is cut off") from None

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+import structlog
+
 from ...protocol.message import offset_in, properties_in, split_records
 from ...protocol.properties import TAGS, find
 from ..config import MAX_UNFINISHED, MAX_UNFINISHED_IN_ORDER, POP_LOOKS, SCAN_ENTRIES, SCAN_WORDS
@@ -20,6 +22,8 @@ from .order import Order, message_group
 from .records import KeptQueue
 from .states import Delivery, Event, State
 from .values import Delivered, Numbers, Request
+
+log = structlog.get_logger("rocketlet.pops")
 
 Fetch = Callable[..., Fetched]
 
@@ -52,7 +56,6 @@ class Deliveries:
         self.floor_ms = 0
         self.reported = begin
         self.unfinished: OrderedDict[int, Delivery] = OrderedDict()
-        self.lost = 0  # messages that were gone before somebody was done with them
         self.is_passed = False  # whether `next` has moved without the disk knowing
         self.fresh_behind: list[Delivery] = []  # of which the disk does not know
         self._order: Order | None = None
@@ -147,7 +150,11 @@ class Deliveries:
         return b"".join(fetched.pieces) if fetched.messages else None
 
     def _lose(self, delivery: Delivery) -> None:
-        self.lost += 1
+        queue = self.queue
+        log.error(
+            "popped_message_gone",
+            group=self.group, topic=queue.topic, queue=queue.queue_id, offset=delivery.offset, attempts=delivery.attempts,
+        )  # fmt: skip
         delivery.turn(Event.FORGET)
         self._remove(delivery)
         if self._order is not None:
@@ -158,10 +165,11 @@ class Deliveries:
         self, taken: list[Taken], request: Request, count: int, room: int, allowed: int, whole: set[str | None]
     ) -> None:
         position = max(self.next, self.queue.begin)
+        allowed = min(allowed, self._limit - len(self.unfinished))
         looked: list[Delivery] = []
         looks = SCAN_WORDS // request.matches.words if request.matches is not None else SCAN_ENTRIES
         for _ in range(POP_LOOKS if request.matches is None else 1):
-            wanted = min(count - len(taken), allowed, self._limit - len(self.unfinished) - len(looked))
+            wanted = min(count - len(taken), allowed)
             if wanted <= 0 or room <= 0 or position >= self.queue.next:
                 break
             fetched = self._fetch(self.queue, position, wanted, request.subscription, request.matches, room, looks)

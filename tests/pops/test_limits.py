@@ -1,0 +1,101 @@
+"""The limits of messages that are shared, each at its edge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.config import MAX_POP_MESSAGES
+from rocketlet.broker.pops import deliveries, pops
+from rocketlet.broker.pops.values import Why
+
+from .world import World, bodies, handles
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "data", queues=2)
+
+
+def fill(world: World, count: int, queue: int = 0, **properties: str) -> None:
+    for number in range(count):
+        world.send(f"{queue}-{number}", queue=queue, **properties)
+
+
+def test_a_receive_gets_no_more_than_32_messages(world: World) -> None:
+    fill(world, MAX_POP_MESSAGES + 1)
+    assert len(world.receive(1000).messages) == MAX_POP_MESSAGES
+
+
+def test_a_receive_gets_no_more_bytes_than_it_takes_but_one_message_always(world: World) -> None:
+    fill(world, 3)
+    size = len(world.state.peek("g", "t", None, 1)[0].record)
+    assert len(world.receive(max_bytes=2 * size).messages) == 2
+    assert len(world.receive(max_bytes=size - 1).messages) == 1
+
+
+def test_a_message_that_comes_again_is_not_overtaken_because_it_is_large(world: World) -> None:
+    world.send("small")
+    world.send("x" * 1000)
+    world.send("small too")
+    received = world.receive(2, 1000)
+    world.advance(1)
+    room = len(received.messages[0].record) + 10
+    assert bodies(world.receive(max_bytes=room)) == ["small"]
+    assert bodies(world.receive(max_bytes=room)) == ["x" * 1000]
+
+
+def test_a_queue_with_too_much_in_flight_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "MAX_UNFINISHED", 3)
+    fill(world, 5)
+    received = world.receive()
+    assert len(received.messages) == 3
+    got = world.wait()
+    assert not got
+    world.ack(handles(received)[1])
+    assert bodies(got[0]) == ["0-3"]
+    assert world.receive().why is Why.NOTHING_NEW
+
+
+def test_a_group_with_too_much_in_flight_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pops, "MAX_UNFINISHED_OF_GROUP", 3)
+    fill(world, 2, queue=0)
+    fill(world, 2, queue=1)
+    received = world.receive()
+    assert len(received.messages) == 3
+    got = world.wait()
+    assert not got
+    world.ack(handles(received)[0])
+    assert len(got[0].messages) == 1
+
+
+def test_a_group_in_order_looks_past_so_many_messages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "MAX_UNFINISHED_IN_ORDER", 4)
+    world.group("g", consume_orderly=True)
+    fill(world, 5, __SHARDINGKEY="a")
+    world.send("b", __SHARDINGKEY="b")
+    first = world.receive(1)
+    assert bodies(first) == ["0-0"]
+    assert world.receive().why is Why.NOTHING_NEW  # b lies behind what is looked at
+    assert world.state.numbers("g", "t")[0].waiting == 3
+    world.ack(*handles(first))
+    assert bodies(world.receive(3)) == ["0-1", "0-2", "0-3"]
+
+
+def test_no_more_receives_wait_than_that(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pops, "MAX_WAITING_RECEIVES", 2)
+    waits = [world.wait() for _ in range(3)]
+    assert [got[0].why if got else None for got in waits] == [None, None, Why.TOO_MANY_WAIT]
+    world.advance(20)
+    assert [got[0].why for got in waits[:2]] == [Why.NOTHING_NEW] * 2
+    assert world.state.waiting == 0
+
+
+def test_what_retention_has_removed_is_finished_and_said(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(world, 2)
+    world.receive(invisible_ms=1000)
+    world.store.queues["t", 0].begin = 1
+    world.advance(1)
+    assert bodies(world.receive()) == ["0-1"]
+    assert "popped_message_gone" in capsys.readouterr().out
+    assert world.offsets.get("g", "t", 0) == 1
