@@ -92,8 +92,8 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.listening broker.messages broker.nameserver broker.pops broker.running "
         "broker.sessions broker.store",
         "broker.observing": "broker.broker broker.config broker.messages broker.running broker.sessions",
-        "broker.grpc": "broker.access broker.broker broker.clock broker.config broker.messages "
-        "broker.pops broker.remoting broker.sessions broker.store",
+        "broker.grpc": "broker.access broker.broker broker.clock broker.config broker.listening "
+        "broker.messages broker.pops broker.sessions broker.store",
         "broker.server": "broker.access broker.broker broker.clock broker.config broker.grpc "
         "broker.listening broker.nameserver broker.observing broker.remoting "
         "broker.running broker.sessions",

@@ -10,7 +10,7 @@ from ...protocol.grpc import MessageReader, Status
 from ...protocol.http2.fields import Fields
 from ...protocol.http2.flow import Answers, Stream
 from ..access.needs import Need
-from ..remoting.connection import Connection
+from ..listening.carrier import Carrier
 from .codes import OK_TEXT, Code
 
 Needs = Callable[[Any], list[Need]]
@@ -48,7 +48,7 @@ class Call:
 
     def __init__(
         self,
-        session: Connection,
+        session: Carrier,
         stream: Stream,
         method: Method,
         due_s: float | None,

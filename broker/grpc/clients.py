@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from ..config import MAX_GRPC_CLIENTS, MEMBER_BYTES, LimitExceeded
-from ..remoting.connection import Connection
+from ..listening.carrier import Carrier
 from ..sessions.events import Event, Question
 from ..sessions.session import Session
 from .calls import Call
@@ -23,7 +23,7 @@ class GrpcClient:
     """A session of this door: a client id, and the connection that it was last heard on. `stream`: its telemetry stream while
     that is open. `topics`: that it has said it publishes to. `group`: of which it is a consumer."""
 
-    def __init__(self, client_id: str, connection: Connection, told: Told) -> None:
+    def __init__(self, client_id: str, connection: Carrier, told: Told) -> None:
         self.number = next(_numbers)
         self.client_id = client_id
         self.connection = connection
@@ -95,7 +95,7 @@ class GrpcClient:
     def abort(self) -> None:
         self.connection.abort()
 
-    def move(self, connection: Connection) -> None:
+    def move(self, connection: Carrier) -> None:
         """It is heard on another connection, with what it is charged."""
         if not self.connection.is_closed:
             self.connection.charge(-self._charged_bytes)
@@ -117,7 +117,7 @@ class GrpcClients:
         self._told = told
         self._gone = gone
         self._clients: dict[str, GrpcClient] = {}
-        self._of_connection: dict[Connection, set[str]] = {}
+        self._of_connection: dict[Session, set[str]] = {}
 
     def __iter__(self) -> Iterator[GrpcClient]:
         return iter(self._clients.values())
@@ -125,7 +125,7 @@ class GrpcClients:
     def get(self, client_id: str) -> GrpcClient | None:
         return self._clients.get(client_id)
 
-    def hear(self, client_id: str, connection: Connection) -> GrpcClient:
+    def hear(self, client_id: str, connection: Carrier) -> GrpcClient:
         """The client, which is there as long as this connection. Raises LimitExceeded."""
         client = self._clients.get(client_id)
         if client is None:
@@ -142,7 +142,7 @@ class GrpcClients:
         self._of_connection[connection].add(client_id)
         return client
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: Session) -> None:
         for client_id in self._of_connection.pop(connection, ()):
             self.forget(client_id)
 

@@ -20,7 +20,7 @@ from ...protocol.http2.flow import Stream
 from ...protocol.http2.frames import ErrorCode
 from ...protocol.http2.hpack import encode
 from ..config import STREAM_BYTES
-from ..remoting.connection import Connection
+from ..listening.carrier import Carrier
 from .calls import Call, Method
 
 log = structlog.get_logger("rocketlet.grpc")
@@ -50,7 +50,7 @@ class Door(Protocol):
 class GrpcConnection(asyncio.Protocol):
     """`ready`: messages that are read and wait for their turn, each with its call. None: the client sends no more of them."""
 
-    def __init__(self, door: Door, connection: Connection) -> None:
+    def __init__(self, door: Door, connection: Carrier) -> None:
         self.door = door
         self.connection = connection
         self.http2 = Http2()

@@ -19,7 +19,7 @@ from ..access.acl import Acl
 from ..broker import Broker
 from ..clock import MACHINE
 from ..config import CLIENT_GONE_S, TURN_S, LimitExceeded
-from ..remoting.connection import Connection
+from ..listening.carrier import Carrier
 from ..sessions.refusal import Refusal
 from ..store.files import StoreError
 from .authentication import authorize
@@ -65,7 +65,7 @@ class Door:
         if self._hall is not None and self._hall.clients.get(client_id) is None:
             self._hall.broker.pops.client_gone(client_id)
 
-    def protocol(self, connection: Connection) -> GrpcConnection:
+    def protocol(self, connection: Carrier) -> GrpcConnection:
         return GrpcConnection(self, connection)
 
     def method_of(self, stream: Stream) -> Method:

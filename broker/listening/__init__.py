@@ -1,6 +1,7 @@
 """What all doors share of a listening socket.
 
 client      a client's socket, as far as TLS deals with it
+carrier     a client's socket as any door may use it, whichever made it
 entrance    whether a client speaks TLS, by its first byte
 self_signed  a certificate where none is given
 tls         how TLS is set up: mode, certificates and keys
