@@ -18,7 +18,7 @@ ENV PYTHONUNBUFFERED=1 PYSPARK_PYTHON=python3
 
 FROM python:3.11-slim-bookworm AS files
 COPY . /src
-RUN python -m venv /opt/rocketlet && /opt/rocketlet/bin/python -m pip install --no-cache-dir '/src[broker,acl,console,control]'
+RUN python -m venv /opt/rocketlet && /opt/rocketlet/bin/python -m pip install --no-cache-dir '/src[broker,acl,console,control,grpc]'
 RUN /opt/rocketlet/bin/python /src/docker/minimal_root.py /minimal && mkdir /data
 
 FROM scratch

@@ -6,8 +6,9 @@ and before anything is written. Every call is authorized before it is staged or 
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import structlog
@@ -18,7 +19,7 @@ from ...protocol.http2.flow import Stream
 from ..access.acl import Acl
 from ..broker import Broker
 from ..clock import MACHINE
-from ..config import CLIENT_GONE_S, TURN_S, LimitExceeded
+from ..config import CLIENT_GONE_S, MAX_ANSWERING, TURN_S, LimitExceeded
 from ..listening.carrier import Carrier
 from ..sessions.refusal import Refusal
 from ..store.files import StoreError
@@ -46,6 +47,7 @@ class Door:
         self._hall: Hall | None = None
         self._sends: Sends | None = None
         self._methods: Mapping[bytes, Method] = {}
+        self._answering = 0
         self.now_s = MACHINE.monotonic_s
         if broker is not None:
             self._hall = Hall(broker, GrpcClients(tell, self._gone), acl)
@@ -112,26 +114,51 @@ class Door:
                 self._sends.stage(call, request)
                 return
             response = method.handler(self._hall, call, request)
-            if response is not None:
+            if asyncio.iscoroutine(response):
+                self._answer_later(call, response)
+            elif response is not None:
                 call.answer(response)
-        except DecodeError:
-            call.end(Status.INTERNAL, f"the {method.name} message cannot be decoded")
-        except Fault as fault:
-            self._refuse(call, fault.code, str(fault))
-        except Refusal as refusal:
-            self._refuse(call, refused(refusal).code, str(refusal))
-        except _CLIENT_FAULTS as error:
-            self._refuse(call, Code.INTERNAL_SERVER_ERROR, str(error))
         except Exception as error:
-            if call.session.is_news(f"request_failed {method.name}"):
-                log.exception("request_failed", request=method.name, peer=call.session.peer)
+            self._fault(call, error)
+
+    def _answer_later(self, call: Call, response: Coroutine[Any, Any, Any]) -> None:
+        """Raises LimitExceeded."""
+        assert self._hall is not None
+        if self._answering >= MAX_ANSWERING:
+            response.close()
+            raise LimitExceeded(f"{MAX_ANSWERING} long requests are being answered; try again later")
+        self._answering += 1
+        self._hall.broker.tasks.spawn(self._answer(call, response))
+
+    async def _answer(self, call: Call, response: Coroutine[Any, Any, Any]) -> None:
+        try:
+            call.answer(await response)
+        except Exception as error:
+            self._fault(call, error)
+        finally:
+            self._answering -= 1
+
+    def _fault(self, call: Call, error: Exception) -> None:
+        """The answer to a call that cannot be served: the client's fault, a full disk's, or a defect of ours."""
+        name = call.method.name
+        if isinstance(error, DecodeError):
+            call.end(Status.INTERNAL, f"the {name} message cannot be decoded")
+        elif isinstance(error, Fault):
+            self._refuse(call, error.code, str(error))
+        elif isinstance(error, Refusal):
+            self._refuse(call, refused(error).code, str(error))
+        elif isinstance(error, _CLIENT_FAULTS):
+            self._refuse(call, Code.INTERNAL_SERVER_ERROR, str(error))
+        else:
+            if call.session.is_news(f"request_failed {name}"):
+                log.error("request_failed", request=name, peer=call.session.peer, exc_info=error)
             self._refuse(call, Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
 
     def _refuse(self, call: Call, code: int, reason: str) -> None:
         if not call.method.is_stream:
             call.refuse(code, reason)
             return
-        refused: Any = call.method.response()
-        set_status(refused.status, code, reason)
-        call.send(refused)
+        response: Any = call.method.response()
+        set_status(response.status, code, reason)
+        call.send(response)
         call.end()

@@ -7,10 +7,12 @@ where that is a container's, clients outside connect to themselves.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from ...protocol import names
-from ...protocol.bodies import TopicConfig
+from ...protocol.bodies import QueueData, Route, TopicConfig
 from ...protocol.codes import PERM_READ, PERM_WRITE
 from ..config import MAX_ENDPOINTS_BYTES, MAX_NAMESPACE_CHARS
 from ..store.files import StoreFull
@@ -39,53 +41,101 @@ def accepted_types(topic: TopicConfig) -> tuple[int, ...]:
     return TYPES.get(topic.message_type, _ALL_TYPES)
 
 
+class Holding(NamedTuple):
+    """The queues of a topic that one broker has. `address`: empty for this one, which is where the client has reached it."""
+
+    queues: QueueData
+    address: str
+    types: tuple[int, ...]
+
+
 def query_route(hall: Hall, call: Call, request: Any) -> Any:
-    topic = _topic_at(hall, topic_of(request.topic), creates=True)
-    response = QueryRouteResponse()
-    set_status(response.status)
-    pattern = _pattern(hall, call, request)
-    pattern.accept_message_types.extend(accepted_types(topic))
-    for queue_id in range(max(topic.read_queues, topic.write_queues)):
-        pattern.id, pattern.permission = queue_id, _permission(topic, queue_id)
-        response.message_queues.append(pattern)
-    return response
+    name = topic_of(request.topic)
+    return _answer(hall, name, partial(_route, call, request))
 
 
 def query_assignment(hall: Hall, call: Call, request: Any) -> Any:
-    """Every client of a group gets the same: one place that stands for all queues, or in a group that takes messages in order
-    each queue for itself."""
+    """Every client of a group gets the same: of each broker one place that stands for all its queues, or in a group that
+    takes messages in order each queue for itself."""
     name = topic_of(request.topic)
     group = group_of(request.group)
-    topic = _topic_at(hall, name, creates=True)
-    if not topic.perm & PERM_READ or not topic.read_queues:
-        raise Fault(Code.FORBIDDEN, f"the topic {topic.name} has no queue that may be read")
     settings = hall.broker.group_configs.ensure(group)
     is_in_order = settings is not None and settings.consume_orderly
-    response = QueryAssignmentResponse()
+    return _answer(hall, name, partial(_assignments, call, request, is_in_order))
+
+
+def _answer(hall: Hall, name: str, make: Callable[[list[Holding]], Any]) -> Any:
+    """At once, or when a name server in another process has answered."""
+    servers = hall.broker.name_servers
+    if servers.are_elsewhere:
+        return _answer_later(hall, name, make)
+    return make(_holdings(hall, name, servers.local.route(name) if servers.local is not None else None))
+
+
+async def _answer_later(hall: Hall, name: str, make: Callable[[list[Holding]], Any]) -> Any:
+    return make(_holdings(hall, name, await hall.broker.name_servers.find_route(name)))
+
+
+def _route(call: Call, request: Any, holdings: list[Holding]) -> Any:
+    response = QueryRouteResponse()
     set_status(response.status)
-    pattern = _pattern(hall, call, request)
-    for queue_id in range(topic.read_queues) if is_in_order else (-1,):
-        pattern.id = queue_id
-        pattern.permission = _READ_WRITE if queue_id < 0 else _permission(topic, queue_id)
-        response.assignments.add().message_queue.CopyFrom(pattern)
+    for holding in holdings:
+        pattern = _pattern(call, request, holding)
+        pattern.accept_message_types.extend(holding.types)
+        for queue_id in range(max(holding.queues.read_queues, holding.queues.write_queues)):
+            pattern.id, pattern.permission = queue_id, _permission(holding.queues, queue_id)
+            response.message_queues.append(pattern)
     return response
 
 
-def _topic_at(hall: Hall, name: str, *, creates: bool) -> TopicConfig:
+def _assignments(call: Call, request: Any, is_in_order: bool, holdings: list[Holding]) -> Any:
+    response = QueryAssignmentResponse()
+    set_status(response.status)
+    for holding in holdings:
+        queues = holding.queues
+        if not queues.perm & PERM_READ or not queues.read_queues:
+            continue
+        pattern = _pattern(call, request, holding)
+        for queue_id in range(queues.read_queues) if is_in_order else (-1,):
+            pattern.id = queue_id
+            pattern.permission = _READ_WRITE if queue_id < 0 else _permission(queues, queue_id)
+            response.assignments.add().message_queue.CopyFrom(pattern)
+    if not response.assignments:
+        raise Fault(Code.FORBIDDEN, f"the topic {request.topic.name} has no queue that may be read")
+    return response
+
+
+def _holdings(hall: Hall, name: str, route: Route | None) -> list[Holding]:
+    """This broker's first. Raises Fault if nobody has the topic, and it may not be created."""
+    broker = hall.broker
+    own = broker.config.name
+    others = [data for data in route.queues if data.broker_name != own] if route is not None else []
+    topic = broker.topics.get(name) or (None if others else _created(hall, name))
+    found: list[Holding] = []
+    if topic is not None:
+        queues = QueueData(own, topic.read_queues, topic.write_queues, topic.perm)
+        found.append(Holding(queues, "", accepted_types(topic)))
+    addresses = {data.name: data.addresses.get(0, "") for data in route.brokers} if route is not None else {}
+    found += [
+        Holding(data, addresses[data.broker_name], _ALL_TYPES) for data in others if addresses.get(data.broker_name)
+    ]
+    if not found:
+        raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
+    return found
+
+
+def _created(hall: Hall, name: str) -> TopicConfig | None:
     """Clients ask for the route before they send, so a topic that a send may create is created here. Raises Fault."""
     broker = hall.broker
-    topic = broker.topics.get(name)
-    if topic is None and creates and not name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
-        try:
-            topic = broker.topics.auto_create(name, names.DEFAULT_TOPIC, broker.config.default_queues, broker.store.end)
-        except StoreFull as error:
-            raise Fault(Code.INTERNAL_SERVER_ERROR, str(error)) from None
-    if topic is None:
-        raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
-    return topic
+    if name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
+        return None
+    try:
+        return broker.topics.auto_create(name, names.DEFAULT_TOPIC, broker.config.default_queues, broker.store.end)
+    except StoreFull as error:
+        raise Fault(Code.INTERNAL_SERVER_ERROR, str(error)) from None
 
 
-def _pattern(hall: Hall, call: Call, request: Any) -> Any:
+def _pattern(call: Call, request: Any, holding: Holding) -> Any:
     """A queue of the answer. Raises Fault for what would make each of them long."""
     if len(request.topic.resource_namespace) > MAX_NAMESPACE_CHARS:
         raise Fault(Code.BAD_REQUEST, f"the namespace has more than {MAX_NAMESPACE_CHARS} characters")
@@ -93,23 +143,28 @@ def _pattern(hall: Hall, call: Call, request: Any) -> Any:
         raise Fault(Code.ILLEGAL_ACCESS_POINT, f"the endpoints have more than {MAX_ENDPOINTS_BYTES} bytes")
     queue = MessageQueue()
     queue.topic.CopyFrom(request.topic)
-    queue.broker.name = hall.broker.config.name
-    queue.broker.endpoints.CopyFrom(request.endpoints if request.endpoints.addresses else _reached(call))
+    queue.broker.name = holding.queues.broker_name
+    if holding.address:
+        endpoints = endpoints_of(holding.address)
+    elif request.endpoints.addresses:
+        endpoints = request.endpoints
+    else:  # what the client has connected to, as far as can be seen from here
+        endpoints = endpoints_of(call.text(b":authority") or call.session.reached)
+    queue.broker.endpoints.CopyFrom(endpoints)
     return queue
 
 
-def _reached(call: Call) -> Any:
-    """What the client has connected to, as far as can be seen from here."""
-    host, _, port = (call.text(b":authority") or call.session.reached).rpartition(":")
+def endpoints_of(address: str) -> Any:
+    """Of `host:port`."""
+    host, _, port = address.rpartition(":")
     host = host.strip("[]")
     endpoints = Endpoints()
     endpoints.scheme = _IPV6 if ":" in host else _IPV4 if _IS_IPV4(host) else _DOMAIN
-    address = endpoints.addresses.add()
-    address.host, address.port = host, int(port) if port.isdecimal() and len(port) < 6 else 0
+    endpoints.addresses.add(host=host, port=int(port) if port.isdecimal() and len(port) < 6 else 0)
     return endpoints
 
 
-def _permission(topic: TopicConfig, queue_id: int) -> int:
-    reads = bool(topic.perm & PERM_READ) and queue_id < topic.read_queues
-    writes = bool(topic.perm & PERM_WRITE) and queue_id < topic.write_queues
+def _permission(queues: QueueData, queue_id: int) -> int:
+    reads = bool(queues.perm & PERM_READ) and queue_id < queues.read_queues
+    writes = bool(queues.perm & PERM_WRITE) and queue_id < queues.write_queues
     return (_NONE, _READ, _WRITE, _READ_WRITE)[reads + 2 * writes]

@@ -13,13 +13,14 @@ from rocketlet.broker.access.file import AclFile
 from rocketlet.broker.listening.tls import Tls
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.testing.ports import free_port
 
 from ..conftest import Node, Nodes, made_once
 from ..support.accounts import ACCOUNTS, AccountsFile
 from ..support.certificates import Certificates
 from ..support.handlers import Inbox
-from .conftest import Program, missing
+from .conftest import Program, StartCluster, missing
 from .official import CLIENTS, Official, home_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -97,6 +98,56 @@ async def test_consumers(node: Node, official: Official, mode: str) -> None:
     assert Counter(peer.bodies) == Counter(["0", "1", "2", "3", "4", "bad", "bad"])
     assert [line[4] for line in peer.found("GOT") if line[5] == "bad"] == ["1", "2"]
     assert next(line for line in peer.found("GOT") if line[5] == "3") == ["GOT", "t", "TagA", "k", "1", "3", "grün"]
+
+
+@feature("push consumers in order of a message group")
+async def test_consumers_in_order(node: Node, official: Official) -> None:
+    put(node)
+    node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
+    async with (
+        official.run("push", endpoint=node.address, topic="t") as peer,
+        official.run("produce", endpoint=node.address, topic="t") as sender,
+    ):
+        await popping(node, peer)
+        await sender.until(lambda: bool(sender.found("DONE")))
+        await peer.until(lambda: sum(body.startswith("fifo") for body in peer.bodies) >= 5)
+    assert [body for body in peer.bodies if body.startswith("fifo")] == [f"fifo-{number}" for number in range(5)]
+
+
+@feature("push consumers: dead letters by the group's limit")
+async def test_dead_letters(node: Node, official: Official) -> None:
+    put(node)
+    node.broker.group_configs.put(GroupConfig("g", retry_max_times=1))
+    async with (
+        official.run("push", endpoint=node.address, topic="t") as peer,
+        Producer(node.address) as producer,
+    ):
+        await popping(node, peer)
+        await producer.send("t", b"worse")
+        queues = node.broker.store.queues
+        await peer.until(lambda: ("%DLQ%g", 0) in queues and queues["%DLQ%g", 0].next == 1)
+    assert peer.bodies == ["worse", "worse"]
+
+
+@feature("topics of two brokers")
+async def test_topics_of_two_brokers(start_cluster: StartCluster, official: Official) -> None:
+    """A client is given the address of one; the route has both."""
+    cluster = await start_cluster(2)
+    await cluster.create_topic("t")
+    async with (
+        official.run("push", endpoint=cluster.nodes[0].address, topic="t") as peer,
+        Producer(cluster.address) as producer,
+    ):
+        for node in cluster.nodes:
+            await popping(node, peer)
+        for number in range(20):
+            await producer.send("t", b"%d" % number)
+        await peer.until(lambda: len(peer.bodies) == 20)
+    assert Counter(peer.bodies) == Counter(map(str, range(20)))
+    assert all(
+        any(queue.next for (name, _), queue in node.broker.store.queues.items() if name == "t")
+        for node in cluster.nodes
+    )
 
 
 @feature("TLS and accounts")

@@ -215,3 +215,9 @@ def route(topic: str, host: str = "", port: int = 0) -> Any:
         request.endpoints.scheme = 3
         request.endpoints.addresses.add(host=host, port=port)
     return request
+
+
+async def settle(client: GrpcClient, settings: Any) -> tuple[Any, Any]:
+    call = client.begin("Telemetry")
+    call.send(schema.TelemetryCommand(settings=settings))
+    return call, await call.next()

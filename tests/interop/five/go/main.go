@@ -76,6 +76,12 @@ func got(view *rmq.MessageView) {
 	say("GOT %s %s %s %d %s %s", view.GetTopic(), text(view.GetTag()), keys, view.GetDeliveryAttempt(), view.GetBody(), color)
 }
 
+// isBad: the first time, or always.
+func isBad(view *rmq.MessageView) bool {
+	body := string(view.GetBody())
+	return body == "worse" || body == "bad" && view.GetDeliveryAttempt() == 1
+}
+
 func message(body string) *rmq.Message {
 	return &rmq.Message{Topic: get("topic", "t"), Body: []byte(body)}
 }
@@ -137,7 +143,7 @@ func push() {
 		rmq.WithPushSubscriptionExpressions(filters()),
 		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: func(view *rmq.MessageView) rmq.ConsumerResult {
 			got(view)
-			if string(view.GetBody()) == "bad" && view.GetDeliveryAttempt() == 1 {
+			if isBad(view) {
 				return rmq.FAILURE
 			}
 			return rmq.SUCCESS
@@ -164,7 +170,7 @@ func simple() {
 			}
 			for _, view := range views {
 				got(view)
-				if string(view.GetBody()) == "bad" && view.GetDeliveryAttempt() == 1 {
+				if isBad(view) {
 					must(consumer.ChangeInvisibleDuration(view, time.Second))
 				} else {
 					must(consumer.Ack(context.Background(), view))

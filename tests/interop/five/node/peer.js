@@ -56,7 +56,8 @@ async function produce() {
   await stdin;
 }
 
-const isBad = (view) => view.body.toString() === 'bad' && view.deliveryAttempt === 1;
+// The first time, or always
+const isBad = (view) => view.body.toString() === 'worse' || (view.body.toString() === 'bad' && view.deliveryAttempt === 1);
 const consuming = {
   ...common,
   consumerGroup: options.group ?? 'g',

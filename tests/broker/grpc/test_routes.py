@@ -1,0 +1,211 @@
+"""Routes and settings: what every client asks first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rocketlet.broker.config import (
+    MAX_ENDPOINTS_BYTES,
+    MAX_NAMESPACE_CHARS,
+)
+from rocketlet.broker.grpc import schema
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.config import MAX_BODY_BYTES
+from rocketlet.testing.ports import free_port
+
+from ...conftest import Connect, Node, Nodes, eventually
+from ...support.grpc_client import GrpcClient, resource, route, settle
+from ...support.topics import put
+from ...support.two_brokers import two_brokers
+from .conftest import Dial
+
+OK = 20000
+
+
+# Routes
+
+
+async def test_a_route_has_the_address_that_the_client_used(node: Node, client: GrpcClient) -> None:
+    put(node, queues=2)
+    answer = await client.call("QueryRoute", route("t", "my-broker.example", 18081))
+    assert [(queue.id, queue.permission) for queue in answer.message_queues] == [(0, 4), (1, 4)]
+    (address,) = answer.message_queues[0].broker.endpoints.addresses
+    assert (address.host, address.port, answer.message_queues[0].broker.name) == (
+        "my-broker.example",
+        18081,
+        "broker-a",
+    )
+    assert list(answer.message_queues[0].accept_message_types) == [1, 2, 3, 4]
+
+
+async def test_without_an_address_the_route_has_the_one_of_the_call(node: Node, client: GrpcClient) -> None:
+    put(node)
+    answer = await client.call("QueryRoute", route("t"))
+    endpoints = answer.message_queues[0].broker.endpoints
+    assert (endpoints.scheme, endpoints.addresses[0].host, endpoints.addresses[0].port) == (1, "127.0.0.1", 1)
+
+
+async def test_a_topic_is_created_with_its_route_if_it_may(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(auto_create_topics=True, default_queues=3)
+    client = await dial(node.address)
+    assert len((await client.call("QueryRoute", route("new"))).message_queues) == 3
+    for name in ("%RETRY%g", "%DLQ%g"):
+        assert (await client.call("QueryRoute", route(name))).status.code == 40402
+    strict = await nodes.start(auto_create_topics=False, name="b", port=free_port())
+    answer = await (await dial(strict.address)).call("QueryRoute", route("new"))
+    assert (answer.status.code, strict.broker.topics.get("new")) == (40402, None)
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "ü", "x" * 128, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_x", "rmq_sys_x", "TBW102"]
+)
+async def test_names_that_no_topic_may_have(client: GrpcClient, name: str) -> None:
+    assert (await client.call("QueryRoute", route(name))).status.code == 40002
+
+
+async def test_queues_that_may_only_be_read_or_written_are_shown_so(node: Node, client: GrpcClient) -> None:
+    node.broker.topics.put(TopicConfig("t", 1, 3), node.broker.store.end)
+    answer = await client.call("QueryRoute", route("t"))
+    assert [queue.permission for queue in answer.message_queues] == [4, 3, 3]
+    node.broker.topics.put(TopicConfig("t", 1, 1, 0), node.broker.store.end)
+    assert [queue.permission for queue in (await client.call("QueryRoute", route("t"))).message_queues] == [1]
+
+
+@pytest.mark.parametrize("method", ["QueryRoute", "QueryAssignment"])
+async def test_what_each_queue_of_a_route_repeats_has_a_limit(node: Node, client: GrpcClient, method: str) -> None:
+    put(node, queues=1)
+
+    def asking(namespace: str, host: str) -> Any:
+        request = getattr(schema, f"{method}Request")(topic=resource("t"))
+        request.topic.resource_namespace = namespace
+        request.endpoints.addresses.add(host=host, port=1)
+        if method == "QueryAssignment":
+            request.group.name = "g"
+        return request
+
+    longest, host = "n" * MAX_NAMESPACE_CHARS, "h" * (MAX_ENDPOINTS_BYTES - 10)
+    assert (await client.call(method, asking(longest, host))).status.code == OK
+    assert (await client.call(method, asking(longest + "n", host))).status.code == 40000
+    assert (await client.call(method, asking(longest, host + "h" * 20))).status.code == 40001
+
+
+async def test_a_group_is_given_one_place_for_all_queues(node: Node, client: GrpcClient) -> None:
+    put(node)
+    request = schema.QueryAssignmentRequest(topic=resource("t"), group=resource("g"))
+    answer = await client.call("QueryAssignment", request)
+    assert [item.message_queue.id for item in answer.assignments] == [-1]
+    put(node, "write-only", perm=2)
+    request.topic.name = "write-only"
+    assert (await client.call("QueryAssignment", request)).status.code == 40300
+    request.group.name = "CID_RMQ_SYS_x"
+    assert (await client.call("QueryAssignment", request)).status.code == 40003
+
+
+async def test_a_route_has_the_queues_of_all_brokers(nodes: Nodes, connect: Connect, dial: Dial) -> None:
+    """Asked at either: the name server is in the first one's process."""
+    two = await two_brokers(nodes, connect)
+    for node in (two.a, two.b):
+        client = await dial(node.address)
+        answer = await client.call("QueryRoute", route("t", "reached.example", 1))
+        found = {queue.broker.name: queue.broker.endpoints.addresses[0] for queue in answer.message_queues}
+        assert sorted(found) == ["broker-a", "broker-b"]
+        for other in (two.a, two.b):
+            address = found[other.config.name]
+            expected = "reached.example:1" if other is node else other.address
+            assert f"{address.host}:{address.port}" == expected
+        request = schema.QueryAssignmentRequest(topic=resource("t"), group=resource("g"))
+        places = (await client.call("QueryAssignment", request)).assignments
+        assert [(item.message_queue.broker.name, item.message_queue.id) for item in places] == [
+            (node.config.name, -1),
+            ("broker-b" if node is two.a else "broker-a", -1),
+        ]
+
+
+async def test_a_topic_of_another_broker_is_not_created_here(nodes: Nodes, connect: Connect, dial: Dial) -> None:
+    two = await two_brokers(nodes, connect)
+    put(two.b, "theirs", queues=1)
+    while await two.b.broker.name_servers.find_route("theirs") is None:
+        pass
+    answer = await (await dial(two.a.address)).call("QueryRoute", route("theirs"))
+    assert [queue.broker.name for queue in answer.message_queues] == ["broker-b"]
+    assert two.a.broker.topics.get("theirs") is None
+
+
+async def test_routes_that_wait_for_a_name_server_have_a_limit(
+    nodes: Nodes, connect: Connect, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.grpc.door.MAX_ANSWERING", 0)
+    two = await two_brokers(nodes, connect)
+    answer = await (await dial(two.b.address)).call("QueryRoute", route("t"))
+    assert (answer.status.code, "try again" in answer.status.message) == (50001, True)
+
+
+# Settings
+
+
+async def test_the_settings_of_a_producer_have_every_field(client: GrpcClient) -> None:
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="t")
+    _, answer = await settle(client, settings)
+    found = answer.settings
+    assert (answer.status.code, found.client_type, found.publishing.topics[0].name) == (OK, 1, "t")
+    assert (found.publishing.max_body_size, found.publishing.validate_message_type) == (MAX_BODY_BYTES, True)
+    assert (found.HasField("metric"), found.metric.on) == (True, False)
+    policy = found.backoff_policy
+    assert (policy.max_attempts, policy.WhichOneof("strategy")) == (3, "exponential_backoff")
+    assert (policy.exponential_backoff.max.seconds, policy.exponential_backoff.multiplier) == (1, 2)
+
+
+async def test_the_settings_of_a_consumer_have_every_field(client: GrpcClient) -> None:
+    settings = schema.Settings(client_type=2)
+    settings.subscription.group.name = "g"
+    settings.subscription.subscriptions.add().topic.name = "t"
+    _, answer = await settle(client, settings)
+    found = answer.settings
+    assert (found.subscription.receive_batch_size, found.subscription.long_polling_timeout.seconds) == (32, 20)
+    assert found.subscription.HasField("fifo")
+    assert found.HasField("metric")
+    assert found.backoff_policy.max_attempts == 17
+    assert len(found.backoff_policy.customized_backoff.next) == 18
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        (schema.Settings(client_type=1), 40000),
+        (schema.Settings(client_type=4, subscription={"group": {"name": "g"}}), 40015),
+        (schema.Settings(client_type=2, subscription={"group": {"name": "a b"}}), 40003),
+        (schema.Settings(client_type=1, publishing={"topics": [{"name": "a b"}]}), 40002),
+    ],
+)
+async def test_settings_that_cannot_be_are_answered_all_the_same(client: GrpcClient, settings: Any, code: int) -> None:
+    """Clients wait for an answer without an end: first the status, then the end of the stream."""
+    call, answer = await settle(client, settings)
+    assert answer.status.code == code
+    assert await call.all() == []
+    assert call.status == 3
+
+
+async def test_a_producer_is_known_by_its_topics_until_it_says_good_bye(node: Node, client: GrpcClient) -> None:
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="t")
+    await settle(client, settings)
+    assert [item.client_id for item in node.broker.clients.producers("t")] == ["host@1@0@test"]
+    assert (await client.call("Heartbeat", schema.HeartbeatRequest(client_type=1))).status.code == OK
+    answer = await client.call("NotifyClientTermination", schema.NotifyClientTerminationRequest())
+    assert answer.status.code == OK
+    assert node.broker.clients.producers("t") == []
+
+
+async def test_a_producer_is_forgotten_with_its_connection(node: Node, client: GrpcClient) -> None:
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="t")
+    await settle(client, settings)
+    await client.close()
+    await eventually(lambda: node.broker.clients.producers("t") == [])
+
+
+async def test_a_heartbeat_needs_no_settings_before(client: GrpcClient) -> None:
+    request = schema.HeartbeatRequest(client_type=3, group=resource("g"))
+    assert (await client.call("Heartbeat", request)).status.code == OK
