@@ -1,6 +1,6 @@
 """The commit log: record after record, each with a checksum. Finds whole ones, and those behind damage.
 
-What a client sends may look like records, places and checksums included. So nothing in a record is ever looked at as one.
+Bytes of a client may look like records, places and checksums included. So nothing in a record is ever looked at as one.
 A record begins where the one before it ends, where a segment begins, where an index says so, or where its own mark does
 (`marks`). Behind damage only such a place is gone on from.
 """

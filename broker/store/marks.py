@@ -2,10 +2,10 @@
 
 The first record of each append ends its properties with a mark: a keyed hash of the record's position. The key is made by
 chance at each start, kept in `marks.json`, and told to nobody. A client may read the mark of any record. It learns no mark
-of a place where no record begins, so it can put none into a body; and what is written in the place of a lost end of the
-log has another key.
+of a place where no record begins, so it can put none into a body. Records that are written in the place of a lost end of
+the log have another key.
 
-What was written before the first key has no marks: `begin` is where they begin.
+Records from before the first key have no marks: `begin` is where they begin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .files import write_state
 
 FILE: Final = "marks.json"
 NOWHERE: Final = 1 << 63
-_HASH_BYTES: Final = 9  # 12 characters: chance, for whoever fills a disk of 1 TB with guesses, is 1 in 10^11
+_HASH_BYTES: Final = 9  # 12 characters: chance, for a disk of 1 TB full of guesses, is 1 in 10^11
 _KEY_BYTES: Final = 16
 _MODE: Final = 0o600
 

@@ -1,6 +1,6 @@
 """Messages out of the log: by queue and offset, by position, by time.
 
-What this process has written is read many records at a time, and checked by sums that it kept (`written`). Older records, and
+Records that this process has written are read many at a time, and checked by sums that it kept (`written`). Older ones, and
 those where such a sum is wrong, are checked one by one. A damaged one is skipped, counted and logged; those behind it are
 delivered.
 """
