@@ -36,7 +36,7 @@ from .systems import HEAP, SETTINGS, SMALL, Ours, System
 HERE = Path(__file__).parent
 JAVA_CLIENT = "Java 4.9.8"
 MQADMIN = "mqadmin 4.9.8"
-JAVA, JAVA_FIVE = "4.9.8", "5.3.3"
+JAVA, JAVA_FIVE, JAVA_NEWEST = "4.9.8", "5.3.3", "5.5.0"
 """Apache's remoting clients: our Java programs are compiled once for each."""
 GO_CLIENT = "Go 2.1.2"
 CLIENTS = {
@@ -222,9 +222,14 @@ def programs_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "java-programs-5", partial(make_programs, JAVA_FIVE))
 
 
+@pytest.fixture(scope="session")
+def programs_newest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "java-programs-newest", partial(make_programs, JAVA_NEWEST))
+
+
 def make_programs(version: str, folder: Path) -> None:
     """Compiles them. A package has another name in 5.x, and Maven Central has not all parts of each version."""
-    project, jars, is_five = HERE / "java", folder / "lib", version == JAVA_FIVE
+    project, jars, is_five = HERE / "java", folder / "lib", version != JAVA
     wanted = [f"-Drocketmq.version={version}", *([f"-Dfilter.version={version}"] if is_five else [])]
     fetched(["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={jars}", *wanted], project)
     sources = folder / "src"
@@ -323,6 +328,13 @@ def java(programs: Path, tmp_path: Path) -> Run:
 def java_five(programs_five: Path, tmp_path: Path) -> Run:
     """As `java`, with 5.x's client."""
     return runner(programs_five, tmp_path)
+
+
+@pytest.fixture(params=[JAVA_FIVE, JAVA_NEWEST])
+def java_fives(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """As `java_five`, with the newest of 5.x's clients, too."""
+    name = "programs_five" if request.param == JAVA_FIVE else "programs_newest"
+    return runner(request.getfixturevalue(name), tmp_path)
 
 
 def runner(programs: Path, home: Path) -> Run:

@@ -54,15 +54,15 @@ async def test_java_sends_to_times_and_takes_back(
 
 
 @feature(
-    "Consumers", "messages shared (POP) by more members than queues, set by mqadmin: acknowledged, and tried again"
+    "Push consumers", "messages shared (POP) by more members than queues, set by mqadmin: acknowledged, and tried again"
 )
-async def test_members_share_messages(cluster: Cluster, java_five: Run) -> None:
+async def test_members_share_messages(cluster: Cluster, java_fives: Run) -> None:
     bodies = await filled(cluster)
-    async with admin_of(cluster, java_five) as admin:
+    async with admin_of(cluster, java_fives) as admin:
         text = await admin("setConsumeMode", "-c", "DefaultCluster", "-g", "g", "-t", "t", "-m", "POP", "-q", "0")
     assert "success" in text
     options = {"ns": cluster.address, "group": "g", "topic": "t", "mode": "fail-once"}
-    async with java_five("pop", **options) as one, java_five("pop", **options) as other:
+    async with java_fives("pop", **options) as one, java_fives("pop", **options) as other:
         peers = (one, other)
         for peer in peers:
             await peer.started()
