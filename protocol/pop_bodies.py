@@ -15,6 +15,8 @@ from .schema import BodyError, Int, Long, Shape, Text, answers, reads
 
 PULL: Final = "PULL"
 POP: Final = "POP"
+SHARED_OWNER: Final = "(shared)"
+"""In GET_GROUP_HISTORY, our own: the owner of queues whose messages all clients of the group share."""
 MAX_BITS: Final = 4096  # of one entry, as of one request
 
 

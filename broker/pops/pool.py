@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from ..clock import Timer
-from ..config import POOL_IDLE_S
+from ..config import MAX_MEMBERS, POOL_IDLE_S
 from .deliveries import Deliveries, Tally
 from .values import Received, Request
 
@@ -65,6 +65,7 @@ class Pool:
         self._waiting: dict[int | None, OrderedDict[Wait, None]] = {}
         self.waits = 0
         self.used_s = float("-inf")  # when somebody asked last
+        self.clients: dict[str, float] = {}  # when each asked last
         self.is_cut = False  # the last look at the queues has ended early, and found nothing
         self.is_served_later = False
 
@@ -72,6 +73,15 @@ class Pool:
         """Whether somebody waits, has messages, or asked lately."""
         is_fresh = now_s - self.used_s < POOL_IDLE_S
         return is_fresh or self.waits > 0 or any(item.unfinished for item in self.queues.values())
+
+    def note_client(self, client_id: str, now_s: float) -> None:
+        self.used_s = now_s
+        if client_id in self.clients or len(self.clients) < MAX_MEMBERS:
+            self.clients[client_id] = now_s
+
+    def forget_clients(self, before_s: float) -> None:
+        """Those that have not asked since."""
+        self.clients = {client_id: asked_s for client_id, asked_s in self.clients.items() if asked_s >= before_s}
 
     def hold(self, wait: Wait) -> None:
         self._waiting.setdefault(wait.place, OrderedDict())[wait] = None

@@ -134,8 +134,25 @@ class Pools:
         return (pool,) if pool is not None else ()
 
     def unfinished(self, group: str) -> int:
+        """How many messages are in the hands of the group's clients, or to be given again."""
         tally = self._tallies.get(group)
         return tally.unfinished if tally is not None else 0
+
+    def clients(self, group: str) -> dict[str, list[str]]:
+        """Who pops in the group: topics by client id, of the last two minutes."""
+        found: dict[str, list[str]] = {}
+        for pool in self.of_group(group):
+            for client_id in pool.clients:
+                found.setdefault(client_id, []).append(pool.topic)
+        return found
+
+    def forget_clients(self, before_s: float) -> None:
+        for pool in self._pools.values():
+            pool.forget_clients(before_s)
+
+    def forget_client(self, client_id: str) -> None:
+        for pool in self._pools.values():
+            pool.clients.pop(client_id, None)
 
     def of_group(self, group: str) -> list[Pool]:
         return [pool for pool in self._pools.values() if pool.group == group]

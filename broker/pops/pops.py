@@ -19,6 +19,7 @@ from ..config import (
     MAX_POP_MESSAGES,
     MAX_UNFINISHED_OF_GROUP,
     MAX_WAITING_RECEIVES,
+    POP_CLIENT_SILENT_S,
 )
 from ..groups.owning.offsets import Offsets
 from ..groups.settings import GroupConfigs
@@ -79,6 +80,8 @@ class Pops:
         self._batches = Batches()
         self._book = Book(frames, topics.identity, clock)
         self._pools = Pools(topics, appender.store, offsets, self._book.next_number)
+        self.clients = self._pools.clients
+        self.unfinished = self._pools.unfinished
         self._settling = Settling(self._book, offsets, clock, when_kept, self._soon, self._freed)
         self._waits = Waits(clock, self.put_back)
         self._is_stopped = False
@@ -113,7 +116,7 @@ class Pops:
         if fault is not None:
             return _answered(wait, Received(Why.PULLED, fault=fault))
         pool = self._pools.get(request)
-        pool.used_s = self._clock.monotonic_s()
+        pool.note_client(request.client_id, self._clock.monotonic_s())
         received = self._batches.again(request, self._give_again) or self._pop(pool, request)
         if received.why is Why.FOUND or request.wait_ms <= 0:
             return _answered(wait, received)
@@ -358,6 +361,7 @@ class Pops:
         """What clients that are not heard any more have in their hands comes again."""
         for client_id in self._hands.silent():
             self.client_gone(client_id)
+        self._pools.forget_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
 
     def heard(self, client_id: str) -> None:
         """Something was heard of a client, such as a heartbeat: what it has in its hands is prolonged if it wants that."""
@@ -366,6 +370,7 @@ class Pops:
     def client_gone(self, client_id: str) -> None:
         """The client has said good-bye or is not heard any more: its receives end, and what the broker prolongs for it comes
         again at once. What it gave a time of its own stays with it until then."""
+        self._pools.forget_client(client_id)
         for wait in self._waits.of(client_id):
             self._waits.end(wait, Received(Why.CLIENT_GONE))
         touched: dict[Deliveries, None] = {}
@@ -477,10 +482,6 @@ class Pops:
         pool = self._pools.find(group, topic)
         queues = pool.queues.items() if pool is not None else ()
         return {queue_id: (of.next - len(of.unfinished), of.committed) for queue_id, of in queues}
-
-    def unfinished(self, group: str) -> int:
-        """How many messages are in the hands of the group's clients, or to be given again."""
-        return self._pools.unfinished(group)
 
     def numbers(self, group: str, topic: str) -> dict[int, Numbers]:
         """By queue id, of those of which something was popped. The others are where the group's offsets say."""

@@ -14,6 +14,7 @@ from enum import IntEnum
 from ...protocol import names
 from ...protocol.admin_answers import Running
 from ...protocol.admin_bodies import Progress
+from ...protocol.pop_bodies import SHARED_OWNER
 from ...protocol.queue import Queue
 from ..config import LEAST_LAG, OLDEST_VERSION, SHORT_LAG_S
 from .described import Group, Topic
@@ -187,7 +188,7 @@ def _disagreeing(seen: Observed) -> Iterator[Finding]:
 def _idle(seen: Observed) -> Iterator[Finding]:
     owners = {client_id for ids in _owned(seen).values() for client_id in ids}
     idle = [member.client_id for member in seen.group.members if member.client_id not in owners]
-    if idle and seen.running:
+    if idle and seen.running and SHARED_OWNER not in owners:
         queues = len(_subscribed(seen))
         text = f"{len(idle)} of {len(seen.group.members)} members have no queue: {', '.join(idle[:3])}"
         yield Finding(

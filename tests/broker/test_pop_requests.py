@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.clock import MovableClock
+from rocketlet.client.admin.admin_client import AdminClient
+from rocketlet.client.admin.diagnosis import diagnose
 from rocketlet.protocol import group_config
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
@@ -326,3 +328,30 @@ async def test_lag_is_what_is_not_finished_wherever_it_lies(wire: Wire, node: No
     assert finish(node.broker.progress.lag("g", "t"))[0] == 5
     await wire.call(RequestCode.ACK_MESSAGE, ack(records[0]))
     assert finish(node.broker.progress.lag("g", "t"))[0] == 4
+
+
+async def test_administration_sees_who_shares_the_messages_and_no_queue_without_a_reader(
+    nodes: Nodes, connect: Connect
+) -> None:
+    clock = MovableClock()
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    await send(wire, b"a")
+    (record,) = await popped(wire)
+    await wire.call(RequestCode.ACK_MESSAGE, ack(record))
+    asked = await wire.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
+    found = orjson.loads(asked.body)
+    assert len(found["connectionSet"]) == 1
+    assert list(found["subscriptionTable"]) == ["t"]
+    history = orjson.loads((await wire.call(RequestCode.GET_GROUP_HISTORY, {"consumerGroup": "g"})).body)
+    assert {(item["topic"], item["queueId"], item["clientId"]) for item in history["owners"]} == {
+        ("t", queue, "(shared)") for queue in range(4)
+    }
+    await join(wire, "c1")  # a member that pops need not pull
+    await popped(wire)
+    clock.advance(10)
+    assert node.broker.watch.orphans == 0
+    async with AdminClient(node.address) as admin:
+        findings = [item for item in await diagnose(admin) if item.subject == "g"]
+    assert findings == []

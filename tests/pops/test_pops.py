@@ -299,3 +299,14 @@ def test_a_group_whose_members_pull_a_topic_does_not_pop_it(world: World) -> Non
     world.open()
     world.puller = None
     assert world.receive().why is Why.NOTHING_NEW
+
+
+def test_who_pops_is_known_for_two_minutes_or_until_it_leaves(world: World) -> None:
+    world.receive(client="a")
+    world.receive(client="b")
+    assert world.state.clients("g") == {"a": ["t"], "b": ["t"]}
+    world.state.client_gone("a")
+    assert world.state.clients("g") == {"b": ["t"]}
+    world.advance(121)
+    world.state.look_for_silent_clients()
+    assert world.state.clients("g") == {}

@@ -12,6 +12,7 @@ import structlog
 
 from ....protocol import admin_bodies, bodies, group_config, names
 from ....protocol.admin_bodies import ConnectedClient, Progress, ProgressColumns
+from ....protocol.bodies import ConsumerData
 from ....protocol.codes import Language, RequestCode, ResponseCode
 from ....protocol.config import MAX_TABLE_BYTES
 from ....protocol.frame import Frame
@@ -32,8 +33,10 @@ from ....protocol.headers import (
     read,
 )
 from ....protocol.message import decode_host
+from ....protocol.pop_bodies import SHARED_OWNER
 from ....protocol.queue import Queue
 from ....protocol.schema import BodyError
+from ....protocol.subscription import Subscription
 from ....protocol.work import LOOKS, SLICE, Work, listed
 from ...broker import Broker
 from ...config import MAX_ASKED_AT_ONCE, MAX_STATUSES_BYTES
@@ -50,18 +53,22 @@ log = structlog.get_logger("rocketlet.admin")
 
 def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     name = read(ConsumerGroup, frame.ext).consumer_group
-    group = broker.groups.get(name)
-    if group is None:
+    group, popping = broker.groups.get(name), broker.pops.clients(name)
+    if group is None and not popping:
         remark = f"the consumer group[{name}] not online"
         return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
-    data = next(iter(group.members.values())).data
-    infos = (
-        ConnectedClient(member.client_id, member.connection.peer, member.language, member.version)
-        for member in list(group.members.values())
-    )
-    table: dict[str, Any] = {}
-    for topic in sorted(group.topics):
-        found = group.subscription(None, topic)
+    members = list(group.members.values()) if group is not None else []
+    data = members[0].data if members else ConsumerData(name)
+    infos = [
+        ConnectedClient(member.client_id, member.connection.peer, member.language, member.version) for member in members
+    ]
+    known = {member.client_id for member in members}
+    infos += [ConnectedClient(client_id, "", Language.OTHER, 0) for client_id in popping if client_id not in known]
+    table: dict[str, Any] = {
+        topic: bodies.encode_subscription(Subscription(topic)) for topics in popping.values() for topic in topics
+    }
+    for topic in sorted(group.topics) if group is not None else ():
+        found = group.subscription(None, topic) if group is not None else None
         if found is not None:
             table[topic] = bodies.encode_subscription(found)
         yield
@@ -365,6 +372,9 @@ def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[s
     """Client id by topic and queue id: who has locked the queue or, of foreign members, which lock nothing, who reads it."""
     owners = broker.locks.owners(name)
     looks = 0
+    for topic in broker.pops.topics_of(name):
+        for queue_id in range(broker.topics.queues_of(topic) if broker.pops.is_popped(name, topic) else 0):
+            owners.setdefault((topic, queue_id), SHARED_OWNER)
     for topic in _subscribed(group):
         for queue_id in range(broker.topics.queues_of(topic)):
             looks += 1
