@@ -26,12 +26,12 @@ from .config import BrokerConfig, LiveConfig
 from .consuming.commits import Commits
 from .consuming.parts import Parts
 from .consuming.pulling import Pulling
-from .groups.foreign.draining import Draining
+from .groups.foreign.draining import Draining, Outside
 from .groups.history import History
 from .groups.members import ConsumerGroup, ConsumerGroups
 from .groups.modes import RequestModes
 from .groups.notifications import Notifications
-from .groups.owning.locks import Locks
+from .groups.owning.locks import Around, Locks
 from .groups.owning.offsets import Offsets
 from .groups.owning.progress import GroupProgress
 from .groups.owning.watch import Watch
@@ -49,6 +49,7 @@ from .messages.topics import Topics
 from .messages.transactions import Transactions
 from .nameserver.routes import Routes
 from .pops.pops import Pops
+from .running.engine import Engine
 from .running.histogram import Histogram
 from .running.jobs import Call, Job, do, make_all, run
 from .running.open_files import shares
@@ -176,10 +177,7 @@ class Broker:
         )
 
     def _make_locks(self, path: Path) -> Locks:
-        return Locks(
-            self.history,
-            path,
-            self.clock,
+        around = Around(
             on_free=_tell_free,
             on_change=self._save_locks_later,
             is_held_back=self._is_draining,
@@ -187,21 +185,12 @@ class Broker:
             queues_of=self.topics.queues_of,
             end_of=self._end_of,
         )
+        return Locks(self.history, path, self.clock, around)
 
     def _make_draining(self) -> Draining:
-        return Draining(
-            self.config.name,
-            self.groups,
-            self.watch,
-            self.held_pulls,
-            self.name_servers.find_route,
-            self.tasks,
-            self.clock,
-            self.turns,
-            self._tell_members,
-            self.peers.say,
-            self._queue_drained,
-        )
+        outside = Outside(self.name_servers.find_route, self._tell_members, self.peers.say, self._queue_drained)
+        engine = Engine(self.tasks, self.turns, self.clock)
+        return Draining(self.config.name, self.groups, self.watch, self.held_pulls, engine, outside)
 
     def _make_pops(self, broker_name: str, frames: Frames) -> Pops:
         appender, offsets, settings = self.appender, self.offsets, self.group_configs

@@ -127,6 +127,8 @@ DISK_CALLS = frozenset(
     "stat".split()
 )
 
+MAX_PARAMETERS = 7  # of a constructor
+MADE_WITH_MORE = {"broker.server.Server", "broker.pops.pops.Pops"}  # this list becomes shorter only
 MAX_LINES = 500  # of a file, tests and benchmarks too
 
 Sources = Mapping[str, str]
@@ -366,6 +368,22 @@ def test_a_touch_of_the_disk_is_found(sources: dict[str, str]) -> None:
         "broker.groups.planted imports shutil",
         "broker.messages.planted:2 calls write_text",
     ]
+
+
+def constructors(sources: Sources) -> Iterator[tuple[str, int]]:
+    """Each class of the broker with how many parameters it is made with."""
+    for module, text in sources.items():
+        for found in _nodes(text) if module.startswith("broker") else ():
+            if isinstance(found, ast.ClassDef):
+                for item in found.body:
+                    if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+                        yield f"{module}.{found.name}", len(item.args.args) + len(item.args.kwonlyargs) - 1
+
+
+def test_what_a_part_of_the_broker_needs_can_be_read_at_a_glance(sources: Sources) -> None:
+    """More than that is handed in as one value, whose fields are described."""
+    too_many = {name: count for name, count in constructors(sources) if count > MAX_PARAMETERS}
+    assert too_many.keys() == MADE_WITH_MORE
 
 
 def test_no_file_is_too_long_to_read() -> None:

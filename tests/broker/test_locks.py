@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.groups.history import History
-from rocketlet.broker.groups.owning.locks import Locks
+from rocketlet.broker.groups.owning.locks import Around, Locks
 from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -191,10 +191,7 @@ async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connec
 
 def make_locks(folder: Path, clock: MovableClock, told: list[Session] | None = None, end: int = 0) -> Locks:
     """Locks alone; who is told of a free queue is in `told`. end: where each queue ends."""
-    return Locks(
-        History(clock),
-        folder / "locks.json",
-        clock,
+    around = Around(
         on_free=lambda connection, group: told.append(connection) if told is not None else None,
         on_change=lambda: None,
         is_held_back=lambda group, topic, queue_id: False,
@@ -202,6 +199,7 @@ def make_locks(folder: Path, clock: MovableClock, told: list[Session] | None = N
         queues_of=lambda topic: 8,
         end_of=lambda topic, queue_id: end,
     )
+    return Locks(History(clock), folder / "locks.json", clock, around)
 
 
 def test_a_queue_that_is_locked_and_unlocked_takes_few_calls(tmp_path: Path) -> None:

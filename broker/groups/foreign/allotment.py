@@ -15,10 +15,8 @@ from ....protocol.allocation import TopicQueues
 from ....protocol.bodies import Route
 from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
-from ...clock import Clock
 from ...config import DRAINED_WAIT_S, OWNERS_LOOK_S
-from ...running.tasks import Tasks
-from ...running.turns import Turns
+from ...running.engine import Engine
 from ...sessions.session import Session
 from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
@@ -39,9 +37,7 @@ class Allotment:
         groups: ConsumerGroups,
         watch: Watch,
         find_route: Callable[[str], Awaitable[Route | None]],
-        tasks: Tasks,
-        clock: Clock,
-        turns: Turns,
+        engine: Engine,
         *,
         change_of: Callable[[str], int | None],
         on_moved: Callable[[ConsumerGroup], None],
@@ -50,9 +46,7 @@ class Allotment:
         self._groups = groups
         self._watch = watch
         self._find_route = find_route
-        self._tasks = tasks
-        self._clock = clock
-        self._turns = turns
+        self._tasks, self._turns, self._clock = engine
         self._change_of = change_of
         self._on_moved = on_moved
         self.given = Given()

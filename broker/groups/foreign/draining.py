@@ -17,6 +17,7 @@ the queues out by. Where nobody was given a list, or of itself only (`allotment`
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
 import structlog
 
@@ -26,7 +27,6 @@ from ....protocol.bodies import Route
 from ....protocol.headers import AgreeOnMembers, PullMessage
 from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
-from ...clock import Clock
 from ...config import (
     DRAIN_LIMIT_S,
     DRAIN_MAX_S,
@@ -37,8 +37,7 @@ from ...config import (
     LimitExceeded,
 )
 from ...messages.held_pulls import HeldPulls, Until
-from ...running.tasks import Tasks
-from ...running.turns import Turns
+from ...running.engine import Engine
 from ...sessions.session import Session
 from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
@@ -54,34 +53,38 @@ log = structlog.get_logger("rocketlet.groups")
 Tell = Callable[[ConsumerGroup, Iterable[Session]], None]
 
 
-class Draining:
-    """`find_route(topic)`: which queues a topic has on all brokers, because members share them all. `tell(group,
-    connections)` tells members that their group is another than before. `say`: to other brokers. `on_drained(group, place,
-    connection)`: its reader has handled all of a queue."""
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What draining asks and tells others.
 
+    `find_route(topic)`: which queues a topic has on all brokers, because members share them all. `tell(group, connections)`
+    tells members that their group is another than before. `say`: to other brokers. `on_drained(group, place, connection)`:
+    its reader has handled all of a queue.
+    """
+
+    find_route: Callable[[str], Awaitable[Route | None]]
+    tell: Tell
+    say: Say
+    on_drained: Callable[[str, Place, Session], None]
+
+
+class Draining:
     def __init__(
         self,
         broker_name: str,
         groups: ConsumerGroups,
         watch: Watch,
         held_pulls: HeldPulls,
-        find_route: Callable[[str], Awaitable[Route | None]],
-        tasks: Tasks,
-        clock: Clock,
-        turns: Turns,
-        tell: Tell,
-        say: Say,
-        on_drained: Callable[[str, Place, Session], None],
+        engine: Engine,
+        outside: Outside,
     ) -> None:
         self._broker_name = broker_name
         self._groups = groups
         self._watch = watch
         self._held_pulls = held_pulls
-        self._on_drained = on_drained
-        self._tasks = tasks
-        self._clock = clock
-        self._turns = turns
-        self._tell = tell
+        self._tasks, self._turns, self._clock = engine
+        self._on_drained = outside.on_drained
+        self._tell = outside.tell
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
         self._change = 0  # of any group; a number never comes again, also if its group is forgotten
@@ -91,17 +94,15 @@ class Draining:
             broker_name,
             groups,
             watch,
-            find_route,
-            tasks,
-            clock,
-            turns,
+            outside.find_route,
+            engine,
             change_of=self._changes.get,
             on_moved=self.changed,
         )
         self._given = self.allotment.given
         self._owners = self.allotment.owners
         self._claims = Claims(broker_name, self._given, watch)
-        self.agreement = Agreement(broker_name, clock, say, self._peers_changed)
+        self.agreement = Agreement(broker_name, self._clock, outside.say, self._peers_changed)
 
     # What others ask
 

@@ -62,37 +62,39 @@ class Lock:
         return now_s - self.renewed_s > (HANDOVER_LEASE_S if self.handover else LOCK_LEASE_S)
 
 
-class Locks:
-    """`on_free(connection, group)` is called for each member that waited for a queue that is free now, `on_change` when
-    there is something to save; `is_held_back(group, topic, queue_id)` says whether nobody may take a queue yet,
-    `is_anothers(group, connection, topic, queue_id)` whether a foreign member claims what is not its own,
-    `queues_of(topic)` how many queues there are: others are not locked; `end_of(topic, queue_id)` where a queue ends.
-    `refused` counts what was too much."""
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What locks ask and tell others.
 
-    def __init__(
-        self,
-        history: History,
-        path: Path,
-        clock: Clock,
-        *,
-        on_free: Callable[[Session, str], None],
-        on_change: Callable[[], None],
-        is_held_back: Callable[[str, str, int], bool],
-        is_anothers: Callable[[str, Session, str, int], bool],
-        queues_of: Callable[[str], int],
-        end_of: Callable[[str, int], int],
-    ) -> None:
+    `on_free(connection, group)` is called for each member that waited for a queue that is free now, `on_change` when there is
+    something to save. `is_held_back(group, topic, queue_id)`: whether nobody may take a queue yet. `is_anothers(group,
+    connection, topic, queue_id)`: whether a foreign member claims what is not its own. `queues_of(topic)`: how many queues
+    there are; others are not locked. `end_of(topic, queue_id)`: where a queue ends.
+    """
+
+    on_free: Callable[[Session, str], None]
+    on_change: Callable[[], None]
+    is_held_back: Callable[[str, str, int], bool]
+    is_anothers: Callable[[str, Session, str, int], bool]
+    queues_of: Callable[[str], int]
+    end_of: Callable[[str, int], int]
+
+
+class Locks:
+    """`refused` counts what was too much."""
+
+    def __init__(self, history: History, path: Path, clock: Clock, around: Around) -> None:
         self._path = path
         self._clock = clock
         self._locks: dict[Key, Lock] = {}
         self._of_group: dict[str, dict[Key, None]] = {}
         self._keys: dict[Session, dict[Key, None]] = {}  # that a connection owned or waited for
         self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
-        self._on_free = on_free
-        self._on_change = on_change
-        self._is_held_back = is_held_back
-        self._is_anothers = is_anothers
-        self._queues_of = queues_of
+        self._on_free = around.on_free
+        self._on_change = around.on_change
+        self._is_held_back = around.is_held_back
+        self._is_anothers = around.is_anothers
+        self._queues_of = around.queues_of
         self._waiting = 0  # places in all lines
         self.refused = 0
         self._history = history
@@ -105,7 +107,7 @@ class Locks:
         self._held_until_s = -math.inf if ledger.is_known else since_s + HANDOVER_LEASE_S
         self._is_closed = False
         for key, former in ledger.leases.items():
-            end = end_of(*key[1:])
+            end = around.end_of(*key[1:])
             if former.end is None or end < former.end:
                 former = former._replace(end=end)
                 ledger.ended_at(key, former)
