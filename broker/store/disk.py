@@ -35,7 +35,7 @@ def used_ratio(path: Path) -> float:
 
 def read_file(path: Path) -> bytes:
     """The content of a file; raises OSError for what is none, such as a pipe, which would not end."""
-    with open(open_file(path, READ | os.O_NONBLOCK), "rb") as file:
+    with open(os.open(path, READ | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         return file.read()
