@@ -35,6 +35,7 @@ from .groups.owning.locks import Around, Locks
 from .groups.owning.offsets import Offsets
 from .groups.owning.progress import GroupProgress
 from .groups.owning.watch import Watch
+from .groups.refusals import Refusals
 from .groups.settings import GroupConfigs
 from .listening.tls import Tls
 from .messages.appender import Appender
@@ -132,6 +133,7 @@ class Broker:
             self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, config
         )
         self.groups = self._make_groups(config.name)
+        self.refusals = Refusals(clock)
         self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock, self._is_popped)
         self.draining = self._make_draining()

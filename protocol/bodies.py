@@ -190,6 +190,30 @@ def decode_heartbeat(data: HeartbeatShape) -> Heartbeat:
     )
 
 
+class _NamedShape(Shape):
+    group_name: Any = None
+
+
+class _NamesShape(Shape):
+    client_id: Any = wire(name="clientID", default=None)
+    consumer_data_set: list[_NamedShape] | None = None
+    producer_data_set: list[_NamedShape] | None = None
+
+
+@reads("heartbeat", _NamesShape)
+def _names_in(data: _NamesShape) -> tuple[str, list[str]]:
+    named = (*(data.consumer_data_set or ()), *(data.producer_data_set or ()))
+    return str(data.client_id or ""), [str(item.group_name or "") for item in named]
+
+
+def names_in_heartbeat(body: bytes) -> tuple[str, list[str]]:
+    """The client and its groups as far as a heartbeat tells them that was refused for something else in it."""
+    try:
+        return _names_in(body)
+    except BodyError:
+        return "", []
+
+
 # Queues
 
 

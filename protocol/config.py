@@ -48,7 +48,8 @@ MAX_SEEN_BROKERS: Final = 1000  # at which a member sees queues
 MAX_TOPIC_QUEUES: Final = 65_536  # of a topic at one broker, whosever
 MAX_ROUTE_QUEUES: Final = 262_144  # of a topic at all brokers, in a route; a list of them takes 100 bytes each
 MAX_ID_CHARS: Final = 512  # client ids, strategies, addresses
-MAX_EXPRESSION_CHARS: Final = 10_000  # of a subscription
+MAX_EXPRESSION_CHARS: Final = 65_536  # of a subscription
+MAX_EXPRESSION_TAGS: Final = 10_000  # different ones
 MAX_STATUS_BYTES: Final = 262_144  # of a client's offsets, which come only when they were asked for
 
 # HTTP/2 and gRPC

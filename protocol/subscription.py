@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from . import properties as props
-from .config import MAX_KEPT_TAG_CHARS
+from .config import MAX_EXPRESSION_TAGS, MAX_KEPT_TAG_CHARS
 
 ALL: Final = "*"
 TAG: Final = "TAG"
@@ -65,7 +65,7 @@ class SubscriptionError(ValueError):
 
 
 def parse_subscription(topic: str, expression: str | None, *, version: int = 0, kind: str | None = TAG) -> Subscription:
-    """A subscription from its text. Raises SubscriptionError if the text names no tag at all."""
+    """A subscription from its text. Raises SubscriptionError if the text names no tag at all, or too many."""
     text = expression or ALL
     kind = kind or TAG
     if kind != TAG:
@@ -75,4 +75,6 @@ def parse_subscription(topic: str, expression: str | None, *, version: int = 0, 
     tags = frozenset(part.strip() for part in text.split("||") if part.strip())
     if not tags:
         raise SubscriptionError(f"the tag expression {text!r} names no tag; use `*` or `TagA || TagB`")
+    if len(tags) > MAX_EXPRESSION_TAGS:
+        raise SubscriptionError(f"the tag expression names {len(tags)} tags; {MAX_EXPRESSION_TAGS} are allowed")
     return Subscription(topic, text, tags, frozenset(map(java_hash, tags)), version)

@@ -7,6 +7,7 @@ settings       the settings of groups
 modes          whether members pull queues or pop messages
 sticky         which queues are to be whose, where members use STICKY
 notifications  tells members that their group changed
+refusals       heartbeats that were refused
 history        what happened, for administrators
 rebalances     how long queues change hands, for metrics
 owning/        who owns and reads which queue, and how far it is

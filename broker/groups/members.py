@@ -8,7 +8,7 @@ A member is a connection: a client that reconnects is a new one until the old co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import structlog
@@ -306,8 +306,19 @@ class ConsumerGroups:
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(list(self._groups.values()))
 
+    def admit(self, connection: Session, groups: Iterable[str]) -> None:
+        """Raises LimitExceeded if a client may not be a member of all these groups: 256, each with 10,000 members."""
+        known: Collection[str] = self._names.get(connection, ())
+        fresh = set(groups).difference(known)
+        if fresh and len(known) + len(fresh) > MAX_MEMBERSHIPS:
+            raise LimitExceeded(f"a connection is a member of {MAX_MEMBERSHIPS} groups at most")
+        for name in fresh:
+            group = self._groups.get(name)
+            if group is not None and len(group.members) >= MAX_MEMBERS:
+                raise LimitExceeded(f"the group {name} has {MAX_MEMBERS} members; no more are taken")
+
     def heartbeat(self, connection: Session, client_id: str, data: ConsumerData, language: int, version: int) -> None:
-        """Registers or refreshes a member. Raises LimitExceeded beyond 10,000 members in a group, or 256 groups."""
+        """Registers or refreshes a member that was admitted."""
         group = self._groups.get(data.group) or ConsumerGroup(data.group)
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
@@ -330,10 +341,6 @@ class ConsumerGroups:
                 group.sees_others()
                 self.check_soon(group, client_id)
             return
-        if len(self._names.get(connection, ())) >= MAX_MEMBERSHIPS:
-            raise LimitExceeded(f"a connection is a member of {MAX_MEMBERSHIPS} groups at most")
-        if len(group.members) >= MAX_MEMBERS:
-            raise LimitExceeded(f"the group {data.group} has {MAX_MEMBERS} members; no more are taken")
         member = Member(client_id, connection, data, language, version, now_s)
         member.update(data, now_s)
         group.members[connection] = member

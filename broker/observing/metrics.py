@@ -137,6 +137,7 @@ class Collector:
         yield self._gauge(
             "rocketlet_timed_waiting", "Messages that wait for the time that they were sent to", timers.waiting
         )
+        yield self._counter("rocketlet_heartbeats_refused", "Heartbeats that were refused", self._broker.refusals.count)
         yield self._counter(
             "rocketlet_filter_failures", "Messages that an SQL92 filter failed at", self._broker.filters.failed
         )

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import orjson
+
 from ...protocol import names
 from ...protocol.admin_answers import Running
 from ...protocol.bodies import BrokerData
@@ -108,7 +110,7 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
     except RocketletError as error:
         return [Finding(Harm.RISK, "broker_unknown", broker.name, str(error), "give this command the right keys")]
     skews[broker.name] = skew_s = _skew_s(status)
-    return [*_disk(broker.name, status), *_clock(broker.name, skew_s)]
+    return [*_disk(broker.name, status), *_clock(broker.name, skew_s), *_refused(broker.name, status)]
 
 
 def _disk(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
@@ -117,6 +119,18 @@ def _disk(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
         harm = Harm.LOSS if ratio >= DISK_FULL_RATIO else Harm.RISK
         text = f"its disk is {ratio:.0%} full; a broker without room refuses messages, Apache's deletes old ones early"
         yield Finding(harm, "disk", broker, text, "free space, or keep messages for a shorter time")
+
+
+def _refused(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    """Clients whose heartbeats a Rocketlet broker refuses: they read nothing, and most say nothing."""
+    try:
+        refused = orjson.loads(status.get("refusedHeartbeats", "[]"))
+    except ValueError:
+        return
+    for text in refused if isinstance(refused, list) else ():
+        what = f"it refuses the heartbeats of {text}"
+        cure = "change what the client subscribes to, or the limit that the reason names; it reads nothing until then"
+        yield Finding(Harm.STANDS, "heartbeat_refused", broker, what, cure)
 
 
 def _skew_s(status: Mapping[str, str]) -> float:

@@ -17,7 +17,14 @@ from ....protocol.headers import ProducerGroup, ViewStats, read
 from ....protocol.schema import BodyError
 from ....protocol.work import Work
 from ...broker import Broker
-from ...config import MAX_QUEUES_PER_TOPIC, MAX_RETAIN_HOURS, MAX_TRANSACTION_TIMEOUT_S, BrokerConfig, within
+from ...config import (
+    MAX_NAMED_MEMBERS,
+    MAX_QUEUES_PER_TOPIC,
+    MAX_RETAIN_HOURS,
+    MAX_TRANSACTION_TIMEOUT_S,
+    BrokerConfig,
+    within,
+)
 from ...messages.statistics import GOT, PUT
 from ...running.machine import resident_bytes
 from ..answers import Buffers, answer
@@ -111,8 +118,9 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[B
         "pageCacheLockTimeMills": 0,
         "remainHowManyDataToFlush": "0 B",
         "dispatchBehindBytes": 0,
-        "residentBytes": resident_bytes(),  # this and the next two are ours
+        "residentBytes": resident_bytes(),  # this and the next three are ours
         "leases": len(broker.locks),
+        "refusedHeartbeats": orjson.dumps(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]).decode(),
         "members": sum(len(group.members) for group in broker.groups),
         "server": f"rocketlet, Python {sys.version.split()[0]}",
     }

@@ -21,28 +21,41 @@ from ...groups.member import shape_of
 from ...groups.members import ConsumerGroup
 from ...sessions.refusal import Refusal
 from ...store.files import StoreFull
-from ..answers import Buffers, answer, refused, small
+from ..answers import Buffers, Refused, answer, refused, small
 from ..connection import Connection
 
 log = structlog.get_logger("rocketlet.groups")
 
 
 def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    beat = _beat_of(connection, frame.body)
+    try:
+        beat = _beat_of(connection, frame.body)
+        _check(broker, connection, beat)
+        broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
+    except Exception as error:
+        client_id, groups = bodies.names_in_heartbeat(frame.body)
+        is_news = connection.is_news("heartbeat_refused")
+        broker.refusals.note(connection.peer, client_id, groups, str(error), is_news=is_news)
+        raise
+    for consumer in beat.consumers:
+        broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
+        broker.locks.join(connection, consumer.group)
+        broker.notifications.heard(connection, consumer.group)
+    connection.keep_beat((frame.body, beat))
+    return answer(frame)
+
+
+def _check(broker: Broker, connection: Connection, beat: bodies.Heartbeat) -> None:
+    """All that a heartbeat may be refused for, before any of its groups is registered. Raises Refused, LimitExceeded."""
     for consumer in beat.consumers:
         settings = broker.group_configs.ensure(consumer.group)
         if settings is not None and settings.strict:
             fault = _strict_fault(broker, connection, consumer)
             if fault:
-                return answer(frame, ResponseCode.NO_PERMISSION, remark=fault)
+                raise Refused(ResponseCode.NO_PERMISSION, fault)
         if settings is not None:
             _ensure_retry_topic(broker, connection, settings)
-        broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
-        broker.locks.join(connection, consumer.group)
-        broker.notifications.heard(connection, consumer.group)
-    broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
-    connection.keep_beat((frame.body, beat))
-    return answer(frame)
+    broker.groups.admit(connection, (consumer.group for consumer in beat.consumers))
 
 
 def _beat_of(connection: Connection, body: bytes) -> bodies.Heartbeat:
