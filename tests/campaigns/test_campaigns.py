@@ -16,6 +16,7 @@ from campaigns.common import Outcome
 
 SHORT = {
     "frames": 3000,
+    "calls": 2000,
     "files": 100,
     "power": 100,
     "disk": 60,
