@@ -49,6 +49,7 @@ from .messages.timers import Timers
 from .messages.topics import Topics
 from .messages.transactions import Transactions
 from .nameserver.routes import Routes
+from .pops.mixed import Mixed
 from .pops.pops import Pops
 from .running.engine import Engine
 from .running.histogram import Histogram
@@ -206,6 +207,7 @@ class Broker:
             self.clock,
             self.when_kept,
             self._pulled_by,
+            Mixed(self.clock, self.history),
         )
 
     def _make_registration(self) -> Registration:

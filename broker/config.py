@@ -154,6 +154,7 @@ MAX_ATTEMPT_IDS: Final = 10_000  # of receives in order, whose batches are given
 RENEWAL_STEPS_S: Final = (60.0, 180.0, 300.0, 600.0, 1800.0, 3600.0)  # by which a delivery is prolonged, as Apache's
 MAX_RENEWED_S: Final = 3 * 3600.0  # since it was popped, as Apache's
 POP_CLIENT_SILENT_S: Final = 120.0  # after which a client that renews counts as gone
+MAX_MIXED: Final = 1000  # groups and topics that some pull and others pop, of which it is known when that was said
 POOL_IDLE_S: Final = 30.0  # since the last receive; then members may pull the topic, if nothing is in flight
 POP_CLIENTS_LOOK_S: Final = 5.0
 DEAD_LETTER_RETRY_S: Final = 1.0  # before a dead letter that could not be stored is tried again

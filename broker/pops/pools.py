@@ -138,6 +138,10 @@ class Pools:
         tally = self._tallies.get(group)
         return tally.unfinished if tally is not None else 0
 
+    def topics_of(self, group: str) -> list[str]:
+        """The topics that the group pops."""
+        return [pool.topic for pool in self.of_group(group)]
+
     def clients(self, group: str) -> dict[str, list[str]]:
         """Who pops in the group: topics by client id, of the last two minutes."""
         found: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """Messages shared among the clients of a group: each is in the hands of one at a time, until it is done with it.
 
-A door says what a client wants, in values, and hands in where the answer goes. An answer is given at once or later, never
-twice. Acknowledgements are answered when they are on the disk, all those of one turn of the loop behind one write.
+A door says what a client wants, in values, and hands in where the answer goes, which comes at once or later, and once.
+Acknowledgements are answered when they are on the disk, all those of one turn of the loop behind one write.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from .deliveries import Deliveries, Taken
 from .handles import decode_handle, encode_handle
 from .hands import Hands
 from .letters import Letters
+from .mixed import Mixed
 from .pool import Pool, Wait
 from .pools import Pools
 from .settling import Answered, Settling, When
@@ -50,9 +51,8 @@ Answer = Callable[[Received], object]
 
 class Pops:
     """when_kept: calls the first as soon as what was written is kept as well as the broker's settings want, the second if it
-    is not. pulled_by: who pulls queues of a topic in a group, for people; None if nobody does. Two kinds of readers would
-    have two truths of how far the group has come, so the second kind is refused.
-    soon: calls what it gets when this turn of the loop is over.
+    is not. pulled_by: who pulls queues of a topic in a group; None if nobody does. Two kinds of readers would have two truths
+    of how far the group has come, so the second kind is refused. soon: calls what it gets when this turn is over.
 
     Raises StoreError if what a run before has left cannot be read."""
 
@@ -67,11 +67,13 @@ class Pops:
         clock: Clock,
         when_kept: When,
         pulled_by: Callable[[str, str], str | None],
+        mixed: Mixed,
         soon: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
         self._broker_name = broker_name
         self._settings = settings
         self._pulled_by = pulled_by
+        self._mixed = mixed
         self._clock = clock
         self._soon = soon or _soon
         self._hands = Hands(clock)
@@ -82,6 +84,7 @@ class Pops:
         self._pools = Pools(topics, appender.store, offsets, self._book.next_number)
         self.clients = self._pools.clients
         self.unfinished = self._pools.unfinished
+        self.topics_of = self._pools.topics_of
         self._settling = Settling(self._book, offsets, clock, when_kept, self._soon, self._freed)
         self._waits = Waits(clock, self.put_back)
         self._is_stopped = False
@@ -114,6 +117,7 @@ class Pops:
             return _answered(wait, Received(Why.STOPPED))
         fault = None if self.is_popped(request.group, request.topic) else self._pulled_by(request.group, request.topic)
         if fault is not None:
+            self._mixed.note(request.group, request.topic, fault)
             return _answered(wait, Received(Why.PULLED, fault=fault))
         pool = self._pools.get(request)
         pool.note_client(request.client_id, self._clock.monotonic_s())
@@ -393,7 +397,7 @@ class Pops:
         self._serve(pool)
 
     def forget_group(self, group: str) -> None:
-        """The group was deleted, with its offsets. On the disk when this returns."""
+        """The group was deleted, with its offsets."""
         self._forget(self._pools.of_group(group), Why.GROUP_GONE)
 
     def forget_topic(self, topic: str) -> None:
@@ -457,6 +461,7 @@ class Pops:
         if pool is None:
             return True
         if pool.is_used(self._clock.monotonic_s()):
+            self._mixed.note(group, topic, f"clients pop {topic}, and others want to pull it")
             return False
         for deliveries in pool.queues.values():
             self._book.yielded(deliveries)
@@ -467,10 +472,6 @@ class Pops:
     def waits(self, group: str, topic: str) -> int:
         pool = self._pools.find(group, topic)
         return pool.waits if pool is not None else 0
-
-    def topics_of(self, group: str) -> list[str]:
-        """The topics that the group pops."""
-        return [pool.topic for pool in self._pools.of_group(group)]
 
     def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
         """What would be popped next, of what nobody was given yet. It stays where it is. Raises what reading raises."""

@@ -9,10 +9,12 @@ from typing import Any
 
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.owning.offsets import Offsets
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.topics import Topics
+from rocketlet.broker.pops.mixed import Mixed
 from rocketlet.broker.pops.pops import Pops
 from rocketlet.broker.pops.values import Outcome, Received, Request
 from rocketlet.broker.running.jobs import run
@@ -57,7 +59,8 @@ class World:
         self.pops: Pops | None = None
         self.pops = Pops(
             "b", self.topics, self.appender, self.offsets, self.groups, Frames(self.journal), clock,
-            lambda action, otherwise: action(), lambda group, topic: self.puller, self._soon.append,
+            lambda action, otherwise: action(), lambda group, topic: self.puller,
+            Mixed(clock, History(clock)), self._soon.append,
         )  # fmt: skip
         self.pops._book.journal_bytes = self.journal_bytes
 
