@@ -17,7 +17,15 @@ from typing import Final, NamedTuple
 import structlog
 
 from ...protocol.codes import SYS_BORNHOST_V6
-from ...protocol.message import MAX_RECORD_BYTES, MessageError, Record, is_certainly, places_in, without_checksum
+from ...protocol.message import (
+    FIXED_BYTES,
+    MAX_RECORD_BYTES,
+    MessageError,
+    Record,
+    is_certainly,
+    places_in,
+    without_checksum,
+)
 from ...protocol.subscription import Subscription
 from ..config import (
     BULK_PULL_BYTES,
@@ -300,10 +308,10 @@ class Reader:
         position, size, _ = queue.entry(offset)
         if position >= self._log.written.begin and size:
             try:
-                # the store time stands behind the born host; only an IPv6 one moves it
-                head = self._log.read_written(position + 36, 40)
-                at = 32 if head[3] & SYS_BORNHOST_V6 else 20
-                return int.from_bytes(head[at : at + 8], "big")
+                head = self._log.read_written(position, FIXED_BYTES)
+                if places_in(head, (0,)) == [(size, position)]:
+                    at = 68 if head[39] & SYS_BORNHOST_V6 else 56  # behind the born host; only an IPv6 one moves it
+                    return int.from_bytes(head[at : at + 8], "big")
             except Damaged:
                 pass
         record = self._record(queue, offset, position, self._bytes(position, size))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_record
+from structlog.testing import capture_logs
 
 from ..conftest import Node, Wire, create_topic
 from ..support import forged
-from ..support.requests import send
+from ..support.requests import bodies_of, send
 
 
 async def test_a_record_in_a_body_has_no_id(node: Node, wire: Wire) -> None:
@@ -39,3 +40,18 @@ async def test_a_message_is_found_where_an_index_has_it(node: Node, wire: Wire, 
     assert decode_record(answer.body).body == b"real"
     node.broker.store.delete_topic(topic)
     assert (await wire.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at})).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_a_message_damaged_while_the_broker_runs_is_skipped_and_named(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    for number in range(5):
+        await send(wire, b"message-%d" % number)
+    (segment,) = (node.broker.config.data_dir / "commitlog").iterdir()
+    data = segment.read_bytes()
+    segment.write_bytes(data.replace(b"message-2", b"massage-2"))
+    with capture_logs() as logs:
+        assert await bodies_of(wire) == [b"message-0", b"message-1", b"message-3", b"message-4"]
+        assert await bodies_of(wire) == [b"message-0", b"message-1", b"message-3", b"message-4"]
+    found = [(log["topic"], log["queue"], log["offset"]) for log in logs if log["event"] == "damaged_message_skipped"]
+    assert found == [("t", 0, 2)]
+    assert node.broker.store.damaged == {("t", 0, 2)}

@@ -97,6 +97,21 @@ def test_times_are_those_of_whole_messages(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("bit", [40, 60, 63, 80, 95])
+def test_times_are_those_of_the_messages_that_an_index_means(tmp_path: Path, bit: int) -> None:
+    store, _ = filled(tmp_path, 1)
+    store.checkpoint()
+    queue = store.queue("t", 1)
+    time_ms = store.store_time_ms(queue, 50)
+    (index,) = (tmp_path / "consumequeue" / "t" / "1").iterdir()
+    data = bytearray(index.read_bytes())
+    data[50 * 20 + bit // 8] ^= 0x80 >> bit % 8
+    index.write_bytes(data)
+    assert store.store_time_ms(queue, 50) == pytest.approx(time_ms, abs=60_000)
+    assert ("t", 1, 50) in store.damaged
+    store.close()
+
+
 def test_what_is_left_after_segments_expire_is_read(tmp_path: Path) -> None:
     store = open_store(tmp_path, 3000)
     store.recover(TOPICS)
