@@ -24,9 +24,10 @@ from rocketlet.broker.groups.foreign import draining
 from rocketlet.broker.groups.foreign.owners import owners_of
 from rocketlet.broker.groups.owning.offsets import Offsets
 from rocketlet.broker.listening import tls
-from rocketlet.broker.messages import topics
+from rocketlet.broker.messages import delays, topics
 from rocketlet.broker.messages.delays import Delays
 from rocketlet.broker.messages.held_pulls import HeldPulls
+from rocketlet.broker.messages.timers import Timers
 from rocketlet.broker.nameserver import routes
 from rocketlet.broker.pops.book import Book
 from rocketlet.broker.remoting import dispatch
@@ -192,6 +193,18 @@ REMOVALS: dict[str, Removal] = {
     "start-on-full-disk": Removal(
         "a broker starts on a full disk", "disk", 100,
         [Change(Store, "_save_recovered", lambda self: self.checkpoint())], "M",
+    ),
+    "carried-before-said": Removal(
+        "what is carried to the log's end is synced before its former place is given up", "power", 400,
+        [Change(Timers, "carrying", Lines("yield from self._store.syncing()", "yield from ()"))], "timers",
+    ),
+    "recalls-kept": Removal(
+        "a recall is kept", "power", 100,
+        [Change(Timers, "_takes_back", Lines("self.journal.append(", "(lambda item: None)("))], "timers",
+    ),
+    "times-indexed": Removal(
+        "an index that is made again has the times that messages are sent to", "power", 100,
+        [Change(delays, "TIMER_TOPIC", "")], "timers",
     ),
     # Recovery
     "empty-queues": Removal(

@@ -27,18 +27,20 @@ from pathlib import Path
 from typing import Any
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.messages import topics
+from rocketlet.broker.messages import timers, topics
 from rocketlet.broker.running.jobs import Call, Job, do
-from rocketlet.broker.store import disk
+from rocketlet.broker.store import disk, schedule
 from rocketlet.broker.store.flusher import Flusher
 from rocketlet.protocol.bodies import TopicConfig
 
 from ._ledger import LATE, Place, differences, open_broker, put, read_all
+from ._timed import Timed
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = 1000
 STEPS = 60
 CALLS = 400  # of the store to the device, after one of which the power fails
+TIMED_SHARE = 0.3  # of tries, in which messages are sent to times, too
 AMID_SHARE = 0.2  # of tries, in which a job saves what somebody waits for
 PAGE_BYTES = 512
 KINDS = (
@@ -207,6 +209,8 @@ class Device:
             if path.is_dir():
                 (target / path.relative_to(folder)).mkdir(parents=True, exist_ok=True)
         for name, inode in names.items():
+            if not Path(name).is_relative_to(folder):  # such as what the system says of its start
+                continue
             to = target / Path(name).relative_to(folder)
             to.parent.mkdir(parents=True, exist_ok=True)
             to.write_bytes(inode.after_cut(chance))
@@ -387,13 +391,15 @@ class _Turn:
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    vars(topics)["JOURNAL_LINES"] = -12  # there are 12 topics from the start: journals are shortened again and again
-    outcome = Outcome(figures={"acknowledged": 0, "cut_off": 0, "deleted": 0, "killed": 0})
+    vars(topics)["JOURNAL_LINES"] = -13  # there are 13 topics from the start: journals are shortened again and again
+    vars(timers)["JOURNAL_LINES"] = vars(schedule)["RUN_KEYS"] = 3
+    outcome = Outcome(figures={"acknowledged": 0, "cut_off": 0, "deleted": 0, "killed": 0, "timed": 0, "recalled": 0})
     loop = asyncio.new_event_loop()
     for number in limit:
         chance, amid = random.Random(f"{seed}-{number}"), random.Random(f"{seed}-{number}-amid")
+        times = random.Random(f"{seed}-{number}-times")
         try:
-            _try(folder, chance, amid, outcome, loop)
+            _try(folder, chance, amid, times, outcome, loop)
         except Exception as error:
             outcome.fault(f"{type(error).__name__}: {error}".replace(str(folder), ""))
         outcome.tried += 1
@@ -404,9 +410,15 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 
 
 def _try(
-    folder: Path, chance: random.Random, amid: random.Random, outcome: Outcome, loop: asyncio.AbstractEventLoop
+    folder: Path,
+    chance: random.Random,
+    amid: random.Random,
+    times: random.Random,
+    outcome: Outcome,
+    loop: asyncio.AbstractEventLoop,
 ) -> None:
     device, work = Device(), Work(loop)
+    timed = Timed(work._sync, work._begin) if times.random() < TIMED_SHARE else None
     before, after = folder / "before", folder / "after"
     is_kill = chance.random() < 0.33
     settings: dict[str, Any] = {"flush": "os" if is_kill else "sync", "segment_bytes": 8000, "delay_levels_ms": (0,)}
@@ -422,6 +434,8 @@ def _try(
                 if number == amid_step:
                     work.save_amid_sends(broker, device, amid)
                 work.step(broker, chance, number)
+                if timed is not None:
+                    timed.step(broker, times)
         except PowerCut:
             pass
         work.end()
@@ -447,6 +461,10 @@ def _try(
     for name in work.deleted:
         if broker.topics.get(name) is not None or any(topic == name for topic, _ in broker.store.queues):
             outcome.fault("a deleted topic is there again")
+    for fault in timed.faults(broker) if timed is not None else ():
+        outcome.fault(fault)
+    outcome.figures["timed"] += len(timed.acknowledged) if timed is not None else 0
+    outcome.figures["recalled"] += len(timed.recalled) if timed is not None else 0
     outcome.figures["deleted"] += work.deletions
     outcome.figures["killed"] += is_kill
     outcome.figures["acknowledged"] += len(work.acknowledged)

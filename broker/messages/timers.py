@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 import structlog
@@ -87,13 +87,6 @@ def without_time(text: str) -> str:
     return text
 
 
-class Recalled(NamedTuple):
-    """What is kept of a message that was recalled, beside its offset."""
-
-    due_ms: int
-    unique_key: str
-
-
 class Timers:
     """`waiting`: how many messages wait, with those that were recalled, and how many bytes they have in the log."""
 
@@ -118,9 +111,11 @@ class Timers:
         self.waiting_bytes = int(state.get("bytes", 0))
         self._recalled_path = folder / "recalled.json"
         self.journal = Journal(self._recalled_path)
-        self._recalled: dict[int, Recalled] = {}
-        for offset, *fields in (*(read_state(self._recalled_path) or ()), *self.journal.read()):
-            self._recalled[offset] = Recalled(*fields)
+        # By time, topic and unique key, where the queue ended then. After a kill amid `carrying` a message is there twice.
+        self._recalled: dict[tuple[int, str, str], int] = {}
+        for *item, recalled_end in (*(read_state(self._recalled_path) or ()), *self.journal.read()):
+            self._recalled[tuple(item)] = recalled_end
+        self._kept = len(self._recalled)  # when they were written last, of which some may be over
         self._saved = self._delivered
         self._schedule = Schedule(folder / "timers", self.queue, self._is_done)
         self._schedule.load(self._taken, self._delivered, self._behind)
@@ -276,14 +271,15 @@ class Timers:
             return False
         if len(self._recalled) >= MAX_RECALLED:
             raise LimitExceeded(f"{MAX_RECALLED} messages were recalled whose time has not come; try again later")
-        self.journal.append([offset, due_of(key), unique_key])
-        self._recalled[offset] = Recalled(due_of(key), unique_key)
+        self.journal.append([due_of(key), topic, unique_key, self.queue.next])
+        self._recalled[due_of(key), topic, unique_key] = self.queue.next
         return True
 
     def _was_recalled(self, record: Record, key: int) -> bool:
-        """By its key, too: where the end of the log was lost, another message may have the offset."""
-        note = self._recalled.get(offset_of(key))
-        return note is not None and note == (due_of(key), props.find(record.properties, props.UNIQUE_KEY))
+        if not self._recalled:
+            return False
+        topic, unique_key = (props.find(record.properties, name) or "" for name in (props.REAL_TOPIC, props.UNIQUE_KEY))
+        return offset_of(key) < self._recalled.get((due_of(key), topic, unique_key), 0)
 
     # Keeping
 
@@ -297,6 +293,7 @@ class Timers:
                 yield None
             save = (yield from self.saving()) if self._carried != had else None
             if save is not None:
+                yield from self._store.syncing()  # what was delivered, and what is stored once more, before it is said
                 yield partial(save.write, True)
         except StoreFull as error:
             log.error("timed_messages_not_carried", reason=str(error), hint="what holds them in the log is kept")
@@ -357,14 +354,11 @@ class Timers:
 
     def saving_recalled(self) -> Job[None]:
         """Writes who was recalled whole when the journal has become long. Raises StoreFull."""
-        if self.journal.lines > JOURNAL_LINES + len(self._recalled):
+        if self.journal.lines > JOURNAL_LINES + self._kept:
             # What progress that is saved does not know as done may come up again.
-            self._recalled = {
-                offset: note
-                for offset, note in self._recalled.items()
-                if key_of(note.due_ms, offset) > self._saved and offset >= self._carried
-            }
-            content = orjson.dumps([[offset, *note] for offset, note in self._recalled.items()])
+            self._recalled = {item: end for item, end in self._recalled.items() if item[0] >= due_of(self._saved)}
+            self._kept = len(self._recalled)
+            content = orjson.dumps([[*item, end] for item, end in self._recalled.items()])
             yield from self.journal.shortening(_one(partial(replace_state, self._recalled_path, content)))
 
 
