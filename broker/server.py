@@ -79,6 +79,7 @@ class Server:
         self._grpc_door = _grpc_door(broker, acl)
         self._tls = tls or Tls()
         self._acl = acl
+        self._judged_by = acl.file.policy if acl is not None else None
         self._external: asyncio.Server | None = None
         self._vip: asyncio.Server | None = None
         self._metrics: MetricsPort | None = None
@@ -263,6 +264,15 @@ class Server:
         for settings in (self._tls, self._acl):
             if settings is not None and settings.look():
                 self._tasks.spawn(asyncio.to_thread(settings.load))
+        if self._acl is not None:
+            self._judge_anew(self._acl)
+
+    def _judge_anew(self, acl: Acl) -> None:
+        """Pulls that are held were judged by accounts that are others now: their clients ask again, and are judged again."""
+        before, self._judged_by = self._judged_by, acl.file.policy
+        if self._broker is not None and before is not None and before is not self._judged_by:
+            changed = [session for session in self._connections if acl.has_changed(session, before)]
+            self._turns.do(self._broker.held_pulls.letting_go(changed))
 
     def _close_idle(self) -> None:
         limit = self.now_s() - IDLE_LIMIT_S

@@ -128,6 +128,14 @@ class Acl:
                 text = f"No default permission for {_words(need)}, accessKey={account.access_key}"
                 raise Unauthorized("permission", text)
 
+    def has_changed(self, session: Session, before: Policy) -> bool:
+        """Whether the account that a session asked as last is another one than under a former policy, or gone."""
+        known = session.known
+        if not isinstance(known, Known):
+            return False
+        key = known.identified.access_key if known.identified is not None else known.access_key
+        return before.accounts.get(key) != self.file.policy.accounts.get(key)
+
     def may_publish(self, session: Session, topic: str) -> bool:
         """Whether the account that a session asked as last may send to a topic."""
         known = session.known

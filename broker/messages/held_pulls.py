@@ -5,7 +5,7 @@ A held pull is answered when a message of its subscription arrives, or when its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from struct import iter_unpack
@@ -153,6 +153,13 @@ class HeldPulls:
         for pull in waiting:
             self.let_go(pull)
             yield
+
+    def letting_go(self, sessions: Iterable[Session]) -> Work[None]:
+        """Answers all pulls of these sessions, a pull a piece."""
+        for session in sessions:
+            for pull in self.of(session):
+                self.let_go(pull)
+                yield
 
     def of(self, session: Session, group: str | None = None) -> list[HeldPull]:
         """The pulls of a session, in one group or in all."""

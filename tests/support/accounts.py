@@ -24,8 +24,8 @@ SEND: dict[str, Any] = {
     "m": "false",
 }  # fmt: skip
 ADMIN = "admin-key"
-KEYS = (ADMIN, "orders-key", "readers-key", "nobody-key", "trusted-key", "curious-key")
-SECRETS = {name: f"secret-of-{name}" for name in KEYS}
+KEYS = (ADMIN, "orders-key", "readers-key", "nobody-key", "trusted-key")
+SECRETS = {name: f"secret-of-{name}" for name in (*KEYS, "curious-key")}
 
 
 def account(access_key: str, **fields: Any) -> dict[str, Any]:
