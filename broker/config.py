@@ -189,6 +189,7 @@ MAX_GROUPS: Final = 10_000
 MAX_MEMBERSHIPS: Final = 256  # of one connection: all end at once when it closes
 MAX_MEMBERS: Final = 10_000
 MAX_GRPC_CLIENTS: Final = 20_000  # by their ids
+MAX_GRPC_IDS: Final = 64  # clients that share one connection
 MAX_CLIENT_IDS: Final = 16  # that one connection goes by
 MAX_PRODUCER_GROUPS: Final = 256  # of one connection
 MEMBER_BYTES: Final = 1024  # counted for a membership, a producer's or a consumer's, against --memory

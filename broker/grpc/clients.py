@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from ..config import MAX_GRPC_CLIENTS, MEMBER_BYTES, LimitExceeded
+from ..config import MAX_GRPC_CLIENTS, MAX_GRPC_IDS, MEMBER_BYTES, LimitExceeded
 from ..listening.carrier import Carrier
 from ..sessions.events import Event, Question
 from ..sessions.session import Session
@@ -20,13 +20,15 @@ Told = Callable[["GrpcClient", Event], None]
 
 
 class GrpcClient:
-    """A session of this door: a client id, and the connection that it was last heard on. `stream`: its telemetry stream while
-    that is open. `topics`: that it has said it publishes to. `group`: of which it is a consumer."""
+    """A session of this door: a client id, and the connections on which it is heard. `connection`: of these the one that is
+    charged. `stream`: its telemetry stream while that is open. `topics`: that it has said it publishes to. `group`: of which
+    it is a consumer."""
 
     def __init__(self, client_id: str, connection: Carrier, told: Told) -> None:
         self.number = next(_numbers)
         self.client_id = client_id
         self.connection = connection
+        self.connections: dict[Session, Carrier] = {connection: connection}
         self.stream: Call | None = None
         self.topics: tuple[str, ...] = ()
         self.group = ""
@@ -96,7 +98,7 @@ class GrpcClient:
         self.connection.abort()
 
     def move(self, connection: Carrier) -> None:
-        """It is heard on another connection, with what it is charged."""
+        """Another connection is charged."""
         if not self.connection.is_closed:
             self.connection.charge(-self._charged_bytes)
         self.connection = connection
@@ -126,29 +128,47 @@ class GrpcClients:
         return self._clients.get(client_id)
 
     def hear(self, client_id: str, connection: Carrier) -> GrpcClient:
-        """The client, which is there as long as this connection. Raises LimitExceeded."""
+        """The client, which is there as long as one of its connections. Raises LimitExceeded."""
         client = self._clients.get(client_id)
-        if client is None:
-            if len(self._clients) >= MAX_GRPC_CLIENTS:
-                raise LimitExceeded(f"this broker knows {MAX_GRPC_CLIENTS} gRPC clients; close some")
-            client = self._clients[client_id] = GrpcClient(client_id, connection, self._told)
-        elif client.connection is not connection:
-            self._of_connection.get(client.connection, set()).discard(client_id)
-            client.move(connection)
+        if client is None or connection not in client.connections:
+            client = self._take(client, client_id, connection)
         client.heard_s = connection.heard_s
-        if connection not in self._of_connection:
-            self._of_connection[connection] = set()
+        return client
+
+    def _take(self, client: GrpcClient | None, client_id: str, connection: Carrier) -> GrpcClient:
+        """A client that is new to the connection."""
+        ids = self._of_connection.get(connection)
+        if ids is not None and len(ids) >= MAX_GRPC_IDS:
+            raise LimitExceeded(f"a connection goes by {MAX_GRPC_IDS} client ids at most")
+        if client is not None:
+            client.connections[connection] = connection
+        elif len(self._clients) >= MAX_GRPC_CLIENTS:
+            raise LimitExceeded(f"this broker knows {MAX_GRPC_CLIENTS} gRPC clients; close some")
+        else:
+            client = self._clients[client_id] = GrpcClient(client_id, connection, self._told)
+        if ids is None:
+            ids = self._of_connection[connection] = set()
             connection.on_lost(self._lost)
-        self._of_connection[connection].add(client_id)
+        ids.add(client_id)
         return client
 
     def _lost(self, connection: Session) -> None:
-        for client_id in self._of_connection.pop(connection, ()):
-            self.forget(client_id)
+        for client_id in list(self._of_connection.get(connection, ())):
+            self.leave(client_id, connection)
+        self._of_connection.pop(connection, None)
 
-    def forget(self, client_id: str) -> None:
-        client = self._clients.pop(client_id, None)
-        if client is not None:
-            self._of_connection.get(client.connection, set()).discard(client_id)
-            client.gone()
-            self._gone(client)
+    def leave(self, client_id: str, connection: Session) -> bool:
+        """A client is not heard on a connection any more. Whether it is gone: nobody says good-bye for others, who are heard
+        on connections of their own."""
+        client = self._clients.get(client_id)
+        if client is None or client.connections.pop(connection, None) is None:
+            return False
+        self._of_connection[connection].discard(client_id)
+        if client.connections:
+            if client.connection is connection:
+                client.move(next(iter(client.connections.values())))
+            return False
+        del self._clients[client_id]
+        client.gone()
+        self._gone(client)
+        return True

@@ -150,9 +150,7 @@ def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
 
 
 def notify_termination(hall: Hall, call: Call, request: Any) -> Any:
-    client = hall.clients.get(call.client_id)
-    if client is not None and client.connection is call.session:  # nobody says good-bye for others
-        hall.clients.forget(call.client_id)
+    if hall.clients.leave(call.client_id, call.session):
         hall.broker.pops.client_gone(call.client_id)
     response = NotifyClientTerminationResponse()
     set_status(response.status)

@@ -13,6 +13,7 @@ from rocketlet.broker.config import (
     MAX_GROUP_KEY_BYTES,
     MAX_MESSAGE_ID_CHARS,
     MAX_RECOVERY_S,
+    MAX_SEND_MESSAGES,
     MAX_TIMER_DELAY_MS,
     MAX_USER_PROPERTIES,
     TRANSACTION_SWEEP_S,
@@ -55,6 +56,14 @@ async def test_messages_of_a_call_are_stored_and_answered_one_by_one(node: Node,
     answer = await client.call("SendMessage", sending(*messages))
     assert [(entry.message_id, entry.offset) for entry in answer.entries] == [("ID0", 0), ("ID1", 1), ("ID2", 2)]
     assert [record.body for record in stored(node)] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("count", [MAX_SEND_MESSAGES, MAX_SEND_MESSAGES + 1])
+async def test_a_call_sends_so_many_messages(node: Node, client: GrpcClient, count: int) -> None:
+    put(node)
+    answer = await client.call("SendMessage", sending(*[message("t")] * count))
+    is_legal = count <= MAX_SEND_MESSAGES
+    assert (answer.status.code, len(stored(node))) == ((OK, count) if is_legal else (40016, 0))
 
 
 async def test_of_a_call_with_one_bad_message_nothing_is_stored(node: Node, client: GrpcClient) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.broker.config import (
-    MAX_ENDPOINTS_BYTES,
-    MAX_NAMESPACE_CHARS,
-)
+from rocketlet.broker.config import MAX_ENDPOINTS_BYTES, MAX_GRPC_IDS, MAX_NAMESPACE_CHARS, MEMBER_BYTES
 from rocketlet.broker.grpc import schema
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.config import MAX_BODY_BYTES
@@ -209,3 +206,52 @@ async def test_a_producer_is_forgotten_with_its_connection(node: Node, client: G
 async def test_a_heartbeat_needs_no_settings_before(client: GrpcClient) -> None:
     request = schema.HeartbeatRequest(client_type=3, group=resource("g"))
     assert (await client.call("Heartbeat", request)).status.code == OK
+
+
+async def test_a_broker_knows_so_many_clients(
+    node: Node, dial: Dial, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.grpc.clients.MAX_GRPC_CLIENTS", 2)
+    beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
+    codes = [(await client.call("Heartbeat", beat, x_mq_client_id=f"c{number}")).status.code for number in range(3)]
+    assert codes == [OK, OK, 42900]
+    assert (await client.call("Heartbeat", beat, x_mq_client_id="c0")).status.code == OK
+    await client.call("NotifyClientTermination", schema.NotifyClientTerminationRequest(), x_mq_client_id="c0")
+    assert (await client.call("Heartbeat", beat, x_mq_client_id="c2")).status.code == OK
+
+
+async def test_a_connection_goes_by_so_many_ids(client: GrpcClient) -> None:
+    beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
+    ids = [f"c{number}" for number in range(MAX_GRPC_IDS + 1)]
+    codes = [(await client.call("Heartbeat", beat, x_mq_client_id=client_id)).status.code for client_id in ids]
+    assert codes == [OK] * MAX_GRPC_IDS + [42900]
+
+
+async def test_who_takes_the_id_of_another_client_takes_nothing_else(
+    node: Node, dial: Dial, client: GrpcClient
+) -> None:
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="t")
+    await settle(client, settings)
+    thief = await dial(node.address)
+    beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
+    await thief.call("Heartbeat", beat)
+    await thief.call("NotifyClientTermination", schema.NotifyClientTerminationRequest())
+    await thief.call("Heartbeat", beat)
+    await thief.close()
+    await eventually(lambda: len(node.server.connections) == 1)
+    assert [item.client_id for item in node.broker.clients.producers("t")] == ["host@1@0@test"]
+    await client.close()
+    await eventually(lambda: node.broker.clients.producers("t") == [])
+    assert node.server.memory.used_bytes == 0
+
+
+async def test_clients_of_one_connection_are_charged_to_it_until_they_go(node: Node, client: GrpcClient) -> None:
+    (connection,) = node.server.connections
+    beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
+    await client.call("Heartbeat", beat)
+    before = connection.held_bytes()
+    await client.call("Heartbeat", beat, x_mq_client_id="other")
+    assert connection.held_bytes() - before == MEMBER_BYTES
+    await client.call("NotifyClientTermination", schema.NotifyClientTerminationRequest(), x_mq_client_id="other")
+    assert connection.held_bytes() == before
