@@ -64,7 +64,10 @@ class CommitLog(SegmentedFile):
 
     def append(self, data: bytes | bytearray) -> None:
         super().append(data)
-        self.written.add(data)
+        try:
+            self.written.add(data)
+        except Exception:  # no memory: the bytes are there, and are checked record by record
+            self.written = Written(self.end)
 
     def read_written(self, position: int, size: int) -> Buffer:
         """What was written at a position, which must be one that `written` has. Raises Damaged if it is another now, also

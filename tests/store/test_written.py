@@ -184,3 +184,25 @@ def test_a_bit_flipped_in_an_index_while_the_broker_runs_hides_one_message(tmp_p
         index.write_bytes(data)
     assert {(queue, offset) for _, queue, offset in store.damaged} <= {(1, 0), (1, 50), (1, 99)}
     store.close()
+
+
+def test_a_sum_that_cannot_be_kept_undoes_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are in the log: a message that is refused then would shift the places of all that follow."""
+    store = open_store(tmp_path)
+    store.recover(TOPICS)
+    put(store, b"before")
+    with monkeypatch.context() as patch:
+        patch.setattr(written, "crc32", no_memory)
+        put(store, b"without")
+    put(store, b"after")
+    assert bodies(store) == [b"before", b"without", b"after"]
+    assert store.damaged == frozenset()
+    store.close()
+    store = open_store(tmp_path)
+    assert store.recover(TOPICS).damage == ()
+    assert bodies(store) == [b"before", b"without", b"after"]
+    store.close()
+
+
+def no_memory(*arguments: object) -> int:
+    raise MemoryError
