@@ -229,7 +229,8 @@ class Broker:
 
     def _appended(self, queues: list[ConsumeQueue]) -> None:
         self.held_pulls.wake(queues)
-        self.pops.appended(queues)
+        if self.pops.pools:
+            self.pops.appended(queues)
 
     def _topic_changed(self, topic: TopicConfig) -> None:
         self.registration.topic_changed(topic)

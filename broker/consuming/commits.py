@@ -25,9 +25,10 @@ class Commits:
         self, session: Session, group: str, queue: tuple[str, int], offset: int, epoch: int | None
     ) -> str | None:
         """Why this client may not say how far a group is in a queue; None if it may."""
-        found = self._groups.get(group)
-        if found is not None and session in found.members and self._pops.is_popped(group, queue[0]):
-            return popped_fault(group, queue[0])
+        if self._pops.pools and self._pops.is_popped(group, queue[0]):
+            found = self._groups.get(group)
+            if found is not None and session in found.members:
+                return popped_fault(group, queue[0])
         fault = self._locks.commit_fault(group, queue, session, epoch)
         allotment = self._draining.allotment
         if fault is None and group in allotment.bound and allotment.is_bystander(group, session, *queue):
@@ -45,7 +46,8 @@ class Commits:
                 hint="the member read messages that were lost before this start; their offsets are given again",
             )  # fmt: skip
         self._offsets.put(group, topic, queue_id, end, by_owner=by_owner)
-        self._pops.sent_elsewhere(group, topic)
+        if self._pops.pools:
+            self._pops.sent_elsewhere(group, topic)
 
     def _stale_fault(self, session: Session, group: str, queue: tuple[str, int], offset: int) -> str | None:
         """Why a foreign member's commit that goes back is refused; None if it is not. Only who reads the queue may go back:

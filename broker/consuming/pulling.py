@@ -136,7 +136,7 @@ class Pulling:
                 look_again = partial(self._look_again, kept, kept.later(), attempt)
                 self._filters.when_parsed(session, subscription.expression, look_again, _text_bytes(header))
                 return None
-        if not self._pops.yields(header.consumer_group, header.topic):
+        if self._pops.pools and not self._pops.yields(header.consumer_group, header.topic):
             raise Refusal(Reason.NOT_PERMITTED, popped_fault(header.consumer_group, header.topic))
         # Whatever the read will find, as in PullMessageProcessor.
         if header.sys_flag & codes.PULL_COMMIT_OFFSET:

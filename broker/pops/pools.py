@@ -27,16 +27,16 @@ class Pools:
         self._store = store
         self._offsets = offsets
         self._number = number
-        self._pools: dict[tuple[str, str], Pool] = {}
+        self.all: dict[tuple[str, str], Pool] = {}
         self._of_topic: dict[str, dict[str, Pool]] = {}
         self._tallies: dict[str, Tally] = {}
 
     def find(self, group: str, topic: str) -> Pool | None:
-        return self._pools.get((group, topic))
+        return self.all.get((group, topic))
 
     def get(self, request: Request) -> Pool:
         """The pool, made if it is not there. Raises LimitExceeded for a group that has too many offsets."""
-        pool = self._pools.get((request.group, request.topic))
+        pool = self.all.get((request.group, request.topic))
         if pool is None:
             begins = list(self._begins(request))
             for queue, offset in begins:
@@ -47,7 +47,7 @@ class Pools:
         return pool
 
     def _make(self, group: str, topic: str) -> Pool:
-        pool = self._pools[group, topic] = Pool(group, topic, self._tallies.setdefault(group, Tally()))
+        pool = self.all[group, topic] = Pool(group, topic, self._tallies.setdefault(group, Tally()))
         self._of_topic.setdefault(topic, {})[group] = pool
         return pool
 
@@ -104,11 +104,11 @@ class Pools:
 
     def deliveries_of(self, group: str, topic: str, handle: Handle) -> Deliveries | None:
         """What a handle is of."""
-        pool = self._pools.get((group, topic))
+        pool = self.all.get((group, topic))
         return pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
 
     def deliveries(self) -> Iterator[Deliveries]:
-        for pool in list(self._pools.values()):
+        for pool in list(self.all.values()):
             yield from list(pool.queues.values())
 
     def appended(self, queues: Iterable[ConsumeQueue]) -> Iterator[Pool]:
@@ -124,13 +124,13 @@ class Pools:
 
     def refresh(self, deliveries: Deliveries) -> None:
         """Something has become free in a queue."""
-        pool = self._pools.get((deliveries.group, deliveries.queue.topic))
+        pool = self.all.get((deliveries.group, deliveries.queue.topic))
         if pool is not None and deliveries.queue.queue_id not in pool.ready:
             pool.note(deliveries.queue.queue_id)
 
     def serving(self, deliveries: Deliveries) -> Sequence[Pool]:
         """The pools that serve a queue."""
-        pool = self._pools.get((deliveries.group, deliveries.queue.topic))
+        pool = self.all.get((deliveries.group, deliveries.queue.topic))
         return (pool,) if pool is not None else ()
 
     def unfinished(self, group: str) -> int:
@@ -151,22 +151,22 @@ class Pools:
         return found
 
     def forget_clients(self, before_s: float) -> None:
-        for pool in self._pools.values():
+        for pool in self.all.values():
             pool.forget_clients(before_s)
 
     def forget_client(self, client_id: str) -> None:
-        for pool in self._pools.values():
+        for pool in self.all.values():
             pool.clients.pop(client_id, None)
 
     def of_group(self, group: str) -> list[Pool]:
-        return [pool for pool in self._pools.values() if pool.group == group]
+        return [pool for pool in self.all.values() if pool.group == group]
 
     def of_topic(self, topic: str) -> list[Pool]:
         return list(self._of_topic.get(topic, {}).values())
 
     def drop(self, pool: Pool) -> None:
         """The group or the topic is gone."""
-        del self._pools[pool.group, pool.topic]
+        del self.all[pool.group, pool.topic]
         pools = self._of_topic[pool.topic]
         del pools[pool.group]
         if not pools:
@@ -190,13 +190,13 @@ class Pools:
                     "offset_set_back", group=group, topic=topic, queue=queue_id, offset=item.next, end=queue.next,
                     hint="it was beyond the end of the queue",
                 )  # fmt: skip
-            pool = self._pools.get((group, topic)) or self._make(group, topic)
+            pool = self.all.get((group, topic)) or self._make(group, topic)
             deliveries = self._deliveries(pool, queue, 0)
             deliveries.adopt(item, to_monotonic_s)
             deliveries.reported = deliveries.committed
             self._offsets.put(group, topic, queue_id, deliveries.committed)
             yield deliveries
-        for pool in self._pools.values():
+        for pool in self.all.values():
             self.make_ready(pool)
 
     def make_ready(self, pool: Pool) -> None:

@@ -53,7 +53,6 @@ class Pops:
     """when_kept: calls the first as soon as what was written is kept as well as the broker's settings want, the second if it
     is not. pulled_by: who pulls queues of a topic in a group; None if nobody does. Two kinds of readers would have two truths
     of how far the group has come, so the second kind is refused. soon: calls what it gets when this turn is over.
-
     Raises StoreError if what a run before has left cannot be read."""
 
     def __init__(
@@ -82,6 +81,7 @@ class Pops:
         self._batches = Batches()
         self._book = Book(frames, topics.identity, clock)
         self._pools = Pools(topics, appender.store, offsets, self._book.next_number)
+        self.pools = self._pools.all  # empty as long as nobody pops: others then pay one look
         self.clients = self._pools.clients
         self.unfinished = self._pools.unfinished
         self.topics_of = self._pools.topics_of
@@ -368,7 +368,7 @@ class Pops:
         self._pools.forget_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
 
     def heard(self, client_id: str) -> None:
-        """Something was heard of a client, such as a heartbeat: what it has in its hands is prolonged if it wants that."""
+        """Something was heard of a client, such as a heartbeat: what it has in its hands is prolonged if it wants."""
         self._hands.heard(client_id)
 
     def client_gone(self, client_id: str) -> None:
@@ -401,7 +401,7 @@ class Pops:
         self._forget(self._pools.of_group(group), Why.GROUP_GONE)
 
     def forget_topic(self, topic: str) -> None:
-        """The topic was deleted. Another one of this name has another identity, whatever the disk says of this one."""
+        """The topic was deleted. Another one of this name has another identity."""
         self._forget(self._pools.of_topic(topic), Why.TOPIC_GONE)
 
     def _forget(self, pools: Iterable[Pool], why: Why) -> None:
