@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import sys
 from collections.abc import Coroutine, Iterable
 from socketserver import ThreadingMixIn
 from threading import Lock, Thread
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
@@ -20,6 +22,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Metric
 
 from ..config import MAX_METRICS_CONNECTIONS, METRICS_ANSWER_S, METRICS_CLIENT_S
+from ..sessions.session import is_loopback
 
 log = structlog.get_logger("rocketlet.metrics")
 
@@ -74,11 +77,26 @@ class _Quiet(WSGIRequestHandler):
         """Requests are not logged."""
 
 
+def _is_own(host: str) -> bool:
+    """Whether nobody else can make the name of a Host header point here."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in ("localhost", socket.gethostname().lower())
+    return True
+
+
 class MetricsPort:
-    """Serves until `close`. Raises OSError if the port is taken."""
+    """Serves until `close`. Raises OSError if the port is taken. On a loopback address it knows only addresses and this
+    machine's names: the page of a site that makes its own name point there (DNS rebinding) reads nothing."""
 
     def __init__(self, measured: Measured, host: str, port: int) -> None:
         self._measured = measured
+        self._is_local = host == "localhost" or is_loopback(host)
         self._loop = asyncio.get_running_loop()
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
@@ -112,7 +130,11 @@ class MetricsPort:
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ.get("PATH_INFO")
-        if path == "/metrics":
+        host = str(environ.get("HTTP_HOST") or "")
+        if self._is_local and host and not _is_own(host):
+            text = f"The metrics port of this machine does not know the host name {host[:80]!r}; use an address."
+            status = "403 Forbidden"
+        elif path == "/metrics":
             try:
                 found: Iterable[bytes] = self._metrics(environ, start_response)
                 return found

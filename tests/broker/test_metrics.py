@@ -23,13 +23,13 @@ from ..support.handlers import Inbox
 PLACE = {"cluster": "DefaultCluster", "broker": "broker-a"}
 
 
-async def fetched(node: Node, path: str, accept: str = "*/*") -> tuple[int, str]:
+async def fetched(node: Node, path: str, accept: str = "*/*", host: str = "") -> tuple[int, str]:
     """The status and the text."""
 
     def fetch() -> tuple[int, str]:
         url = f"http://127.0.0.1:{node.server.metrics_port}{path}"
         try:
-            request = urllib.request.Request(url, headers={"Accept": accept})
+            request = urllib.request.Request(url, headers={"Accept": accept} | ({"Host": host} if host else {}))
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
@@ -74,6 +74,31 @@ async def test_a_wish_that_nobody_understands_is_answered_all_the_same(nodes: No
     node = await nodes.start(metrics_port=0)
     status, text = await fetched(node, "/metrics", accept="application/openmetrics-text; version=x; escaping=y")
     assert (status, "rocketlet_" in text) == (200, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:5557", 200),
+        ("evil.example", 403),
+        ("evil.example:5557", 403),
+        ("[", 403),
+    ],
+)
+async def test_on_loopback_the_port_knows_no_name_that_somebody_else_can_make_point_here(
+    nodes: Nodes, host: str, status: int
+) -> None:
+    node = await nodes.start(metrics_port=0)
+    for path in ("/metrics", "/readyz"):
+        assert (await fetched(node, path, host=host))[0] == status
+
+
+async def test_on_other_addresses_the_port_answers_to_any_name(nodes: Nodes) -> None:
+    """As in a container, whose monitoring knows it by the name of a service."""
+    node = await nodes.start(metrics_port=0, metrics_host="0.0.0.0")
+    assert (await fetched(node, "/metrics", host="rocketlet:5557"))[0] == 200
 
 
 async def test_what_was_sent_and_read_is_counted_by_topic_and_group(nodes: Nodes) -> None:
