@@ -7,11 +7,11 @@ import math
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from rocketlet.broker.config import HANDOVER_LEASE_S
-from rocketlet.broker.groups.foreign.agreement import Agreement, GivenElsewhere
+from rocketlet.broker.groups.foreign.agreement import Agreement
 from rocketlet.broker.groups.foreign.drain import Drain
 from rocketlet.broker.groups.foreign.draining import Draining
 from rocketlet.broker.groups.member import Member
@@ -31,7 +31,6 @@ from rocketlet.client.member.leases import Leases
 from rocketlet.client.member.locks import Locks as MemberLocks
 from rocketlet.client.member.membership import Membership
 from rocketlet.client.member.offsets import GroupOffsets, begin_offset
-from rocketlet.client.member.rebalance import Rebalance
 from rocketlet.client.member.shares import Share, Shares
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol import group_bodies
@@ -287,14 +286,6 @@ async def _gives_up(self: Leases, queue: Queue, offset: int, lease: Lease) -> Ro
         return ConnectionFailed("given up")
 
 
-async def _grown_once(self: Rebalance) -> None:
-    """A topic that grew is looked up once, whether that fails or not."""
-    grown, self._grown = self._grown, set()
-    for topic in grown:
-        with suppress(RocketletError):
-            await self._cluster.find_route(topic)
-
-
 _group_changed = Notifications.changed
 
 
@@ -302,14 +293,6 @@ def _told_already(self: Notifications, group: ConsumerGroup) -> None:
     """Who is being told of a change need not be told of another one."""
     if not self._is_telling:
         _group_changed(self, group)
-
-
-_take_given = Draining._take_given
-
-
-def _none_is_late(self: Draining, group: ConsumerGroup, given: GivenElsewhere) -> bool:
-    """A list that another broker gave before the last change counts for nothing."""
-    return _take_given(self, group, given) if given.is_current else False
 
 
 def _dropped_if_never_read(self: Drain, connection: Any, place: Any) -> list[Any]:
@@ -337,8 +320,6 @@ FAULTS: dict[str, list[Fault]] = {
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
     "epoch-kept": [(Locks, "expiring", _expiring_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
     "grants-written-later": [(Ledger, "write", _write_later)],
-    "given-late": [(Draining, "_take_given", _none_is_late)],
-    "grown-once": [(Rebalance, "_look_up_grown", _grown_once)],
     "hand-over-gives-up": [(Leases, "_commit_while_ours", _gives_up)],
     "lease-from-answer": [(MemberLocks, "_ask", _from_the_answer)],
     "leave-stops-renewing": [(Membership, "leave", _leave_at_once)],
@@ -383,8 +364,6 @@ SCENARIO_OF = {
     "foreign-commits-behind": "foreign-members",
     "foreign-not-drained": "foreign-members",
     "foreign-told-at-once": "foreign-members",
-    "given-late": "foreign-members-of-two",
-    "grown-once": "broker-away",
     "hand-over-gives-up": "away-in-hand-overs",
     "lease-from-answer": "frozen-at-a-request",
     "lock-forgotten": "hasty-members",
@@ -418,7 +397,10 @@ FOUND_AT = {
     "foreign-not-drained": 4,
     "foreign-told-at-once": 48,
     "grants-written-later": 10,
+    "hand-over-gives-up": 14,
+    "lease-from-answer": 1,
     "leave-stops-renewing": 3,
+    "never-read-is-dropped": 9,
     "no-drain": 9,
     "no-epoch": 6,
     "no-standstill": 5,
@@ -428,6 +410,7 @@ FOUND_AT = {
     "stale-list": 8,
     "start-over": 2,
     "table-overwritten": 45,
+    "told-already": 18,
 }
 
 

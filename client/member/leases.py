@@ -98,8 +98,6 @@ class Leases:
         settled: asyncio.Event,
     ) -> None:
         self._cluster = cluster
-        self._group = group
-        self._client_id = client_id
         self._user = user
         self._offsets = offsets
         self._heartbeats = heartbeats

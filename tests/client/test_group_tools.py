@@ -171,7 +171,7 @@ async def test_a_topic_that_grew_while_no_name_server_answered_is_looked_up_agai
         broker.create_topic("t", 2)
         async with Consumer(broker.address, "g", "t", Inbox()) as consumer:
             await consumer.assigned()
-            broker.faults.add(Fault.answer("GET_ROUTEINFO_BY_TOPIC", response="SYSTEM_ERROR", times=1))
+            broker.faults.add(Fault.answer("GET_ROUTEINFO_BY_TOPIC", response="SYSTEM_ERROR", topic="t", times=4))
             broker.create_topic("t", 5)
             await eventually(lambda: len(owned(consumer)) == 5)
 

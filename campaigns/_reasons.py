@@ -1,0 +1,15 @@
+"""Mistakes that change nothing that anybody could see, or only what costs: why each may survive."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ._operators import Mutant
+
+REASONS: Final[dict[tuple[str, str], str]] = {}
+"""By the function and the mistake in words, which both survive a move of the lines."""
+
+
+def reason_of(mutant: Mutant) -> str:
+    """Empty if there is none."""
+    return REASONS.get((mutant.function, mutant.what), "")
