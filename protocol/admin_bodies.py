@@ -168,6 +168,26 @@ def encode_all_consume_stats(
     )
 
 
+class Departed(NamedTuple):
+    """A broker that a name server knew and that is gone. `topics`: how many it had."""
+
+    name: str
+    cluster: str
+    address: str
+    topics: int
+    left_ms: int
+
+
+def encode_departed(brokers: Iterable[Departed]) -> bytes:
+    """GET_DEPARTED_BROKERS's answer."""
+    return orjson.dumps([list(broker) for broker in brokers])
+
+
+@answers("departed brokers", list[tuple[Text, Text, Text, Long, Long]])
+def decode_departed(data: list[tuple[str, str, str, int, int]]) -> list[Departed]:
+    return [Departed(*fields) for fields in data]
+
+
 class ProgressShape(Shape):
     broker_offset: Long
     consumer_offset: Long

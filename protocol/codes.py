@@ -107,6 +107,8 @@ class RequestCode(IntEnum):
     IDENTIFY = 77_003  # a client proves once for a TLS connection whose it is
     AGREE_ON_MEMBERS = 77_004  # brokers tell each other of a group with foreign members
     CONFIRM_WORD = 77_005  # a broker asks another one whether that has said something
+    GET_DEPARTED_BROKERS = 77_006  # a name server tells of brokers that it knew and that are gone
+    FORGET_BROKER = 77_007  # a broker that is gone was retired for good
 
 
 class ResponseCode(IntEnum):

@@ -365,7 +365,7 @@ class KvNamespace(NamedTuple):
 
 
 class BrokerNameOnly(NamedTuple):
-    """WIPE_WRITE_PERM_OF_BROKER and ADD_WRITE_PERM_OF_BROKER."""
+    """WIPE_WRITE_PERM_OF_BROKER, ADD_WRITE_PERM_OF_BROKER and FORGET_BROKER."""
 
     broker_name: str
 

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from ...protocol.admin_bodies import Departed
 from ...protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicConfig
 from ...protocol.codes import PERM_READ_WRITE, PERM_WRITE
 from ...protocol.work import LOOKS, SLICE, Work
 from ..clock import MACHINE, Clock
 from ..config import (
+    DEPARTED_KEPT_S,
     HEARTBEAT_LIMIT_S,
     MAX_BROKER_ADDRESSES,
     MAX_BROKERS,
+    MAX_DEPARTED_BROKERS,
     MAX_KV_CHARS,
     MAX_KV_KEYS,
     MAX_KV_NAMESPACES,
@@ -60,6 +63,7 @@ class Routes:
         self._entries = 0  # topics of all brokers together
         self.kv: dict[str, dict[str, str]] = {}
         self._kv_chars = 0
+        self._departed: dict[str, Departed] = {}  # the one that left first is first
         self._gone: list[dict[str, QueueData]] = []  # topics of brokers that are gone, to be freed
 
     def registering(
@@ -98,6 +102,7 @@ class Routes:
             self._check_limits(name, len(addresses), len(broker.topics) + more, more)
         if name not in self._brokers:
             self._brokers[name] = broker
+            self._departed.pop(name, None)
             log.info("broker_registered", broker=name, cluster=cluster, address=address)
         self._entries += more
         broker.topics |= fresh
@@ -150,10 +155,29 @@ class Routes:
         broker.addresses = {number: other for number, other in broker.addresses.items() if other != address}
         if not broker.addresses:
             del self._brokers[name]
+            self._remember(Departed(name, broker.cluster, address, len(broker.topics), self.clock.time_ms()))
             self._entries -= len(broker.topics)
             if len(broker.topics) > SLICE:
                 self._gone.append(broker.topics)
             log.info("broker_gone", broker=name, address=address)
+
+    def _remember(self, broker: Departed) -> None:
+        """Only one with topics: whoever may register names could push out the others with names of nothing."""
+        if not broker.topics:
+            return
+        self._departed.pop(broker.name, None)
+        self._departed[broker.name] = broker
+        if len(self._departed) > MAX_DEPARTED_BROKERS:
+            del self._departed[next(iter(self._departed))]
+
+    def departed(self) -> list[Departed]:
+        """Brokers that were here, had topics, and are gone for at most DEPARTED_KEPT_S."""
+        limit_ms = self.clock.time_ms() - DEPARTED_KEPT_S * 1000
+        return [broker for broker in self._departed.values() if broker.left_ms >= limit_ms]
+
+    def forget_departed(self, name: str) -> bool:
+        """Whether it was remembered."""
+        return self._departed.pop(name, None) is not None
 
     @property
     def has_gone(self) -> bool:

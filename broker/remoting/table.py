@@ -133,6 +133,8 @@ NAME_SERVER_REQUESTS: Mapping[int, tuple[NameServerHandler, Rule]] = {
     Code.QUERY_DATA_VERSION: (nameserver.data_version, ADMIN),
     Code.GET_ROUTEINFO_BY_TOPIC: (nameserver.route, KNOWN),
     Code.GET_BROKER_CLUSTER_INFO: (nameserver.cluster, KNOWN),
+    Code.GET_DEPARTED_BROKERS: (nameserver.departed, KNOWN),
+    Code.FORGET_BROKER: (nameserver.forget_broker, ADMIN),
     Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: (nameserver.topics, KNOWN),
     Code.GET_TOPICS_BY_CLUSTER: (nameserver.topics_of_cluster, KNOWN),
     Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: (nameserver.system_topics, KNOWN),

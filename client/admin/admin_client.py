@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from ...protocol import admin_answers, admin_bodies, bodies, group_config, names
 from ...protocol.admin_answers import GroupConnections, MemberConnection, Running
-from ...protocol.admin_bodies import Progress, decode_topic_stats
+from ...protocol.admin_bodies import Departed, Progress, decode_topic_stats
 from ...protocol.bodies import BrokerData, TopicConfig
 from ...protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from ...protocol.config import MAX_TOPIC_QUEUES
@@ -18,6 +18,7 @@ from ...protocol.group_config import GroupConfig
 from ...protocol.headers import (
     AccountName,
     AskMember,
+    BrokerNameOnly,
     ConsumerGroup,
     ConsumeStats,
     CreateTopic,
@@ -76,6 +77,20 @@ class AdminClient:
         """The brokers that the name server knows, sorted by name."""
         answer = await self._cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         return sorted(body_of(answer, bodies.decode_cluster), key=lambda broker: broker.name)
+
+    async def departed(self) -> list[Departed]:
+        """Brokers that the name server knew and that are gone. Apache's does not tell."""
+        try:
+            answer = await self._cluster.ask_name_server(RequestCode.GET_DEPARTED_BROKERS)
+        except BrokerRefused as error:
+            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return []
+            raise
+        return body_of(answer, admin_bodies.decode_departed)
+
+    async def forget_broker(self, name: str) -> None:
+        """A broker that is gone was retired for good. Tells every name server; raises BrokerRefused if none remembers it."""
+        await self._cluster.tell_name_servers(RequestCode.FORGET_BROKER, write(BrokerNameOnly(name)))
 
     async def broker_status(self, address: str) -> dict[str, str]:
         """GET_BROKER_RUNTIME_INFO: version, boot time, rates, disk use; the names are Apache's."""

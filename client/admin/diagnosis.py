@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +17,7 @@ import orjson
 
 from ...protocol import names
 from ...protocol.admin_answers import Running
+from ...protocol.admin_bodies import Departed
 from ...protocol.bodies import BrokerData
 from ...protocol.codes import PERM_READ, PERM_WRITE
 from ...protocol.group_config import GroupConfig
@@ -64,6 +65,7 @@ async def diagnose(admin: AdminClient, patience: Patience = Patience()) -> list[
         return [
             Finding(Harm.STANDS, "no_broker", "cluster", text, "start a broker; if one runs, check its --nameserver")
         ]
+    findings += _gone(await admin.departed())
     for broker in brokers:
         findings += await _of_broker(admin, broker, skews)
     if any(finding.kind in ("broker_away", "broker_unknown") for finding in findings):
@@ -93,6 +95,16 @@ def _filter(topic: str, seen: Observed) -> str | Sql:
 
 
 # Brokers
+
+
+def _gone(departed: Iterable[Departed]) -> Iterator[Finding]:
+    for broker in departed:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(broker.left_ms / 1000))
+        text = f"it left at {since} with {broker.topics} topics; what it holds cannot be read, nor sent to"
+        cure = (
+            f"start it (it was at {broker.address}); if it was retired for good: rocketlet brokers forget {broker.name}"
+        )
+        yield Finding(Harm.STANDS, "broker_gone", broker.name, text, cure)
 
 
 async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, float]) -> list[Finding]:

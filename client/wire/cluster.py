@@ -18,7 +18,14 @@ from ...protocol.queue import Queue
 from .. import config
 from ..arguments import parse_addresses
 from ..config import ROUTE_INTERVAL_S, ROUTE_PATIENCE_S, ROUTE_RETRY_S
-from ..errors import AnswerUnreadable, BrokerRefused, ConnectionFailed, RequestTimeout, TopicNotFound
+from ..errors import (
+    AnswerUnreadable,
+    BrokerRefused,
+    ConnectionFailed,
+    RequestTimeout,
+    RocketletError,
+    TopicNotFound,
+)
 from ..log import get_logger
 from ..tasks import cancelled
 from .access import Access
@@ -89,6 +96,17 @@ class Cluster:
                 self._name_servers.remove(address)
                 self._name_servers.append(address)
         raise ConnectionFailed(f"no name server can be reached: {'; '.join(failures)}")
+
+    async def tell_name_servers(self, code: int, ext: Ext) -> None:
+        """Tells every name server that can be reached; it is enough if one takes it. Raises RocketletError."""
+        failures: list[RocketletError] = []
+        for address in list(self._name_servers):
+            try:
+                await (await self._connections.get(address)).request(code, ext)
+            except (BrokerRefused, ConnectionFailed, RequestTimeout) as error:
+                failures.append(error)
+        if len(failures) == len(self._name_servers):
+            raise failures[0]
 
     # Routes
 

@@ -17,6 +17,8 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     verb(verbs, "list", "list the brokers of the cluster", _list)
     show = verb(verbs, "show", "show a broker's state and settings", _show)
     show.add_argument("broker", help="the broker's name")
+    forget = verb(verbs, "forget", "tell name servers that a broker that is gone was retired for good", _forget)
+    forget.add_argument("broker", help="the broker's name")
     set_ = verb(verbs, "set", "change settings until the broker ends", _set)
     set_.add_argument("broker", help="the broker's name")
     set_.add_argument("setting", nargs="+", metavar="NAME=VALUE", help="such as defaultTopicQueueNums=4")
@@ -41,6 +43,12 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
     output.records(
         ("broker", "cluster", "address", "state", "version", "put_per_s", "get_per_s", "disk_used", "started"), rows
     )
+    return 0
+
+
+async def _forget(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    await admin.forget_broker(options.broker)
+    output.records(("broker", "state"), [{"broker": options.broker, "state": "forgotten"}])
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
-from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, settled
+from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject, settled
 from rocketlet.client.admin import diagnosis, group_findings
 from rocketlet.client.admin.described import Group, Topic
 from rocketlet.client.admin.diagnosis import Finding, Observed, Patience, diagnose, findings_of_group
@@ -60,6 +60,28 @@ async def test_a_name_server_without_brokers_is_no_healthy_cluster() -> None:
         (finding,) = await diagnose(admin, AT_ONCE)
         assert (finding.harm, finding.kind) == (diagnosis.Harm.STANDS, "no_broker")
         assert "--nameserver" in finding.cure
+
+
+async def test_a_broker_that_left_with_topics_is_named_until_it_is_back_or_forgotten(
+    nodes: Nodes, connect: Connect
+) -> None:
+    port = free_port()
+    name_server = f"127.0.0.1:{port}"
+    async with Server("127.0.0.1", port, broker=None, routes=Routes()), AdminClient(name_server) as admin:
+        await nodes.start(name_servers=(name_server,))
+        gone = await nodes.start(name="broker-b", name_servers=(name_server,))
+        await create_topic(await connect(gone.address), "t")
+        async with asyncio.timeout(PATIENCE_S):
+            while "t" not in await admin.topics():
+                await asyncio.sleep(0.01)
+        await gone.stop()
+        (finding,) = [found for found in await diagnose(admin, AT_ONCE) if found.kind == "broker_gone"]
+        assert finding.subject == "broker-b"
+        assert "what it holds cannot be read" in finding.text
+        with pytest.raises(BrokerRefused, match="no broker broker-x is remembered as gone; remembered: broker-b"):
+            await admin.forget_broker("broker-x")
+        await admin.forget_broker("broker-b")
+        assert "broker_gone" not in {found.kind for found in await diagnose(admin, AT_ONCE)}
 
 
 async def test_a_healthy_cluster_has_nothing_wrong(node: Node, wire: Wire, run: Run) -> None:

@@ -92,6 +92,20 @@ def cluster(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, body=bodies.encode_cluster(routes.brokers(connection)))
 
 
+def departed(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    """GET_DEPARTED_BROKERS, our own."""
+    return answer(frame, body=admin_bodies.encode_departed(routes.departed()))
+
+
+def forget_broker(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+    """FORGET_BROKER, our own."""
+    name = read(BrokerNameOnly, frame.ext).broker_name
+    if not routes.forget_departed(name):
+        remembered = ", ".join(broker.name for broker in routes.departed()) or "none"
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"no broker {name} is remembered as gone; remembered: {remembered}")
+    return answer(frame)
+
+
 def topics(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
     body = yield from bodies.encode_topic_list((yield from routes.topics()))
     return answer(frame, body=body)
