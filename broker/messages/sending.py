@@ -18,6 +18,7 @@ from ...protocol.message import MessageError
 from ...protocol.subscription import tag_code
 from ..config import MAX_HALF_MESSAGES, BrokerConfig
 from ..sessions.refusal import Reason, Refusal
+from ..store.consume_queue import ConsumeQueue
 from .appender import Appender
 from .delays import Delays
 from .properties import property_bytes, with_real_queue
@@ -30,9 +31,13 @@ from .transactions import Transactions
 
 _new_tuple = tuple.__new__
 _DELAY_MARK: Final = props.DELAY + props.NAME_END
+_LATER_MARK: Final = "DEL"  # all properties that keep a message back have it in their names
 _TAGS_MARK: Final = props.TAGS + props.NAME_END
 _WAIT_MARK: Final = props.WAIT + props.NAME_END
 _TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
+
+
+TO_A_TIME: Final = -1  # in the place of a delay level
 
 
 class Placed(NamedTuple):
@@ -46,6 +51,18 @@ class Placed(NamedTuple):
     delay_level: int = 0
     is_half: bool = False
     recall_handle: str | None = None
+
+
+class _Later(NamedTuple):
+    """Where a message waits, and until when. `level`: of its delay, or TO_A_TIME."""
+
+    queue: ConsumeQueue | None
+    due_ms: int
+    level: int
+    recall_handle: str | None = None
+
+
+_AT_ONCE: Final = _Later(None, 0, 0)
 
 
 class Sending:
@@ -101,11 +118,10 @@ class Sending:
         """Stores everything that is staged, in order. If this raises, such as StoreFull, nothing of it is kept."""
         placed, self.placed = self.placed, []
         self._appender.commit()
-        for position, _, queue_offset, _, delay_level, is_half, recall_handle in placed:
-            if recall_handle is not None:
+        for position, _, queue_offset, _, delay_level, is_half, _ in placed:
+            if delay_level == TO_A_TIME:
                 self._timers.take()
-                continue
-            if delay_level:
+            elif delay_level:
                 self._delays.expect(delay_level)
             if is_half:
                 self._transactions.expect(queue_offset, position, self._store.now_ms)
@@ -139,23 +155,14 @@ class Sending:
             # (SendMessageProcessor).
             text = props.without(text, props.WAIT)
         text = text + self._cluster_end if text and text[-1] != props.PAIR_END else text + self._cluster_text
-        level = 0
-        # A half message is not delayed, as in Apache's CommitLog.putMessage: its producer ends it when it wants.
-        if _DELAY_MARK in text and not is_half:
-            level = _delay_level(text, self._delays)
-        recall_handle = None
-        if TIME_MARK in text:
-            text, due_ms = self._timed(text, level, is_half)
-        else:
-            due_ms = 0
+        later = _AT_ONCE
+        if _LATER_MARK in text:
+            later, text = self._later(text, name, queue_id, is_half)
         code = tag_code(text) if _TAGS_MARK in text else 0
         store = self._store
         queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
-        if level:
-            queue, text, code = self._delays.place_of(level, name, queue_id, text)
-        elif due_ms:
-            recall_handle = handle_of(text, name, self._broker_name, due_ms)
-            queue, text, code = self._timers.queue, waiting_text(text, due_ms, name, queue_id), due_ms
+        if later is not _AT_ONCE:
+            queue, code = later.queue or queue, later.due_ms
         elif is_half:
             self._refuse_half()
             queue, text = self._transactions.half_queue, with_real_queue(text, name, queue_id)
@@ -170,19 +177,32 @@ class Sending:
             born_host,
             header.reconsume_times,
         )
-        return _new_tuple(Placed, (position, queue_id, offset, None, level, is_half, recall_handle))
+        return _new_tuple(Placed, (position, queue_id, offset, None, later.level, is_half, later.recall_handle))
 
-    def _timed(self, text: str, level: int, is_half: bool) -> tuple[str, int]:
-        """The properties of a message that may be sent to a time, and when it is due, ms; 0 for at once. Raises Refusal."""
+    def _later(self, text: str, name: str, queue_id: int, is_half: bool) -> tuple[_Later, str]:
+        """Where a message waits that may be sent to a later time, and its properties there. Raises Refusal."""
+        level = 0
+        # A half message is not delayed, as in Apache's CommitLog.putMessage: its producer ends it when it wants.
+        if _DELAY_MARK in text and not is_half:
+            level = _delay_level(text, self._delays)
         if level:  # as HookUtils.checkIfTimerMessage: a level counts before a time
-            return without_time(text), 0
+            queue, text, due_ms = self._delays.place_of(level, name, queue_id, without_time(text))
+            return _Later(queue, due_ms, level), text
+        due_ms = self._due_ms(text, is_half) if TIME_MARK in text else 0
+        if not due_ms:
+            return _AT_ONCE, text
+        handle = handle_of(text, name, self._broker_name, due_ms)
+        return _Later(self._timers.queue, due_ms, TO_A_TIME, handle), waiting_text(text, due_ms, name, queue_id)
+
+    def _due_ms(self, text: str, is_half: bool) -> int:
+        """When a message is due that may be sent to a time, ms; 0 for at once. Raises Refusal."""
         try:
             due_ms = time_asked(text, self._store.now_ms)
         except IllegalTime as fault:
             raise Refusal(Reason.ILLEGAL_MESSAGE, str(fault)) from None
         if due_ms and is_half:
             raise Refusal(Reason.ILLEGAL_MESSAGE, "a message cannot be both sent to a time and transactional")
-        return text, due_ms
+        return due_ms
 
     def _refuse_half(self) -> None:
         """Raises Refusal when too many half messages wait, those of this read aside."""

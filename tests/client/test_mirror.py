@@ -187,6 +187,16 @@ async def test_what_waits_at_the_source_is_counted_until_it_is_handled(rocketlet
     assert by_queue(there, "orders") == {0: [b"at once", b"in 2 hours"]}
 
 
+async def test_what_is_sent_to_a_time_is_counted_by_its_topic(rocketlet: Broker, there: Broker) -> None:
+    rocketlet.create_topic("orders", queues=1)
+    async with Producer(rocketlet.address) as producer:
+        await producer.send("orders", b"in 2 days", delay=2 * 86_400)
+        await producer.send("orders", b"now", delay=0.001)
+        await eventually(lambda: [message.body for message in rocketlet.messages("orders")] == [b"now"])
+    async with Mirror(rocketlet.address, there.address, topics=["orders"]) as mirror:
+        assert await mirror.waiting() == Waiting({}, {"orders": 1})
+
+
 async def test_what_is_sent_meanwhile_follows_and_so_do_offsets(rocketlet: Broker, there: Broker) -> None:
     rocketlet.create_topic("orders", queues=2)
     inbox = Inbox()
