@@ -343,7 +343,8 @@ class Pops:
         if delivery.renewals >= 0:
             self._hands.take(delivery)
         deliveries.release(delivery)
-        self._changed(deliveries, delivery)
+        if delivery.deadline_s > self._clock.monotonic_s():  # else the disk knows by its deadline
+            self._changed(deliveries, delivery)
         self._pools.refresh(deliveries)
 
     def _changed(self, deliveries: Deliveries, delivery: Delivery) -> None:
@@ -385,8 +386,7 @@ class Pops:
             self._serve_all(deliveries)
 
     def sent_elsewhere(self, group: str, topic: str) -> None:
-        """Somebody has changed the group's offsets in a topic. What was popped before can be acknowledged no more. On the
-        disk when this returns."""
+        """Somebody has changed the group's offsets in a topic. What was popped before can be acknowledged no more."""
         pool = self._pools.find(group, topic)
         if pool is None:
             return
@@ -397,7 +397,7 @@ class Pops:
         self._serve(pool)
 
     def forget_group(self, group: str) -> None:
-        """The group was deleted, with its offsets."""
+        """The group was deleted."""
         self._forget(self._pools.of_group(group), Why.GROUP_GONE)
 
     def forget_topic(self, topic: str) -> None:
