@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
@@ -62,6 +63,12 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         choices=("group", "topic"),
         default="group",
         help="group: only this group gets them (default); topic: every group that reads the topic does",
+    )
+    replay.add_argument(
+        "--topic",
+        action="append",
+        metavar="NAME",
+        help="with --to topic: also to this one, which the group has not read",
     )
     replay.add_argument("--dry-run", action="store_true", help="only show what would be sent")
     changing(replay)
@@ -229,15 +236,26 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
     """Dead letters stay where they are; what was replayed twice arrives twice. They are read twice, to be shown and to be
     sent: there may be more than the memory holds."""
     ranges = await _dead_ranges(admin, options.group)
-    wanted = await _shown(output, _each(admin, ranges, options.id or ()))
+    origins: Counter[str] = Counter()
+    wanted = await _shown(output, _each(admin, ranges, options.id or ()), origins)
     if not wanted:
         await admin.group(options.group)  # raises for a group that is not there
         output.text("no dead letter matches")
         return 1
+    target = f"the group {options.group}" if options.to == "group" else _spelled(origins)
     if options.dry_run:
-        output.text(f"would be sent again: {wanted} messages")
+        output.text(f"would be sent again: {wanted} messages, to {target}")
         return 0
-    if not confirmed(options, f"Send {wanted} messages again?"):
+    foreign = await _not_read(admin, options.group, origins) - set(options.topic or ()) if options.to == "topic" else ()
+    if foreign:
+        names_of = " ".join(f"--topic {name}" for name in sorted(foreign))
+        print(
+            f"the group has not read {', '.join(sorted(foreign))}, which dead letters name as theirs; whoever can make dead "
+            f"letters can name any topic. Look at them, and add {names_of} to send them there.",
+            file=sys.stderr,
+        )
+        return 1
+    if not confirmed(options, f"Send {wanted} messages again, to {target}?"):
         return 1
     sent = 0
     async for message in _each(admin, ranges, options.id or ()):
@@ -247,11 +265,26 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
     return 0
 
 
-async def _shown(output: Output, messages: AsyncIterator[Message]) -> int:
-    """Shows them in tables of some rows each. Returns how many there are."""
+def _spelled(origins: Counter[str]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in sorted(origins.items()))
+
+
+async def _not_read(admin: AdminClient, group: str, topics: Collection[str]) -> set[str]:
+    """The topics of which no broker knows that the group reads or has read them."""
+    known = await admin.group(group)
+    read = {queue.topic for queue in known.progress}
+    for connections in known.connections.values():
+        read.update(connections.subscriptions)
+    return set(topics) - read
+
+
+async def _shown(output: Output, messages: AsyncIterator[Message], origins: Counter[str]) -> int:
+    """Shows them in tables of some rows each, and counts the topics that they were sent to first. Returns how many there
+    are."""
     count, rows = 0, list[dict[str, Any]]()
     async for message in messages:
         rows.append(_record(message, output))
+        origins[message.origin] += 1
         count += 1
         if len(rows) == SHOWN_ROWS:
             output.records(_COLUMNS, rows)

@@ -124,7 +124,9 @@ async def test_dead_letters_are_shown_and_replayed_to_the_group_alone(run: Run, 
             pass
         is_broken = False
         dry = await run("messages", "replay", "g", "--dry-run")
-        assert "would be sent again: 1 messages" in dry.out
+        assert "would be sent again: 1 messages, to the group g" in dry.out
+        dry = await run("messages", "replay", "g", "--to", "topic", "--dry-run")
+        assert "would be sent again: 1 messages, to orders (1)" in dry.out
         assert (await run("messages", "replay", "g", "--id", "nothing", "--yes")).status == 1
         replayed = await run("messages", "replay", "g", "--id", sent.message_id, "--yes")
         assert "1 messages were sent again; the dead letters stay in %DLQ%g" in replayed.out
@@ -159,7 +161,10 @@ async def test_a_replay_holds_few_of_many_dead_letters_at_a_time(
     monkeypatch.setattr(AdminClient, "send_again", noted)
     monkeypatch.setattr("rocketlet.command.nouns.messages.SHOWN_ROWS", 8)
     before = alive()  # of other tests
-    replayed = await run("messages", "replay", "g", "--to", "topic", "--yes")
+    await run("groups", "create", "g")
+    refused = await run("messages", "replay", "g", "--to", "topic", "--yes")
+    assert (refused.status, "add --topic orders" in refused.err) == (1, True), "a dead letter may name any topic"
+    replayed = await run("messages", "replay", "g", "--to", "topic", "--topic", "orders", "--yes")
     assert "20 messages were sent again" in replayed.out
     assert len([line for line in replayed.out.splitlines() if line.startswith("time ")]) == 3, "20 rows in tables of 8"
     assert held[0] - before < 15
