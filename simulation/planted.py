@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from rocketlet.broker.config import HANDOVER_LEASE_S
-from rocketlet.broker.groups.foreign.agreement import Agreement
+from rocketlet.broker.consuming.commits import Commits
+from rocketlet.broker.groups.foreign.agreement import Agreement, Others
 from rocketlet.broker.groups.foreign.drain import Drain
 from rocketlet.broker.groups.foreign.draining import Draining
 from rocketlet.broker.groups.member import Member
@@ -19,7 +20,6 @@ from rocketlet.broker.groups.members import ConsumerGroup
 from rocketlet.broker.groups.notifications import Notifications
 from rocketlet.broker.groups.owning.locks import Locks
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.remoting.requests import offsets as requests_offsets
 from rocketlet.broker.store.ledger import Ledger
 from rocketlet.client.consuming.assignment import Assignment
 from rocketlet.client.consuming.process_queue import ProcessQueue
@@ -261,7 +261,7 @@ def _write_later(self: Ledger) -> None:
 
 def _no_peers(self: Agreement, group: Any, routes: Any) -> Any:
     """Each broker drains for itself."""
-    return {}
+    return Others({}, {})
     yield
 
 
@@ -310,7 +310,7 @@ FAULTS: dict[str, list[Fault]] = {
     "commit-after-unlock": [(Leases, "_hand_over", _commit_after_unlock)],
     "commit-highest": [(ProcessQueue, "commit_offset", property(_highest))],
     "commit-not-repeated": [(Assignment, "resume_queue", _resume_quietly)],
-    "foreign-commits-behind": [(requests_offsets, "stale_fault", lambda *about: None)],
+    "foreign-commits-behind": [(Commits, "_stale_fault", lambda *about: None)],
     "foreign-not-drained": [(Draining, "holds_back", lambda self, connection, header: False)],
     "foreign-told-at-once": [
         (Draining, "is_kept_back", lambda self, group, connection: False),
@@ -332,7 +332,7 @@ FAULTS: dict[str, list[Fault]] = {
     "never-read-is-dropped": [(Drain, "dropped", _dropped_if_never_read)],
     "no-epoch": [(Locks, "commit_fault", _no_epoch)],
     "no-standstill": [(Locks, "_now_s", lambda self: time.monotonic())],
-    "peers-not-asked": [(Agreement, "finding_peers", _no_peers)],
+    "peers-not-asked": [(Agreement, "finding_others", _no_peers)],
     "place-of-any-queues": [(Shares, "of", _of_any_queues)],
     "pull-commits-ahead": [(Puller, "_offset_to_commit", _commit_ahead)],
     "reclaim-any-epoch": [(MemberLocks, "_ask", _lock_anew), (Leases, "_renewed", _renewed_with_any_epoch)],
