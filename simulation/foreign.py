@@ -51,6 +51,9 @@ PULL_HOLD_MS = 15_000
 PULL_TIMEOUT_S = 30.0
 PULL_BATCH = 32
 THREADS = 4
+CACHED = 1000  # messages of a queue that are not handled yet; no more are pulled (pullThresholdForQueue)
+CACHE_LOOK_S = 0.05
+AWAIT_S = 3.0  # how long a leaving member goes on with what it has (awaitTerminationMillisWhenShutdown)
 
 
 class ProcessQueue:
@@ -95,7 +98,8 @@ class ForeignMember:
         self._threads = asyncio.Semaphore(THREADS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._submitted = 0
-        self._is_stopping = False
+        self._running = 0
+        self._is_stopping = self._is_over = False
 
     @property
     def is_awake(self) -> bool:
@@ -107,6 +111,10 @@ class ForeignMember:
     def assignment(self) -> set[Queue]:
         """What it claims, and does not wait for as another's."""
         return {queue for queue in self._queues if not self._world.is_held_back(self, queue)}
+
+    def has_in_hands(self, queue: Queue) -> bool:
+        """Whether messages of the queue were pulled, and are not handled yet."""
+        return queue in self._queues and bool(self._queues[queue].unhandled)
 
     # Life
 
@@ -124,7 +132,11 @@ class ForeignMember:
     async def leave(self) -> None:
         """shutdown() with awaitTerminationMillisWhenShutdown: handlers end, offsets are persisted, then it unregisters."""
         self._is_stopping = True  # the executor takes nothing more, and does what it has
-        while self._submitted:
+        end_s = asyncio.get_running_loop().time() + AWAIT_S
+        while self._submitted and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(0.01)
+        self._is_over = True
+        while self._running:
             await asyncio.sleep(0.01)
         await self._persist()
         for task in self._tasks:
@@ -233,6 +245,9 @@ class ForeignMember:
 
     async def _pull_forever(self, queue: Queue, process_queue: ProcessQueue) -> None:
         while not process_queue.is_dropped:
+            if len(process_queue.unhandled) > CACHED:
+                await asyncio.sleep(CACHE_LOOK_S)
+                continue
             try:
                 connection = await self._cluster.broker(queue.broker_name)
                 answer = await self._pull(connection, queue, process_queue)
@@ -290,9 +305,11 @@ class ForeignMember:
 
     async def _handle(self, process_queue: ProcessQueue, message: Message) -> None:
         async with self._threads:
-            if not process_queue.is_dropped:
+            if not process_queue.is_dropped and not self._is_over:
+                self._running += 1
                 self._world.handled(self, message)
                 await asyncio.sleep(self._world.handler_s())
                 self._world.done(self, message)
                 process_queue.handled(message.queue_offset)
+                self._running -= 1
             self._submitted -= 1

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketlet.protocol.codes import RequestCode
 
-from . import chaos
+from . import backlogs, chaos
 from .plan import LONGEST_HANDLER_S, Plan
 
 if TYPE_CHECKING:
     from .world import World
+
+
+ROLLED = 6  # members
+BACKLOG = 5000  # messages
 
 
 class Scenario(NamedTuple):
@@ -148,6 +152,22 @@ async def _foreign_members_killed(world: World) -> None:
         await world.join(foreign=world.rng.random() < 0.7)
 
 
+async def _foreign_roll(world: World) -> None:
+    """Apache's members are replaced one after the other, while each queue has a backlog."""
+    ours = world.living()[0]
+    for _ in range(ROLLED):
+        await world.join(foreign=True)
+    await world.leave(ours)
+    await asyncio.sleep(2)
+    await backlogs.send_many(world, BACKLOG)
+    world.spawn(backlogs.watch(world))
+    for member in world.living():
+        await world.join(foreign=True)
+        await asyncio.sleep(world.rng.uniform(0, 2))
+        world.spawn(world.leave(member))
+        await asyncio.sleep(world.rng.uniform(0, 2))
+
+
 async def _foreign_storm(world: World) -> None:
     """Apache's members start all at once, while messages of many queues wait."""
     for _ in range(world.rng.randint(3, 8)):
@@ -234,6 +254,23 @@ SCENARIOS: dict[str, Scenario] = {
             "mixed": True,
         },
         _foreign_members_killed,
+    ),
+    "foreign-roll": Scenario(
+        {
+            "gentle": False,
+            "long_handlers": 0.0,
+            "lost_notifications": 0.0,
+            "drain_s": 30.0,
+            "brokers": 1,
+            "topics": 1,
+            "queues": 16,
+            "members": 1,
+            "handler_s": 0.1,
+            "orderly": False,
+            "sticky": False,
+            "mixed": False,
+        },
+        _foreign_roll,
     ),
     "broker-killed": Scenario({**_CALM, "gentle": False, "queues": 8, "brokers": 1}, _broker_killed),
     "killed-at-hand-over": Scenario({"gentle": False, "members": 2, "mixed": False}, _killed_at_hand_over),

@@ -79,7 +79,7 @@ class Weeks(World):
     def _forget(self) -> None:
         """What only the checks of the simulation keep."""
         self.members = list(self.living())
-        for table in (self._handled, self._owners, self._bodies, self._acknowledged, self._crashes):
+        for table in (self.handlings, self._owners, self._bodies, self.acknowledged, self._crashes):
             table.clear()
         self._tasks = {task for task in self._tasks if not task.done()}
 

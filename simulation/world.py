@@ -86,18 +86,19 @@ class World:
         self.loop = loop
         self.members: list[Member | ForeignMember] = []
         self.trace: list[str] = []
-        self._handled: dict[tuple[str, str, int, int], list[tuple[float, Member | ForeignMember]]] = defaultdict(list)
+        self.handlings: dict[tuple[str, str, int, int], list[tuple[float, Member | ForeignMember]]] = defaultdict(list)
         self._long_handlers = 0
         self._granted: dict[Queue, int] = {}
         self._owners: dict[tuple[Queue, int], str] = {}
         self._taken: set[Queue] = set()  # since it was looked who reads what
         self._bodies: Counter[bytes] = Counter()
-        self._acknowledged: list[tuple[str, bytes]] = []
+        self.acknowledged: list[tuple[str, bytes]] = []
         self._crashes: list[float] = []
         self._has_foreign = False
         self._stalled_until_s = 0.0
+        self.unread_s: dict[Queue, float] = {}  # the longest pause of each queue (`backlogs`)
         self.granting = asyncio.Event()  # set when a queue gets another owner
-        self._numbers = 0
+        self.numbers = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.nodes = [
             Node(f"broker-{letter}", port, folder / letter, runs_name_server=port == NAME_SERVER_PORT)
@@ -132,7 +133,7 @@ class World:
         if isinstance(member, Member) and message.epoch < granted and not member.is_blind:
             fault = f"{member.name} begins {queue} {message.queue_offset} under the epoch {message.epoch}; it is at {granted}"
             raise_later(Violation(fault))
-        times = self._handled[queue.topic, queue.broker_name, queue.queue_id, message.queue_offset]
+        times = self.handlings[queue.topic, queue.broker_name, queue.queue_id, message.queue_offset]
         now_s = self.loop.time()
         is_waited_for = not self.plan.long_handlers or self.plan.drain_s > LONGEST_HANDLER_S
         if times and is_waited_for and not self._may_repeat(*times[-1]):
@@ -336,11 +337,11 @@ class World:
         async with Producer(f"127.0.0.1:{NAME_SERVER_PORT}", retries=0) as producer:
             while True:
                 topic = self.rng.choice(self.topics)
-                self._numbers += 1
-                body = b"%d" % self._numbers
+                self.numbers += 1
+                body = b"%d" % self.numbers
                 try:
                     await producer.send(topic, body)
-                    self._acknowledged.append((topic, body))
+                    self.acknowledged.append((topic, body))
                 except RocketletError as error:
                     self.note(f"not sent: {type(error).__name__}")
                 await asyncio.sleep(self.rng.expovariate(8))
@@ -362,7 +363,7 @@ class World:
             raise Violation(f"in the end {fault}")
 
     def _fault(self) -> str | None:
-        unhandled = [(topic, body) for topic, body in self._acknowledged if not self._bodies[body]]
+        unhandled = [(topic, body) for topic, body in self.acknowledged if not self._bodies[body]]
         if unhandled:
             return f"{len(unhandled)} messages were never handled to their end: {unhandled[:3]}"
         for node in self.nodes:
@@ -393,7 +394,7 @@ class World:
             taken, self._taken = self._taken, set()  # and given away since, perhaps: members come and go
             unread = {
                 queue
-                for queue in self._queues_up()
+                for queue in self.queues_up()
                 if queue not in taken and not any(member.believes_in(queue) for member in self.living())
             }
             since_s = {queue: since_s.get(queue, self.loop.time()) for queue in unread}
@@ -401,7 +402,7 @@ class World:
                 if self.loop.time() - began_s > self.plan.unread_limit_s:
                     raise_later(Violation(f"{queue} is read by nobody since {began_s:.1f}"))
 
-    def _queues_up(self) -> Iterator[Queue]:
+    def queues_up(self) -> Iterator[Queue]:
         """Of brokers that are up, when the name server can be asked and no broker lets members wait for an answer."""
         if not self.nodes[0].is_up or any(node.process.is_paused for node in self.nodes):
             return

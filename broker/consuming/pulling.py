@@ -237,8 +237,11 @@ class Pulling:
         return True
 
     def _go_through(self, pull: Pull, answer: Answer, attempt: int) -> None:
-        """The earlier reader of a queue is done, or the pull's time is."""
-        if self._draining.is_gated(pull.session, pull.header):
+        """The earlier reader of a queue is done, or the pull's time is. One that has left the group meanwhile must not count
+        as the reader."""
+        group = self._groups.get(pull.header.consumer_group)
+        has_left = group is None or pull.session not in group.members
+        if has_left or self._draining.is_gated(pull.session, pull.header):
             answer(_nothing_new(pull.header))
         else:
             self._look_again(pull, answer, attempt)

@@ -9,7 +9,7 @@ another one reads it, or to learn of a change at all.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Iterable
 
 from ....protocol.allocation import TopicQueues
 from ....protocol.bodies import Route
@@ -67,6 +67,16 @@ class Allotment:
         until_s = self._bound_until_s.get(group.name, {}).get(connection)
         return until_s is not None and self._clock.monotonic_s() < until_s
 
+    def is_alone(self, name: str, connection: Session) -> bool:
+        """Whether a member was told of itself alone."""
+        return self.given.of(name, connection) is ALONE
+
+    def late(self, group: ConsumerGroup, losing: Iterable[set[Session]]) -> list[Session]:
+        """Who loses queues and has not asked for the list since: by the one that it has, it reads them."""
+        sessions = dict.fromkeys(session for those in losing for session in those if session in group.foreign)
+        had = {session: self.given.of(group.name, session) for session in sessions}
+        return [session for session, members in had.items() if members not in (None, group.list_for(session))]
+
     def is_anothers(self, name: str, connection: Session, topic: str, queue_id: int) -> bool:
         """Whether a foreign member claims a queue that is not its own."""
         group = self._groups.get(name) if name in self.bound else None
@@ -106,6 +116,8 @@ class Allotment:
         """A member is given this list."""
         if self.given.of(name, connection) is ALONE and members is not ALONE:  # it drops the rest in a moment
             self._bound_until_s.setdefault(name, {})[connection] = self._clock.monotonic_s() + DRAINED_WAIT_S
+        elif members is ALONE:
+            self.bound.add(name)
         self.given.give(name, connection, client_id, members)
 
     def keep(self, name: str, members: Container[Session]) -> None:

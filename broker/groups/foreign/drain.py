@@ -20,11 +20,12 @@ class Drain:
     """A change that not all foreign members know yet.
 
     moving: who gets nothing more of which queue: all whose last list gives it to them. waiting: what each reader has not
-    handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list, and
-    is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is not done.
-    rounds: how often each reader came back to each queue that it loses. is_open: who will move is not known yet.
-    is_agreed: no other broker is waited for. refuses_ours: one of ours may have been refused a lock. charged: for how many
-    queues each connection is charged.
+    handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list,
+    and is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is
+    not done. rounds: how often each reader came back to each queue that it loses. is_open: who will move is not known
+    yet. is_agreed: no other broker is waited for. is_long: who is drained is told of itself alone until it is done.
+    since_s: how long each reader has been drained of each queue. stands_at_s: when it stands if nothing progresses.
+    refuses_ours: one of ours may have been refused a lock. charged: for how many queues each connection is charged.
     """
 
     began_s: float
@@ -38,6 +39,9 @@ class Drain:
     rounds: dict[Session, dict[Place, int]] = field(default_factory=dict)
     is_open: bool = True
     is_agreed: bool = True
+    is_long: bool = False
+    since_s: dict[tuple[Session, Place], float] = field(default_factory=dict)
+    stands_at_s: float = 0.0
     refuses_ours: bool = False
     timer: Timer | None = None
     charged: dict[Session, int] = field(default_factory=dict)
@@ -49,6 +53,23 @@ class Drain:
     @property
     def is_over(self) -> bool:
         return self.is_drained and self.is_agreed
+
+    @property
+    def oldest_s(self) -> float:
+        """When the drain began that is waited for longest. Each queue moves by itself in a drain that takes long."""
+        return min(self.since_s.values(), default=self.began_s) if self.is_long else self.began_s
+
+    def since(self, limit_s: float) -> list[tuple[Session, Place]]:
+        """What is drained since then, or for longer."""
+        return [item for item, began_s in self.since_s.items() if began_s <= limit_s]
+
+    def give_up(self, given_up: list[tuple[Session, Place]]) -> None:
+        """These are not waited for any more."""
+        for session, place in given_up:
+            del self.since_s[session, place]
+            self.waiting[session].discard(place)
+            if not self.waiting[session]:
+                del self.waiting[session]
 
     def has(self, place: Place) -> bool:
         """Whether messages of the queue are still handled by who loses it."""
@@ -68,6 +89,7 @@ class Drain:
         for of_readers in (self.waiting, self.drained, self.rounds):
             for reader in [reader for reader in of_readers if reader not in members]:
                 del of_readers[reader]
+        self.since_s = {item: began_s for item, began_s in self.since_s.items() if item[0] in members}
 
     def charge(self) -> None:
         """What moves counts against --memory, for who has it moved."""

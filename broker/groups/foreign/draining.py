@@ -6,7 +6,8 @@ which carry how far it has come, say when everything is handled. A change comes 
 
 - a member that loses no queue here is told at once; what it pulls of a queue that still is drained waits
 - a reader is told when all queues that it loses are drained, and is given the list of members that it had until then
-- a drain takes what it needs as long as it progresses; a reader that stands for 2 s is told anyway
+- a drain takes what it needs as long as it progresses; a reader that stands for 2 s is told anyway. After 0.2 s each
+  queue moves by itself, on one broker (`allotment`)
 
 With several brokers a member is told when no broker waits for it any more (`agreement`).
 
@@ -28,9 +29,11 @@ from ....protocol.headers import AgreeOnMembers, PullMessage
 from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
 from ...config import (
+    BRIDGED_AFTER_S,
     DRAIN_LIMIT_S,
     DRAIN_MAX_S,
     DRAINED_WAIT_S,
+    MAX_BRIDGED,
     MAX_GATED,
     MAX_REPORTED,
     TOLD_AGAIN,
@@ -138,6 +141,9 @@ class Draining:
         had = self._given.of(group.name, connection)
         if drain is not None and not self._may_know(group.name, drain, connection, self.agreement.lets_give):
             drain.kept[connection] = None  # whatever it was told before
+            if drain.is_long and not drain.is_open:
+                self._give(group.name, connection, member.client_id, ALONE)
+                return ALONE.told(member.client_id)
             if had is not None:
                 return had.told(member.client_id)
             settled = self._settled.get(group.name, frozenset())
@@ -183,10 +189,9 @@ class Draining:
         for dropped in drain.dropped(connection, place):
             self._drained(header.consumer_group, drain, connection, dropped)
         # One that was told of itself only comes back until it has handled all, and is parked then.
-        return place in drain.waiting.get(connection, ()) or not self._is_alone(header.consumer_group, connection)
-
-    def _is_alone(self, name: str, connection: Session) -> bool:
-        return self._given.of(name, connection) is ALONE
+        return place in drain.waiting.get(connection, ()) or not self.allotment.is_alone(
+            header.consumer_group, connection
+        )
 
     def is_gated(self, connection: Session, header: PullMessage) -> bool:
         """Whether this pull is of a queue's next reader, who waits until the earlier one is done; or of a member that claims
@@ -313,6 +318,8 @@ class Draining:
         drain.let_on(list(drain.gated))  # those that still have to wait come back
         self._progressed(group.name, drain)
         self._tell_kept(group.name, drain)
+        if drain.waiting and not others.brokers and found.taken * len(group.foreign) <= MAX_BRIDGED:
+            self._clock.call_later(BRIDGED_AFTER_S, self._bridge, group.name, drain)
         for connection in list(drain.waiting):
             for pull in self._held_pulls.of(connection, group.name):
                 place = (pull.queue.topic, pull.queue.queue_id)
@@ -322,6 +329,16 @@ class Draining:
                     if pull.is_done and place in drain.waiting.get(connection, ()):
                         self._drained(group.name, drain, connection, place)
         yield from self._letting_turns(group)
+
+    def _bridge(self, name: str, drain: Drain) -> None:
+        """A drain takes long. Members that may not have the new list yet are told of themselves alone, and claim all."""
+        group = self._groups.get(name)
+        if group is None or drain.is_open or not drain.waiting or self._drains.get(name) is not drain:
+            return
+        drain.is_long = True
+        self._tell(
+            group, [item for item in drain.kept if item in group.foreign and not self.allotment.is_alone(name, item)]
+        )
 
     def _letting_turns(self, group: ConsumerGroup) -> Work[None]:
         """Pulls that waited because the queue was another's come back if it is their member's own now."""
@@ -362,22 +379,29 @@ class Draining:
     def _move(self, group: ConsumerGroup, drain: Drain, found: Found) -> None:
         """What a reader was drained of in this drain before, it need not be drained of again; but it gets nothing of it. Nor
         does who was told before and lets go just now, even if the queue is its own again: it learns that later."""
-        former, drain.moving, drain.waiting, drain.returning = drain.moving, {}, {}, {}
+        former, drain.moving, drain.returning = drain.moving, {}, {}
+        before, drain.waiting = drain.waiting, {}
+        since_s: dict[tuple[Session, Place], float] = {}
+        now_s = self._clock.monotonic_s()
         drain.refuses_ours = True
+        held_by = {place for places in before.values() for place in places}
         for place, connection in found.losing:
             drain.moving.setdefault(place, set()).add(connection)
-            if place not in drain.drained.get(connection, ()):
+            has_nothing = place in held_by and place not in before.get(connection, ())  # it waited for who is drained
+            if place not in drain.drained.get(connection, ()) and not has_nothing:
                 drain.waiting.setdefault(connection, set()).add(place)
+                since_s[connection, place] = drain.since_s.get((connection, place), now_s)
         for place, connections in former.items():
             for connection in connections:
                 member = group.members.get(connection)
-                if member is None or self._is_alone(group.name, connection):  # that one gets nothing anyhow
+                if member is None or self.allotment.is_alone(group.name, connection):  # that one gets nothing anyhow
                     continue
                 if member.client_id == self._owners.of(group.name, *place):
                     if (place, connection) not in found.letting_go:
                         continue
                     drain.returning.setdefault(connection, set()).add(place)
                 drain.moving.setdefault(place, set()).add(connection)
+        drain.since_s = since_s
         for connection, places in drain.drained.items():  # what it need not lose now, it reads on
             places -= {place for place in places if connection not in drain.moving.get(place, ())}
         for connection, rounds in drain.rounds.items():  # and comes back to it when messages are there
@@ -389,6 +413,7 @@ class Draining:
         """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
         places = drain.waiting[connection]
         places.discard(place)
+        drain.since_s.pop((connection, place), None)
         drain.drained.setdefault(connection, set()).add(place)
         self._watch.let_go(connection, name, *place)
         self._on_drained(name, place, connection)
@@ -402,16 +427,31 @@ class Draining:
         if drain.timer is not None:
             drain.timer.cancel()
         # A drain that progresses may go on, but not for ever: behind it the group's change waits.
-        limit_s = max(min(DRAIN_LIMIT_S, drain.began_s + DRAIN_MAX_S - self._clock.monotonic_s()), 0.0)
+        now_s = self._clock.monotonic_s()
+        drain.stands_at_s = now_s + DRAIN_LIMIT_S
+        limit_s = max(min(DRAIN_LIMIT_S, drain.oldest_s + DRAIN_MAX_S - now_s), 0.0)
         drain.timer = self._clock.call_later(limit_s, self._give_up, name, drain)
 
     def _give_up(self, name: str, drain: Drain) -> None:
-        left = sorted(place for places in drain.waiting.values() for place in places)
+        now_s = self._clock.monotonic_s()
+        old = (
+            drain.since(now_s - DRAIN_MAX_S)
+            if drain.is_long and not drain.is_open and now_s < drain.stands_at_s
+            else None
+        )
+        given_up = old or [(session, place) for session, places in drain.waiting.items() for place in places]
+        left = sorted({place for _, place in given_up})
         if left:
             # Their messages are handled twice, as on Apache's broker. To wait longer would stop the whole group for
             # one handler.
             hint = "their handlers were still running"
             log.warning("queues_moved_undrained", group=name, queues=left[:MAX_REPORTED], count=len(left), hint=hint)
+        if old:  # the others go on
+            drain.give_up(old)
+            drain.let_on(left)
+            self._progressed(name, drain)
+            self._tell_kept(name, drain)
+            return
         drain.waiting.clear()
         drain.is_open = False
         self.agreement.give_up(name)
@@ -436,6 +476,7 @@ class Draining:
                 told |= dict.fromkeys(item for item in group.members if item not in group.foreign)
             self._tell(group, [item for item in told if item in group.members])
             if drain.is_over:
+                drain.is_long = False
                 self._settled[name] = frozenset(group.client_ids())
         if drain.is_over and self._drains.get(name) is drain:
             if drain.timer is not None:
@@ -446,18 +487,12 @@ class Draining:
     def _let_read_on(self, name: str, drain: Drain, times: int) -> None:
         """Members have dropped by now what they lose, unless they were not reached: those are told again."""
         group = self._groups.get(name)
-        late = self._late(group, drain) if group is not None else []
+        late = self.allotment.late(group, drain.moving.values()) if group is not None else []
         if group is None or not late or not times:
             self._forget(name)
             return
         drain.timer = self._clock.call_later(DRAINED_WAIT_S, self._let_read_on, name, drain, times - 1)
         self._tell(group, late)
-
-    def _late(self, group: ConsumerGroup, drain: Drain) -> list[Session]:
-        """Who loses queues and has not asked for the list since: by the one that it has, it reads them."""
-        losing = dict.fromkeys(session for sessions in drain.moving.values() for session in sessions)
-        had = {session: self._given.of(group.name, session) for session in losing if session in group.foreign}
-        return [session for session, members in had.items() if members not in (None, group.list_for(session))]
 
 
 def has_handled_all(header: PullMessage) -> bool:

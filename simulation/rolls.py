@@ -1,0 +1,41 @@
+"""`python -m simulation.rolls 10`: so many rolls of foreign members over a backlog; how long each queue was not read.
+
+A queue is not read while it has a backlog of which no member has anything in its hands."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+
+import structlog
+
+from .violations import Violation
+from .world import World, simulate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rolls", type=int)
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.disable(logging.CRITICAL)
+    worlds = [_world(seed) for seed in range(options.rolls)]
+    times = [len(moments) for world in worlds for moments in world.handlings.values()]
+    pauses = sorted(pause_s for world in worlds for pause_s in world.unread_s.values())
+    marks = statistics.quantiles(pauses, n=100)
+    print(
+        f"{len(times)} messages, {sum(count > 1 for count in times)} handled twice; the longest pause of a queue: "
+        f"median {marks[49]:.2f} s, 99 % {marks[98]:.2f} s, most {pauses[-1]:.2f} s"
+    )
+
+
+def _world(seed: int) -> World:
+    try:
+        return simulate(seed, "foreign-roll")
+    except Violation as violation:
+        return violation.world  # type: ignore[attr-defined, no-any-return]
+
+
+if __name__ == "__main__":
+    main()
