@@ -53,6 +53,7 @@ OPEN = frozenset(
         RequestCode.UNREGISTER_CLIENT,
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_DEPARTED_BROKERS,
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
         RequestCode.GET_TOPICS_BY_CLUSTER,
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
