@@ -70,9 +70,9 @@ def _told(event: Event) -> Content:
 
 def _group_changed(event: GroupChanged) -> Ext:
     ext = {**write(ConsumerGroup(event.group, event.topic))}
-    if event.places:  # only Rocketlet clients look at these
+    if event.places is not None:  # only Rocketlet clients look at these
         ext[EXT_PLACES] = group_bodies.encode_places(event.places)
-    if event.shares:
+    if event.shares is not None:
         ext[EXT_SHARES] = group_bodies.encode_shares(event.shares)
     return ext
 

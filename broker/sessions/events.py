@@ -10,18 +10,16 @@ from ...protocol.headers import PushReply
 from ...protocol.message import Record
 from ...protocol.queue import Queue
 
-_NOWHERE: Mapping[str, Place] = {}
-_NOTHING: Mapping[str, BrokerShare] = {}
-
 
 class GroupChanged(NamedTuple):
     """The group of a member is another than before, or `topic` has other queues. By topic: which of the members the receiver
-    is, or its share where the broker shares out, so that it need not ask."""
+    is, or its share where the broker shares out, so that it need not ask. Where there are none for it any more, what was told
+    before is over."""
 
     group: str
     topic: str | None = None
-    places: Mapping[str, Place] = _NOWHERE
-    shares: Mapping[str, BrokerShare] = _NOTHING
+    places: Mapping[str, Place] | None = None
+    shares: Mapping[str, BrokerShare] | None = None
 
 
 class OutcomeWanted(NamedTuple):
