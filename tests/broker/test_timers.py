@@ -324,3 +324,15 @@ def test_a_handle_comes_back_as_it_was(topic: str, due_ms: int, key: str) -> Non
 def test_any_other_text_is_no_handle(text: str) -> None:
     with pytest.raises(HandleError):
         decode_handle(text)
+
+
+async def test_recalls_are_limited(standing: Node, line: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.broker.messages.timers.MAX_RECALLED", 1)
+    monkeypatch.setattr("rocketlet.broker.messages.timers.MAX_RECALL_LOOKS", 2)
+    answers = [await send(line, properties=timed(f"u{number}", DELAY_MS=5000)) for number in range(3)]
+    handles = [str(answer.ext["recallHandle"]) for answer in answers]
+    assert (await recall(line, handles[0])).code == 0
+    answer = await recall(line, handles[1])
+    assert (answer.code, "1 messages were recalled" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    answer = await recall(line, handles[2])  # behind as many of the same ms as are looked at
+    assert (answer.code, "more than 2 messages" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
