@@ -36,6 +36,9 @@ class Place(NamedTuple):
     external: str | None
 
 
+_COMMAND: Final = f"{__package__.rpartition('.')[0]}.cli"
+
+
 def check(options: argparse.Namespace) -> None:
     """Raises ConfigError for options that do not go with --brokers, or are only for it."""
     if options.brokers is None:
@@ -125,7 +128,7 @@ def arguments(options: argparse.Namespace, place: Place, name_server: str) -> li
         "nameserver": name_server,
         "stop_with_stdin": True,
     }
-    return [sys.executable, "-m", f"{__package__}.cli", "broker", *_written(values)]
+    return [sys.executable, "-m", _COMMAND, "broker", *_written(values)]
 
 
 def _written(values: dict[str, object]) -> list[str]:

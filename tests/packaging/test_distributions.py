@@ -57,7 +57,8 @@ def modules() -> set[str]:
     pages = {
         str(path.relative_to(ROOT)) for kind in ("static/*", "templates/*") for path in (ROOT / "console").glob(kind)
     }
-    return inside | pages | {"__init__.py", "py.typed", "demo/page.html"}
+    schema = {"broker/grpc/service.binpb", "broker/grpc/service.proto"}
+    return inside | pages | schema | {"__init__.py", "py.typed", "demo/page.html"}
 
 
 def test_the_wheel_holds_every_module_and_nothing_else(distributions: Distributions) -> None:
