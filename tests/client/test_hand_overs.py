@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client.config import Start
 from rocketlet.client.member.heartbeats import Heartbeats
-from rocketlet.client.member.leases import Leases
+from rocketlet.client.member.leases import Leases, _all
+from rocketlet.client.member.membership import _consume_from
 from rocketlet.protocol.queue import Queue
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
@@ -224,3 +226,29 @@ async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_hand
             cluster.guest.broker.locks.end("g", "t", moves.queue_id)
             await eventually(lambda: message.lease_lost)
             ends.set()
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ("first", "CONSUME_FROM_FIRST_OFFSET"),
+        ("last", "CONSUME_FROM_LAST_OFFSET"),
+        (1_700_000_000_000, "CONSUME_FROM_TIMESTAMP"),
+    ],
+)
+def test_a_heartbeat_says_where_a_group_begins(start: Start, said: str) -> None:
+    assert _consume_from(start) == said
+
+
+async def test_who_waits_for_several_hears_of_the_first_fault_when_all_have_ended() -> None:
+    ended: list[str] = []
+
+    async def work(name: str, *, fails: bool) -> None:
+        await asyncio.sleep(0)
+        ended.append(name)
+        if fails:
+            raise LookupError(name)
+
+    with pytest.raises(LookupError, match="one"):
+        await _all([work("one", fails=True), work("two", fails=False)])
+    assert ended == ["one", "two"]
