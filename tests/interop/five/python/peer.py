@@ -25,7 +25,9 @@ TOPIC, GROUP = OPTIONS.get("topic", "t"), OPTIONS.get("group", "g")
 
 
 def say(*words):
-    print(*words, flush=True)
+    """In one piece: handlers run in threads."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 def configuration():
