@@ -163,10 +163,10 @@ class OptionalGroup(NamedTuple):
 
 class BrokerTimes(NamedTuple):
     """The answer to GET_QUEUE_OFFSETS, in ms since the epoch by the broker's clock: now, and when the broker started. Every
-    message that the answer counts was stored before now."""
+    message that the answer counts was stored before now. Brokers of 0.1.0 do not tell."""
 
-    now_ms: int
-    started_ms: int
+    now_ms: int = 0
+    started_ms: int = 0
 
 
 class CreateTopic(NamedTuple):
