@@ -79,9 +79,11 @@ class AdminClient:
         return sorted(body_of(answer, bodies.decode_cluster), key=lambda broker: broker.name)
 
     async def departed(self) -> list[Departed]:
-        """Brokers that the name server knew and that are gone. Apache's does not tell."""
+        """Brokers that the name server knew and that are gone. Apache's does not tell: 4.9 leaves the request unanswered."""
         try:
             answer = await self._cluster.ask_name_server(RequestCode.GET_DEPARTED_BROKERS)
+        except (ConnectionFailed, RequestTimeout):
+            return []
         except BrokerRefused as error:
             if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return []
