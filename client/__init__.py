@@ -12,7 +12,6 @@ message     a message as an application sees it
 lease       how long a queue belongs to a member
 signals     waits until the process is told to stop
 tasks       how background tasks end
-files       reads files that users name
 errors, config, log
 
 Names load when they are first used: whoever needs a part, such as a Spark worker, does not load the rest.

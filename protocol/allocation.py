@@ -90,30 +90,6 @@ class Configured:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineRoom:
-    """Only queues of brokers named `room@name` whose room is in the set."""
-
-    rooms: frozenset[str]
-    name: str = "MACHINE_ROOM"
-
-    def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
-        if client_id not in client_ids:
-            return []
-        near = [queue for queue in queues if self._room(queue) in self.rooms]
-        index, (quotient, rest) = client_ids.index(client_id), divmod(len(near), len(client_ids))
-        # AllocateMessageQueueByMachineRoom: even shares first, then what is left, one queue each.
-        mine = near[quotient * index : quotient * (index + 1)]
-        if index < rest:
-            mine.append(near[quotient * len(client_ids) + index])
-        return mine
-
-    @staticmethod
-    def _room(queue: Queue) -> str | None:
-        room, separator, name = queue.broker_name.partition("@")
-        return room if separator and "@" not in name else None
-
-
-@dataclass(frozen=True, slots=True)
 class MachineRoomNearby:
     """Applies `inner` within each room. Queues of rooms without members are shared by all."""
 

@@ -17,7 +17,7 @@ from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUEST
 from rocketlet.protocol.codes import RequestCode
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("broker", "client", "command", "console", "demo", "protocol", "spark", "sync", "testing", "web")
+PACKAGES = ("broker", "client", "command", "console", "demo", "host", "protocol", "spark", "sync", "testing", "web")
 BESIDE = ("adapters", "bench", "campaigns", "examples", "simulation", "tests")
 """Folders with Python of ours that are no part of `rocketlet`, or, as the adapters, stand elsewhere in it."""
 HOUSES = ("broker", "client", "command")
@@ -28,18 +28,18 @@ ARROWS: Mapping[str, frozenset[str]] = {
     room: frozenset(below.split())
     for room, below in {
         "protocol": "",
+        "host": "",
         "client.config": "",
         "client.errors": "",
         "client.log": "",
         "client.tasks": "",
         "client.lease": "",
         "client.signals": "",
-        "client.files": "",
         "client.message": "client.lease",
         "client.arguments": "client.config client.errors",
-        "client.wire": "client.arguments client.config client.errors client.files client.log client.tasks",
-        "client.sending": "client.config client.errors client.log client.message client.tasks client.wire",
-        "client.member": "client.config client.errors client.files client.lease client.log client.tasks client.wire",
+        "client.wire": "client.arguments client.config client.errors client.log client.tasks host",
+        "client.sending": "client.config client.errors client.log client.message client.tasks client.wire host",
+        "client.member": "client.config client.errors client.lease client.log client.tasks client.wire host",
         "client.consuming": "client.arguments client.config client.errors client.lease client.log client.message "
         "client.tasks client.wire",
         "client.options": "client.config client.consuming client.sending client.wire",
@@ -59,7 +59,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "command": "",
         "command.config": "",
         "command.plumbing": "client command.config",
-        "command.serving": "broker client command.config command.plumbing console testing",  # testing for --control-port
+        "command.serving": "broker client command.config command.plumbing console host testing",  # testing for --control-port
         "command.tools": "broker client command.config command.plumbing command.serving",
         "command.nouns": "client command.plumbing command.tools root",  # the root for its version
         "command.cli": "command.plumbing command.serving root",
@@ -71,8 +71,8 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.running": "broker.clock broker.config",
         "broker.store": "broker.clock broker.config broker.running",
         "broker.sessions": "broker.clock broker.config",
-        "broker.listening": "broker.config broker.running broker.sessions",
-        "broker.access": "broker.config broker.running broker.sessions",
+        "broker.listening": "broker.config broker.running broker.sessions host",
+        "broker.access": "broker.config broker.running broker.sessions host",
         "broker.nameserver": "broker.clock broker.config broker.sessions",
         "broker.cluster": "broker.access broker.clock broker.config broker.listening broker.messages "
         "broker.nameserver broker.running",

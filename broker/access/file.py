@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import structlog
 
+from ...host.files import read_file
 from ...protocol.bodies import DataVersion
 from ..config import MAX_ACL_FILE_BYTES
-from ..running.settings_files import Unsettled, Watched, is_readable_by_all, read_file, replace_file
+from ..running.settings_files import Unsettled, Watched, is_readable_by_all, replace_file
 from .accounts import ACCOUNTS, GLOBAL_WHITE, AclError, Policy, read_account, read_policy
 
 log = structlog.get_logger("rocketlet.acl")

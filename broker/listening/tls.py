@@ -10,10 +10,11 @@ from typing import Final, Literal
 
 import structlog
 
+from ...host.files import check_file
 from ..config import (
     MAX_TLS_FILE_BYTES,
 )
-from ..running.settings_files import Unsettled, Watched, check_file
+from ..running.settings_files import Unsettled, Watched
 from ..sessions.reports import Reports
 from .self_signed import with_certificate
 

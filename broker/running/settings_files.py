@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -68,21 +66,6 @@ def _state(path: Path) -> State:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def check_file(path: Path, max_bytes: int) -> None:
-    """Raises OSError for a file that is too large to be read, and for what is none: from a pipe, a reader would wait."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    if found.st_size > max_bytes:
-        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes; {max_bytes} are allowed", str(path))
-
-
-def read_file(path: Path, max_bytes: int) -> bytes:
-    """Raises OSError, also for what is no file or too large."""
-    check_file(path, max_bytes)
-    return path.read_bytes()
 
 
 def is_readable_by_all(path: Path) -> bool:

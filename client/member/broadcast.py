@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from ...host.files import read_file
 from ...protocol.allocation import subscribe_queues
 from ...protocol.bodies import ConsumerData, Heartbeat
 from ...protocol.queue import Queue
@@ -27,7 +28,6 @@ from ..config import (
     Start,
 )
 from ..errors import ConfigError, RocketletError
-from ..files import read_file
 from ..lease import Lease
 from ..log import get_logger
 from ..tasks import cancelled

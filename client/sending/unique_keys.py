@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Final
 
-from ..wire.identity import local_address
+from ...host.address import local_address
 
 _TWO_DIGITS: Final = tuple(f"{number:02X}" for number in range(256))
 

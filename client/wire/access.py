@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
 
+from ...host.files import check_file
 from ...protocol.frame import JSON, ROCKETMQ, Ext
 from ...protocol.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Signer
 from ..config import MAX_TLS_FILE_BYTES
 from ..errors import ConfigError
-from ..files import check_file
 
 Encoding = Literal["auto", "json", "rocketmq"]
 ENCODINGS: Final[Mapping[str, int]] = {"auto": JSON, "json": JSON, "rocketmq": ROCKETMQ}

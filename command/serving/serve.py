@@ -31,7 +31,7 @@ from ...broker.server import Server
 from ...broker.store.files import StoreError
 from ...client.arguments import parse_addresses
 from ...client.errors import RocketletError
-from ...client.wire.identity import local_address
+from ...host.address import local_address
 from ..plumbing import logs
 from . import console, control, layout
 from .listening import listening_fault

@@ -90,7 +90,7 @@ def test_the_client_loads_neither_broker_nor_spark() -> None:
     loaded = loaded_by("from rocketlet import Consumer, Producer")
     assert "rocketlet.client.consumer" in loaded
     ours = {name.split(".")[1] for name in loaded if name.startswith("rocketlet.")}
-    assert ours == {"client", "protocol"}
+    assert ours == {"client", "host", "protocol"}
     assert not loaded & {"pyspark", "prometheus_client", "pandas", "pyarrow"}
 
 

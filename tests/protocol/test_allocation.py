@@ -8,7 +8,6 @@ from rocketlet.protocol.allocation import (
     AveragelyByCircle,
     Configured,
     ConsistentHash,
-    MachineRoom,
     MachineRoomNearby,
     Strategy,
 )
@@ -21,7 +20,6 @@ SHARING: list[Strategy] = [
     AVG,
     AveragelyByCircle(),
     ConsistentHash(),
-    MachineRoom(frozenset({"room"})),
     MachineRoomNearby(AVG, lambda queue: queue.broker_name[0], lambda client_id: client_id[-1]),
 ]
 
@@ -41,9 +39,7 @@ def test_shares_are_those_of_apaches_strategies(strategy: Strategy, shares: list
 
 @given(st.sampled_from(SHARING), st.integers(0, 40), st.integers(1, 12))
 def test_every_queue_has_exactly_one_owner(strategy: Strategy, queues: int, members: int) -> None:
-    every = sorted(
-        Queue("T", f"{'room' if isinstance(strategy, MachineRoom) else 'r'}@{n % 3}", n) for n in range(queues)
-    )
+    every = sorted(Queue("T", f"b{n % 3}", n) for n in range(queues))
     ids = sorted_ids([f"c{number:02d}" for number in range(members)])
     given_out = [queue for client in ids for queue in strategy.allocate(client, every, ids)]
     assert sorted(given_out) == every

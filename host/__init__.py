@@ -1,0 +1,5 @@
+"""The machine, as brokers and clients both need it.
+
+address  the address under which others reach this machine
+files    files that users name: a limit on each, and no wait at a pipe
+"""
