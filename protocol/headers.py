@@ -374,6 +374,12 @@ class ClusterName(NamedTuple):
     cluster: str
 
 
+class DepartedCount(NamedTuple):
+    """The answer of GET_BROKER_CLUSTER_INFO. Only our name servers say how many brokers they knew that are `departed`."""
+
+    departed: int = 0
+
+
 class PutAccount(NamedTuple):
     """UPDATE_AND_CREATE_ACL_CONFIG; the permissions of single topics and groups are joined by commas."""
 

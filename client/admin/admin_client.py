@@ -22,6 +22,7 @@ from ...protocol.headers import (
     ConsumerGroup,
     ConsumeStats,
     CreateTopic,
+    DepartedCount,
     GroupHistory,
     GroupName,
     Offset,
@@ -79,15 +80,12 @@ class AdminClient:
         return sorted(body_of(answer, bodies.decode_cluster), key=lambda broker: broker.name)
 
     async def departed(self) -> list[Departed]:
-        """Brokers that the name server knew and that are gone. Apache's does not tell: 4.9 leaves the request unanswered."""
-        try:
-            answer = await self._cluster.ask_name_server(RequestCode.GET_DEPARTED_BROKERS)
-        except (ConnectionFailed, RequestTimeout):
+        """Brokers that the name server knew and that are gone. Apache's tells of none, and 4.9's would never answer
+        GET_DEPARTED_BROKERS: only a name server that has some to tell of is asked for them."""
+        known = await self._cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        if not header_of(known, DepartedCount).departed:
             return []
-        except BrokerRefused as error:
-            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                return []
-            raise
+        answer = await self._cluster.ask_name_server(RequestCode.GET_DEPARTED_BROKERS)
         return body_of(answer, admin_bodies.decode_departed)
 
     async def forget_broker(self, name: str) -> None:

@@ -60,12 +60,11 @@ async def diagnose(admin: AdminClient, patience: Patience = Patience()) -> list[
     brokers = await admin.brokers()
     findings: list[Finding] = []
     skews: dict[str, float] = {}
+    findings += _gone(await admin.departed())
     if not brokers:
         text = "the name servers know no broker: nothing can be sent or read"
-        return [
-            Finding(Harm.STANDS, "no_broker", "cluster", text, "start a broker; if one runs, check its --nameserver")
-        ]
-    findings += _gone(await admin.departed())
+        cure = "start a broker; if one runs, check its --nameserver"
+        return sorted([*findings, Finding(Harm.STANDS, "no_broker", "cluster", text, cure)])
     for broker in brokers:
         findings += await _of_broker(admin, broker, skews)
     if any(finding.kind in ("broker_away", "broker_unknown") for finding in findings):

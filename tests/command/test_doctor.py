@@ -84,6 +84,22 @@ async def test_a_broker_that_left_with_topics_is_named_until_it_is_back_or_forgo
         assert "broker_gone" not in {found.kind for found in await diagnose(admin, AT_ONCE)}
 
 
+async def test_a_name_server_that_tells_of_no_departed_broker_is_not_asked_for_them(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    request = Connection.request
+
+    def noted(connection: Connection, code: int, *rest: Any, **more: Any) -> Any:
+        asked.append(code)
+        return request(connection, code, *rest, **more)
+
+    monkeypatch.setattr(Connection, "request", noted)
+    await found(node)
+    assert RequestCode.GET_BROKER_CLUSTER_INFO in asked
+    assert RequestCode.GET_DEPARTED_BROKERS not in asked  # Apache's of 4.9 would never answer
+
+
 async def test_a_healthy_cluster_has_nothing_wrong(node: Node, wire: Wire, run: Run) -> None:
     await create_topic(wire, "t")
     seen: list[Message] = []

@@ -15,12 +15,14 @@ from ....protocol.headers import (
     BrokerName,
     BrokerNameOnly,
     ClusterName,
+    DepartedCount,
     KvKey,
     KvNamespace,
     KvValue,
     RegisterBroker,
     TopicName,
     read,
+    write,
 )
 from ....protocol.work import Work
 from ...nameserver.routes import Routes
@@ -89,7 +91,9 @@ def route(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
 
 
 def cluster(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
-    return answer(frame, body=bodies.encode_cluster(routes.brokers(connection)))
+    departed = len(routes.departed())
+    ext = write(DepartedCount(departed)) if departed else {}
+    return answer(frame, ext=ext, body=bodies.encode_cluster(routes.brokers(connection)))
 
 
 def departed(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
