@@ -26,7 +26,8 @@ from typing import Any, Self, Unpack
 
 from ..client import consumer as asynchronous
 from ..client.config import REQUEST_TIMEOUT_S
-from ..client.consuming.handling import Outcome, caught
+from ..client.consuming.calling import caught
+from ..client.consuming.handling import Outcome
 from ..client.member.offsets import Position
 from ..client.message import Message, Outgoing, SendResult
 from ..client.options import MessageOptions, Options, Place, ProducerOptions, SendOptions

@@ -1,8 +1,7 @@
 """Messages to the user's handler: workers that take runs as they come, and what a handler's outcome means.
 
 A worker is a task that lives as long as the consumer; there is none per message. Concurrent handling takes any run;
-orderly handling takes a queue's runs one after the other, by one worker at a time. A handler that is a plain function
-runs in a thread, so that it cannot stop the heartbeats.
+orderly handling takes a queue's runs one after the other, by one worker at a time.
 
 A handler may do anything. Only the outcomes that are documented count as success; everything else is a failure, which is
 logged and retried. Only a coroutine's KeyboardInterrupt is passed on to whoever runs the loop. A worker that is cancelled
@@ -13,11 +12,8 @@ worker takes its place.
 from __future__ import annotations
 
 import asyncio
-import inspect
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, cast, runtime_checkable
@@ -26,6 +22,7 @@ from ..config import DEAD_LETTER_LEVEL, MAX_INT, RECONNECT_S, RESTART_S, SEND_BA
 from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ..log import get_logger
 from ..message import Message
+from .calling import Calling
 from .process_queue import ProcessQueue, Run
 
 log = get_logger("rocketlet.handler")
@@ -107,32 +104,7 @@ class Workers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._loop = asyncio.get_running_loop()
-        self._executor: ThreadPoolExecutor | None = None
-        self._threads: set[int] = set()
-        self._call = self._as_coroutine(handler)
-        for layer in reversed(middleware):
-            self._call = _around(layer, self._call)
-
-    def _as_coroutine(self, handler: Handler) -> Callable[[Any], Awaitable[Outcome]]:
-        is_async = inspect.iscoroutinefunction(handler)
-        if is_async or inspect.iscoroutinefunction(type(handler).__call__):
-            return cast("Callable[[Any], Awaitable[Outcome]]", handler)
-        # As many threads as workers: a handler never waits for a thread, and the loop's own pool stays free for
-        # others.
-        self._executor = ThreadPoolExecutor(
-            self._concurrency, "rocketlet-handler", initializer=lambda: self._threads.add(threading.get_ident())
-        )
-        executor = self._executor
-
-        async def in_thread(argument: Any) -> Outcome:
-            outcome, error = await self._loop.run_in_executor(executor, caught, handler, argument)
-            if error is not None:
-                raise error
-            if inspect.isawaitable(outcome):
-                raise TypeError(f"{handler!r} returned an awaitable; make it an `async def` function")
-            return cast("Outcome", outcome)
-
-        return in_thread
+        self._call = Calling(handler, concurrency, middleware)
 
     def start(self) -> None:
         for number in range(self._concurrency):
@@ -295,14 +267,14 @@ class Workers:
 
     async def try_one(self, message: Message) -> Outcome:
         """What the handler says of a message that nobody counts. Raises what the handler raises."""
-        return await self._call([message] if self._takes_batches else message)
+        return cast("Outcome", await self._call([message] if self._takes_batches else message))
 
     async def _outcome(self, run: Run) -> Outcome:
         """What the handler says of a run; whatever cannot be understood means: again, later. Raises CancelledError if the
         worker itself is cancelled: it cannot send the messages back, so another does, by the run's outcome."""
         argument = run.messages if self._takes_batches else run.messages[0]
         try:
-            outcome = await self._call(argument)
+            outcome: Outcome = await self._call(argument)
             if outcome is not None and not isinstance(outcome, RetryLater | Reject):
                 raise TypeError(
                     f"the handler returned {outcome!r}, a {type(outcome).__name__}; "
@@ -382,18 +354,13 @@ class Workers:
         self._is_stopping = True
         for task in self._tasks:
             task.cancel()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        self._call.stop()
         if self._tasks:  # no gather, which cancels them again: who stops may be waited for by one of them
             await asyncio.wait(self._tasks)
 
     def is_handling_here(self) -> bool:
         """Whether it is a handler who asks."""
-        return threading.get_ident() in self._threads or any(task is _current_task() for task in self._tasks)
-
-
-def _around(layer: Middleware, call: Callable[[Any], Awaitable[Outcome]]) -> Callable[[Any], Awaitable[Outcome]]:
-    return lambda argument: layer(argument, call)
+        return self._call.is_here() or any(task is _current_task() for task in self._tasks)
 
 
 def _log_failure(run: Run, error: BaseException) -> None:
@@ -419,16 +386,3 @@ def _current_task() -> asyncio.Task[Any] | None:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def caught(handler: Handler, argument: Any) -> tuple[Any, BaseException | None]:
-    """What a handler returned or raised in its thread. A future cannot hold every exception: StopIteration leaves it without
-    an end. Nobody has pressed Ctrl-C here: Python tells that the main thread alone."""
-    try:
-        return handler(argument), None
-    except (StopIteration, KeyboardInterrupt) as error:
-        failed = RuntimeError(f"the handler raised {type(error).__name__}")
-        failed.__cause__ = error
-        return None, failed
-    except BaseException as error:
-        return None, error
