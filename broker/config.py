@@ -229,6 +229,7 @@ MAX_LOGGED_FAULTS: Final = 20  # of a group in ten minutes; its history has the 
 MAX_REFUSED: Final = 100  # clients whose heartbeats were refused, of which the reason is kept
 REFUSED_S: Final = 90.0  # after which a refusal that does not come again is over
 MAX_NAMED_CHARS: Final = 200  # of each
+MAX_REASON_CHARS: Final = 500  # of why a message was not handled, kept with its retry and its dead letter
 MAX_RETRY_QUEUES: Final = 64  # of a group's retry topic
 MAX_RETRY_TIMES: Final = 1_000_000
 HEARTBEAT_LIMIT_S: Final = 120.0

@@ -58,6 +58,7 @@ PULL_ERROR_DELAY_S: Final = 1.0
 PULL_BUSY_DELAY_S: Final = 0.02
 SEND_BACK_RETRY_S: Final = 5.0
 SUSPEND_QUEUE_S: Final = 1.0  # as `suspendCurrentQueueTimeMillis` of Apache's client
+MAX_REASON_CHARS: Final = 300  # of why a message was not handled
 DEAD_LETTER_LEVEL: Final = -1  # of a message that is handed back and not to be delivered again
 RESTART_S: Final = 0.1  # of a worker that was cancelled; later than the end of a loop that is closed
 STANDING_S: Final = 60.0  # a queue whose oldest message is in a handler for longer is named in the log

@@ -48,6 +48,7 @@ from .consuming.listeners import Assigned, Listener
 from .consuming.process_queue import ProcessQueue
 from .consuming.pulling import Puller, check_filters
 from .consuming.questions import Questions
+from .consuming.reasons import shown
 from .errors import ConfigError
 from .log import get_logger
 from .member.broadcast import Broadcast, offsets_path
@@ -440,7 +441,7 @@ class Consumer(Receiver):
         await self._membership.commit_place(process_queue.queue, offset, sought=sought)
         self._puller.pull(process_queue)
 
-    async def _send_back(self, message: Message, delay_level: int) -> None:
+    async def _send_back(self, message: Message, delay_level: int, reason: str) -> None:
         """To the broker, which delivers it again or keeps it as a dead letter. Raises RocketletError."""
         if self._broadcasting:
             log.warning("message_dropped", message=message.message_id, hint="broadcasting has no retries")
@@ -454,6 +455,7 @@ class Consumer(Receiver):
             message.topic,
             False,
             MAX_RECONSUME_TIMES if self._max_reconsume_times is None else self._max_reconsume_times,
+            shown(reason) or None,
         )
         await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
 

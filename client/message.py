@@ -156,6 +156,11 @@ class Message:
         return decode_host(self.record.born_host)
 
     @property
+    def failure(self) -> str:
+        """Why it was not handled the last time, or was given up. Empty if nobody said: an Apache broker does not keep it."""
+        return self.properties.get(props.DLQ_REASON, "")
+
+    @property
     def reconsume_times(self) -> int:
         """How often the group has tried this message before; 0 the first time."""
         return self.record.reconsume_times

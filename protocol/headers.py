@@ -111,6 +111,8 @@ class UnregisterClient(NamedTuple):
 
 
 class SendBack(NamedTuple):
+    """`reason`, why the message was not handled, is our own: other brokers do not look at it."""
+
     offset: int
     group: str
     delay_level: int
@@ -118,6 +120,7 @@ class SendBack(NamedTuple):
     origin_topic: str | None = None
     unit_mode: bool = False
     max_reconsume_times: int | None = None
+    reason: str | None = None
 
 
 class GroupHistory(NamedTuple):

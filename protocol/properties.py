@@ -31,6 +31,9 @@ MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
 CLUSTER: Final = "CLUSTER"
 TRACE_ON: Final = "TRACE_ON"
 DROPPED: Final = "DROPPED_PROPERTIES"  # ours: of a dead letter that had no room for all
+DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+DLQ_REASON: Final = "DLQ_REASON"  # ours: why a dead letter, or a message that is tried again, was not handled
 _DROPPED_NAMES_BYTES: Final = 200
 
 RESERVED: Final = frozenset(
@@ -71,6 +74,9 @@ RESERVED: Final = frozenset(
         "TIMER_DELIVER_MS",
         "TIMER_OUT_MS",
         "TIMER_DEL_UNIQKEY",
+        "DLQ_ORIGIN_TOPIC",
+        "DLQ_ORIGIN_MESSAGE_ID",
+        "DLQ_REASON",
     ]
 )
 

@@ -203,13 +203,13 @@ class Consumer:
         """The message has been handled."""
         _loop.run(self._consumer.ack(message))
 
-    def retry(self, message: Message, delay_level: int = 0) -> None:
+    def retry(self, message: Message, delay_level: int = 0, *, reason: str = "") -> None:
         """The message is to be delivered again, after the time of `delay_level`; 0: by how often it was tried."""
-        _loop.run(self._consumer.retry(message, delay_level))
+        _loop.run(self._consumer.retry(message, delay_level, reason=reason))
 
-    def reject(self, message: Message) -> None:
+    def reject(self, message: Message, *, reason: str = "") -> None:
         """The message goes to the dead-letter topic."""
-        _loop.run(self._consumer.reject(message))
+        _loop.run(self._consumer.reject(message, reason=reason))
 
     def messages(self, *, timeout_s: float | None = None) -> Iterator[Message]:
         """Messages one by one, until none has come for `timeout_s`. One is acknowledged when the next is asked for; a loop

@@ -15,7 +15,7 @@ from ...protocol.group_config import GroupConfig
 from ...protocol.headers import SendBack, SendMessage
 from ...protocol.message import Record
 from ...protocol.subscription import tag_code
-from ..config import MAX_NAMED_CHARS, MAX_RETRY_QUEUES
+from ..config import MAX_NAMED_CHARS, MAX_REASON_CHARS, MAX_RETRY_QUEUES
 from ..sessions.refusal import Reason, Refusal
 from .appender import Appender
 from .delays import Delays
@@ -63,7 +63,7 @@ class Retries:
         given_up = record.reconsume_times >= limit or header.delay_level < 0
         # Each try waits a level longer, from 3 (10 s) on: SendMessageProcessor.asyncConsumerSendMsgBack.
         level = 0 if given_up else self._delays.level(header.delay_level or 3 + record.reconsume_times)
-        text = _sent_back(record)
+        text = _sent_back(record, _reason(header, record, given_up=given_up))
         if level and not _has_room(
             header.group, text, level
         ):  # of an earlier release, or sent to a retry topic by a client
@@ -112,8 +112,21 @@ def _has_room(group: str, text: str, level: int) -> bool:
     return len(whole.encode()) <= MAX_PROPERTY_BYTES
 
 
-def _sent_back(record: Record) -> str:
-    """The properties of a message that was sent back: where it comes from, and no delay of its own."""
+def _reason(header: SendBack, record: Record, *, given_up: bool) -> str:
+    """Why the message was not handled, as its consumer says. Apache's clients do not say it."""
+    shown = (header.reason or "")[:MAX_REASON_CHARS]
+    said = "".join(char if char.isprintable() else " " for char in shown)
+    if header.delay_level < 0:
+        return said or "its consumer gave it up"
+    if given_up:
+        tried = f"tried {record.reconsume_times + 1} times"
+        return f"{tried}; {said}" if said else tried
+    return said
+
+
+def _sent_back(record: Record, reason: str) -> str:
+    """The properties of a message that was sent back: where it comes from, why if there is room for that, and no delay of
+    its own."""
     # A delay of its own has passed; left in, it would be delayed by it again.
     text = props.without(props.without(record.properties, props.DELAY), props.WAIT)
     # The first topic and the first id stay through all retries: by them a message is known again.
@@ -121,4 +134,6 @@ def _sent_back(record: Record) -> str:
         text = props.appended(text, props.RETRY_TOPIC, record.topic)
     if props.find(text, props.ORIGIN_MESSAGE_ID) is None:
         text = props.appended(text, props.ORIGIN_MESSAGE_ID, record.offset_id)
-    return props.appended(text, props.WAIT, "false")
+    text = props.appended(props.without(text, props.DLQ_REASON), props.WAIT, "false")
+    longer = props.appended(text, props.DLQ_REASON, reason)
+    return longer if reason and len(longer.encode()) <= SENT_PROPERTY_BYTES else text

@@ -19,9 +19,6 @@ from .states import Delivery
 
 log = structlog.get_logger("rocketlet.pops")
 
-ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
-ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
-REASON: Final = "DLQ_REASON"
 _OF_OTHER_TIMES: Final = (props.DELAY, props.WAIT)  # left in, it would be delayed once more
 
 
@@ -55,7 +52,11 @@ def _dead(record: Record, reason: str) -> str:
         text = props.without(text, name)
     message_id = props.find(text, props.UNIQUE_KEY) or record.offset_id
     topic = props.find(text, props.RETRY_TOPIC) or record.topic
-    for name, value in ((ORIGIN_TOPIC, topic), (ORIGIN_MESSAGE_ID, message_id), (REASON, reason)):
+    for name, value in (
+        (props.DLQ_ORIGIN_TOPIC, topic),
+        (props.DLQ_ORIGIN_MESSAGE_ID, message_id),
+        (props.DLQ_REASON, reason),
+    ):
         longer = props.appended(props.without(text, name), name, value)
         if len(longer.encode()) <= MAX_PROPERTY_BYTES:
             text = longer

@@ -15,7 +15,7 @@ from ..config import DEAD_LETTER_LEVEL
 from ..errors import ConfigError
 from ..message import Message
 from ..wire.home import Home
-from .handling import DeliveryWatch, Outcome, Reject, RetryLater, Settled
+from .handling import DeliveryWatch, Outcome, Reject, RetryLater, SendBack, Settled
 from .process_queue import ProcessQueue, Run
 
 
@@ -39,9 +39,9 @@ class Hand:
 
 
 class Deliveries:
-    """`send_back(message, delay_level)` hands a message to the broker; `on_acknowledged(process_queue)`. `orderly`: a queue
-    has one run in hand at most, and one that is to be retried holds it. Middleware that is a DeliveryWatch
-    is told of what is handed out."""
+    """`send_back(message, delay_level, reason)` hands a message to the broker; `on_acknowledged(process_queue)`. `orderly`: a
+    queue has one run in hand at most, and one that is to be retried holds it. Middleware that is a DeliveryWatch is told of
+    what is handed out."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Deliveries:
         orderly: bool,
         max_tries: int,
         suspend_queue_s: float,
-        send_back: Callable[[Message, int], Awaitable[None]],
+        send_back: SendBack,
         on_acknowledged: Callable[[ProcessQueue], None],
         middleware: Sequence[object] = (),
     ) -> None:
@@ -188,16 +188,16 @@ class Deliveries:
         if hand.is_received:
             self.give_back(hand)
 
-    async def retry(self, message: Message, delay_level: int) -> None:
+    async def retry(self, message: Message, outcome: RetryLater) -> None:
         """Delivered again later. Raises RocketletError if the broker does not take it; it is then still in hand."""
         hand, run = self._held(message)
         if not self._orderly:
-            await self._send_back(message, delay_level)
-            self._end(message, hand, run, RetryLater(delay_level))
+            await self._send_back(message, outcome.delay_level, outcome.reason)
+            self._end(message, hand, run, outcome)
             return
         run.tries += 1
         if run.tries > self._max_tries:
-            await self.reject(message)
+            await self.reject(message, Reject(outcome.reason))
             return
         self._taken_from(hand)
         self._resting.add(run.process_queue)  # nobody has it, and still nothing of the queue begins
@@ -208,11 +208,11 @@ class Deliveries:
         self._resting.discard(process_queue)
         self.resume(process_queue)
 
-    async def reject(self, message: Message) -> None:
+    async def reject(self, message: Message, outcome: Reject) -> None:
         """Kept in the group's dead-letter topic. Raises RocketletError as `retry` does."""
         hand, run = self._held(message)
-        await self._send_back(message, DEAD_LETTER_LEVEL)
-        self._end(message, hand, run, Reject())
+        await self._send_back(message, DEAD_LETTER_LEVEL, outcome.reason)
+        self._end(message, hand, run, outcome)
 
 
 def _goes_on(run: Run | None) -> bool:
@@ -339,14 +339,14 @@ class Receiver:
         """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
         self._handed_out().acknowledge(message)
 
-    async def retry(self, message: Message, delay_level: int = 0) -> None:
+    async def retry(self, message: Message, delay_level: int = 0, *, reason: str = "") -> None:
         """Delivers a message again later, as a handler's RetryLater. Raises ConfigError, and RocketletError if the broker
         does not take it; you can then settle it once more."""
-        await self._handed_out().retry(message, RetryLater(delay_level).delay_level)
+        await self._handed_out().retry(message, RetryLater(delay_level, reason))
 
-    async def reject(self, message: Message) -> None:
+    async def reject(self, message: Message, *, reason: str = "") -> None:
         """Gives a message up, as a handler's Reject. Raises as `retry` does."""
-        await self._handed_out().reject(message)
+        await self._handed_out().reject(message, Reject(reason))
 
     def is_in_hand(self, message: Message) -> bool:
         """Whether a message was received or iterated to, and is not settled yet."""

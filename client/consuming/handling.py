@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from ..config import DEAD_LETTER_LEVEL, MAX_INT, RECONNECT_S, RESTART_S, SEND_BACK_RETRY_S
 from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
@@ -24,6 +24,7 @@ from ..log import get_logger
 from ..message import Message
 from .calling import Calling
 from .process_queue import ProcessQueue, Run
+from .reasons import reason_of
 
 log = get_logger("rocketlet.handler")
 
@@ -31,18 +32,32 @@ log = get_logger("rocketlet.handler")
 @dataclass(frozen=True, slots=True)
 class RetryLater:
     """Returned by a handler: deliver the message again. `delay_level` 0 waits longer each time; 1 to 18 wait as long as the
-    broker's levels say, and a higher one as the highest. Raises ConfigError for what is not a number from 0."""
+    broker's levels say, and a higher one as the highest. `reason` is kept with the message: `message.failure` next time.
+    Raises ConfigError for a level that is not a number from 0."""
 
     delay_level: int = 0
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if type(self.delay_level) is not int or not 0 <= self.delay_level <= MAX_INT:
             raise ConfigError(f"delay_level: {self.delay_level!r} is not a number from 0; Reject() gives a message up")
+        _check_reason(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Returned by a handler: do not deliver the message again, and store it in the group's dead-letter topic."""
+    """Returned by a handler: do not deliver the message again, and store it in the group's dead-letter topic, with the
+    reason."""
+
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        _check_reason(self.reason)
+
+
+def _check_reason(reason: object) -> None:
+    if not isinstance(reason, str):
+        raise ConfigError(f"reason: {reason!r} is not a text")
 
 
 Outcome = RetryLater | Reject | None
@@ -64,15 +79,13 @@ class DeliveryWatch(Protocol):
     def begins(self, messages: Sequence[Message]) -> Settled: ...
 
 
-SendBack = Callable[[Message, int], Awaitable[None]]
-
-_FAILED: Final = RetryLater()
+SendBack = Callable[[Message, int, str], Awaitable[None]]
 
 
 class Workers:
     """Runs the handler over what is put in, at most `concurrency` at once.
 
-    `send_back(message, delay_level)` hands a message to the broker to be retried; `on_acknowledged(process_queue)`;
+    `send_back(message, delay_level, reason)` hands a message to the broker to be retried; `on_acknowledged(process_queue)`;
     `on_failed(message, reason)`: its handler raised, or gave it up.
     """
 
@@ -283,12 +296,12 @@ class Workers:
         except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
             raise
         except BaseException as error:
-            outcome = _FAILED
+            outcome = RetryLater(reason=reason_of(error))
             if not self._is_stopping:
                 _log_failure(run, error)
                 self._tell_failed(run, repr(error))
         if isinstance(outcome, Reject):
-            self._tell_failed(run, "it was given up")
+            self._tell_failed(run, outcome.reason or "it was given up")
         # The handler has ended, and cancelled its worker on the way: what it said counts, and another worker carries
         # it out.
         if outcome is not None and _is_cancelled():
@@ -309,7 +322,7 @@ class Workers:
         while not run.is_done:  # also by a seek meanwhile
             count = run.done + 1
             try:
-                await self._send_back(run.messages[run.done], level)
+                await self._send_back(run.messages[run.done], level, outcome.reason)
             except RocketletError as error:
                 if process_queue.is_stopped and isinstance(error, ConnectionFailed | RequestTimeout):
                     # A hand-over waits for its broker, and for this: else what was handled behind it comes again.
@@ -342,12 +355,15 @@ class Workers:
 
     async def _is_handled_in_order(self, run: Run) -> bool:
         """Whether the queue may go on: the run is handled, or given up and kept as dead letters."""
-        outcome: Outcome = Reject()
         if run.tries <= self._max_tries:
             run.tries += 1
             outcome = await self._outcome(run)
-        given_up = isinstance(outcome, Reject) or run.tries > self._max_tries
-        return outcome is None or (given_up and await self._returned(run, Reject()))
+            if outcome is None:
+                return True
+            run.failure = outcome.reason
+            if isinstance(outcome, RetryLater) and run.tries <= self._max_tries:
+                return False
+        return await self._returned(run, Reject(run.failure))
 
     async def stop(self) -> None:
         """Cancels what still runs; nothing of it is acknowledged."""

@@ -24,9 +24,10 @@ _size_bytes = attrgetter("size_bytes")
 
 class Run:
     """Messages handed to a handler together. `done` of them, from the front, are acknowledged. `outcome`: what the handler
-    said, where that is still to be carried out. `size_bytes`: of those that are not acknowledged."""
+    said, where that is still to be carried out. `failure`: why it was not handled the last time. `size_bytes`: of those
+    that are not acknowledged."""
 
-    __slots__ = ("done", "messages", "outcome", "process_queue", "size_bytes", "tries")
+    __slots__ = ("done", "failure", "messages", "outcome", "process_queue", "size_bytes", "tries")
 
     def __init__(self, process_queue: ProcessQueue, messages: list[Message], size_bytes: int) -> None:
         self.process_queue = process_queue
@@ -34,6 +35,7 @@ class Run:
         self.size_bytes = size_bytes
         self.done = 0
         self.tries = 0
+        self.failure = ""
         self.outcome: Any = None
 
     @property

@@ -28,6 +28,7 @@ TAIL_INTERVAL_S = 0.5
 SHOWN_BODY = 200
 SHOWN_ROWS = 500  # of a table; a long list is shown in several
 _COLUMNS = ("time", "queue", "offset", "tag", "keys", "body")
+_DEAD_COLUMNS = ("time", "queue", "offset", "tag", "keys", "reason", "body")
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -170,6 +171,10 @@ def _record(message: Message, output: Output) -> dict[str, Any]:
     }
 
 
+def _dead_record(message: Message, output: Output) -> dict[str, Any]:
+    return {**_record(message, output), "reason": message.failure}
+
+
 def _shortened(text: str) -> str:
     return text if len(text) <= SHOWN_BODY else f"{text[:SHOWN_BODY]}... ({len(text)} characters)"
 
@@ -216,7 +221,7 @@ async def _dead_letters(admin: AdminClient, group: str, limit: int) -> list[Mess
 
 async def _dead(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     found = await _dead_letters(admin, options.group, options.limit)
-    _show(output, found)
+    output.records(_DEAD_COLUMNS, [_dead_record(message, output) for message in found])
     if not found:
         await admin.group(options.group)  # raises for a group that is not there
         output.text(f"the group {options.group} has no dead letters")

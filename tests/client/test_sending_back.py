@@ -4,9 +4,21 @@ message that nobody took back would come again."""
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
-from rocketlet.client import ConnectionFailed, Consumer, Message, Reject, RequestTimeout, RetryLater, RocketletError
+from rocketlet.client import (
+    AdminClient,
+    ConnectionFailed,
+    Consumer,
+    Message,
+    Reject,
+    RequestTimeout,
+    RetryLater,
+    RocketletError,
+)
+from rocketlet.client.consuming.reasons import shown
+from rocketlet.protocol.queue import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually
 from ..support.handlers import fill
@@ -16,10 +28,10 @@ def refuse_first(monkeypatch: pytest.MonkeyPatch, away: list[RocketletError]) ->
     """What is sent back fails with each of these, the last one first; then it arrives."""
     send_back = Consumer._send_back
 
-    async def sent_back(self: Consumer, message: Message, delay_level: int) -> None:
+    async def sent_back(self: Consumer, message: Message, delay_level: int, reason: str) -> None:
         if away:
             raise away.pop()
-        await send_back(self, message, delay_level)
+        await send_back(self, message, delay_level, reason)
 
     monkeypatch.setattr(Consumer, "_send_back", sent_back)
 
@@ -79,3 +91,69 @@ async def test_a_hand_over_sends_back_what_its_broker_had_not_taken(
         await eventually(lambda: not process_queue.waiting and process_queue.messages == 1)
     assert (sorted(seen), away) == ([b"0", b"1", b"2"], [])
     assert node.broker.offsets.get("g", "t", 0) == 3
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def test_the_reason_travels_with_the_retry_and_the_dead_letter(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await fill(node, 3, keys="k")
+    seen: list[tuple[bytes, str]] = []
+
+    async def handle(message: Message) -> Reject | None:
+        seen.append((message.body, message.failure))
+        if message.body == b"0":
+            return Reject("no such customer")
+        if message.body == b"1":
+            raise ValueError("http://bob:pw@shop/ said\n401")
+        raise Unsayable
+
+    async with Consumer(node.address, "g", "t", handle, start="first", max_reconsume_times=1):
+        await eventually(lambda: node.broker.store.queue("SCHEDULE_TOPIC_XXXX", 2).next == 2)
+        node.clock.advance(11)
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 3)
+    said = "ValueError: http://***@shop/ said 401"
+    assert sorted(seen)[1:] == [(b"1", ""), (b"1", said), (b"2", ""), (b"2", "Unsayable")]
+    async with AdminClient(node.address) as admin:
+        dead = [message async for part in admin.read(Queue("%DLQ%g", "broker-a", 0), 0, 3) for message in part]
+    assert {message.body: message.failure for message in dead} == {
+        b"0": "no such customer",
+        b"1": f"tried 2 times; {said}",
+        b"2": "tried 2 times; Unsayable",
+    }
+    assert all(message.user_properties == {} for message in dead), "what is sent again has no reason of before"
+
+
+async def test_in_order_the_last_reason_stays_with_the_dead_letter(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await fill(node, 1)
+    tries: list[int] = []
+
+    async def handle(message: Message) -> None:
+        tries.append(1)
+        raise KeyError(len(tries))
+
+    options: dict[str, Any] = {"orderly": True, "max_reconsume_times": 1, "suspend_queue_s": 0.001}
+    async with Consumer(node.address, "g", "t", handle, start="first", **options):
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
+    async with AdminClient(node.address) as admin:
+        (found,) = [part async for part in admin.read(Queue("%DLQ%g", "broker-a", 0), 0, 1)]
+    assert found[0].failure == "KeyError: 2"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("password=hunter2 for bob", "password=*** for bob"),
+        ('{"api_key": "a b", "id": 4}', '{"api_key": ***, "id": 4}'),
+        ("Authorization: Bearer abc.def, retry", "Authorization: ***, retry"),
+        ("postgresql://u:p@h/db refused\n\tat line 3", "postgresql://***@h/db refused at line 3"),
+        ("x" * 400, "x" * 297 + "..."),
+        ("a\x01b\x02c", "a b c"),
+    ],
+)
+def test_what_is_kept_of_a_reason_is_short_and_holds_no_secret(text: str, kept: str) -> None:
+    assert shown(text) == kept
