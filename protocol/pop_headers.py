@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+FROM_FIRST: Final = 0
+FROM_NEWEST: Final = 1  # Apache's other one: with the newest message of each queue
+FROM_END: Final = 2  # ours: behind the newest message. Apache takes every other number for 1
 
 
 class PopMessage(NamedTuple):
-    """POP_MESSAGE. `queue_id` below 0: any. Times in ms. `init_mode` 0: a new group begins at the first message."""
+    """POP_MESSAGE. `queue_id` below 0: any. Times in ms. `init_mode`: where a new group begins. `order`: the group must hand
+    out messages in order."""
 
     consumer_group: str
     topic: str
@@ -19,6 +24,7 @@ class PopMessage(NamedTuple):
     exp_type: str | None = None
     exp: str | None = None
     attempt_id: str | None = None
+    order: bool = False
 
 
 class PopMessageResult(NamedTuple):
@@ -43,7 +49,7 @@ class AckMessage(NamedTuple):
 
 
 class ChangeInvisibleTime(NamedTuple):
-    """CHANGE_MESSAGE_INVISIBLETIME."""
+    """CHANGE_MESSAGE_INVISIBLETIME. `suspend`, of 5.5 and later: it was no try."""
 
     consumer_group: str
     topic: str
@@ -51,6 +57,7 @@ class ChangeInvisibleTime(NamedTuple):
     extra_info: str
     offset: int
     invisible_time: int
+    suspend: bool = False
 
 
 class ChangedInvisibleTime(NamedTuple):

@@ -54,13 +54,13 @@ class GroupConfigs:
                 continue
             self._groups[group.name] = group
 
-    def ensure(self, name: str) -> GroupConfig | None:
-        """The group's settings, made with defaults if groups may be made so; None if not.
+    def ensure(self, name: str, *, orderly: bool = False) -> GroupConfig | None:
+        """The group's settings, made with defaults if groups may be made so; None if not. orderly: of one that is made.
 
         Raises IllegalName, LimitExceeded."""
         group = self._groups.get(name)
         if group is None and (self.auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
-            group = GroupConfig(name)
+            group = GroupConfig(name, consume_orderly=orderly)
             try:
                 self.put(group)
             except StoreFull as error:  # a group that only reads can do so on a full disk; the next change saves it

@@ -52,8 +52,9 @@ class Pools:
         return pool
 
     def _begins(self, request: Request) -> Iterator[tuple[ConsumeQueue, int]]:
-        """The queues of the topic and where the group goes on. A group that is new to it begins at the first message if that
-        is still there, as everywhere on this broker; otherwise at the first or the last one, as it is asked for."""
+        """The queues of the topic and where the group goes on. A group that is new to it begins at the end if it is asked for
+        that; else at the first message if that is still there, as everywhere on this broker; else at the first or the last
+        one, as it is asked for."""
         group, topic = request.group, request.topic
         is_known = self._offsets.knows(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
@@ -62,9 +63,14 @@ class Pools:
                 continue
             offset = self._offsets.get(group, topic, queue_id)
             if offset is None:
-                is_first = is_known or request.from_first or queue.begin == 0
-                offset = queue.begin if is_first else max(queue.next - 1, queue.begin)
+                offset = self._begin(request, queue, is_known=is_known)
             yield queue, offset
+
+    def _begin(self, request: Request, queue: ConsumeQueue, *, is_known: bool) -> int:
+        if request.from_end and not is_known:
+            return queue.next
+        is_first = is_known or request.from_first or queue.begin == 0
+        return queue.begin if is_first else max(queue.next - 1, queue.begin)
 
     def deliveries_at(self, pool: Pool, queue_id: int) -> Deliveries:
         """Of a queue that has messages."""

@@ -25,7 +25,8 @@ class Request:
     subscription: None takes all. matches: the SQL92 filter (`messages.filters`); then `subscription`
     does not count.
     attempt_id: in groups in order: what an earlier receive of this id was given and has in flight is given again.
-    from_first: a group that is new to the topic begins at its first message, not with the last one.
+    from_first: a group that is new to the topic begins at its first message, not with the last one. from_end: it begins
+    behind the last one.
     max_bytes: of all records of an answer together; the first one is always given.
     """
 
@@ -42,6 +43,7 @@ class Request:
     matches: Filter | None = None
     attempt_id: str | None = None
     from_first: bool = False
+    from_end: bool = False
     max_bytes: int = MAX_POP_BYTES
 
 

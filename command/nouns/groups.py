@@ -31,6 +31,9 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     create.add_argument(
         "--consume", choices=("on", "off"), default="on", help="off: brokers give its members nothing (default: on)"
     )
+    create.add_argument(
+        "--orderly", action="store_true", help="messages shared among members come in order by message group"
+    )
     strict = verb(verbs, "strict", "refuse members whose subscriptions differ from the others'", _strict)
     strict.add_argument("group")
     strict.add_argument("strict", choices=("on", "off"))
@@ -69,6 +72,7 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
         consume_enable=options.consume == "on",
         retry_max_times=options.retries,
         retry_queues=options.retry_queues,
+        consume_orderly=options.orderly,
     )
     known = (await admin.group_configs(options.group)).values()
     if known:

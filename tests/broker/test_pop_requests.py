@@ -355,3 +355,42 @@ async def test_administration_sees_who_shares_the_messages_and_no_queue_without_
     async with AdminClient(node.address) as admin:
         findings = [item for item in await diagnose(admin) if item.subject == "g"]
     assert findings == []
+
+
+async def test_a_group_that_is_asked_for_order_is_made_so_and_another_one_is_refused(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    assert await faults(wire, order=True) == ResponseCode.POLLING_TIMEOUT
+    made = node.broker.group_configs.ensure("g")
+    assert made is not None
+    assert made.consume_orderly
+    await popped(wire, consumerGroup="other")
+    answer = await wire.call(RequestCode.POP_MESSAGE, pop(consumerGroup="other", order=True))
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert "rocketlet groups create other --orderly" in str(answer.remark)
+
+
+async def test_a_new_group_may_begin_behind_the_newest_message(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await send(wire, b"before")
+    assert await popped(wire, initMode=2) == []
+    await send(wire, b"after")
+    assert [record.body for record in await popped(wire, initMode=2)] == [b"after"]
+
+
+async def test_what_is_given_back_suspended_was_no_try(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await send(wire, b"m")
+    for suspend, tries in ((True, 0), (False, 1)):
+        (record,) = await popped(wire)
+        await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ack(record, invisibleTime=0, suspend=suspend))
+        (again,) = await popped(wire)
+        assert again.reconsume_times == tries
+        await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ack(again, invisibleTime=0, suspend=True))
+
+
+async def test_a_receive_ends_when_its_client_unregisters(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await heartbeat(wire, "client", "g")
+    waiting = wire.send(RequestCode.POP_MESSAGE, pop(pollTime=60_000))
+    await wire.call(RequestCode.UNREGISTER_CLIENT, {"clientID": "client", "consumerGroup": "g"})
+    assert (await wire.answer(waiting)).code == ResponseCode.POLLING_TIMEOUT

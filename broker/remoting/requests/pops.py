@@ -16,6 +16,8 @@ from ....protocol.message import MessageError
 from ....protocol.names import RETRY_PREFIX
 from ....protocol.pop_bodies import BatchAck, decode_batch_acks, decode_request_mode, encode_request_modes
 from ....protocol.pop_headers import (
+    FROM_END,
+    FROM_FIRST,
     AckMessage,
     ChangedInvisibleTime,
     ChangeInvisibleTime,
@@ -69,7 +71,7 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
             f"the broker[{broker.config.name}] pop message's num is greater than {MAX_POP_MESSAGES}",
         )
     _check_topic(broker, header.topic, header.queue_id)
-    _check_group(broker, header.consumer_group)
+    _check_group(broker, header.consumer_group, in_order=header.order)
     subscription = _subscription(header)
     matches = None
     if subscription is not None and subscription.kind == SQL92:
@@ -96,7 +98,8 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
         subscription=subscription,
         matches=matches,
         attempt_id=(header.attempt_id or "")[:_MAX_TEXT] or None,
-        from_first=header.init_mode == 0,
+        from_first=header.init_mode == FROM_FIRST,
+        from_end=header.init_mode == FROM_END,
     )
     if not broker.pops.is_popped(request.group, request.topic):  # a member that pulled until now
         broker.watch.let_all_go(connection, request.group, request.topic)
@@ -221,12 +224,19 @@ def _check_topic(broker: Broker, name: str, queue_id: int, bad_queue: int = Resp
         raise Refused(bad_queue, remark)
 
 
-def _check_group(broker: Broker, name: str) -> None:
-    group = broker.group_configs.ensure(name)
+def _check_group(broker: Broker, name: str, *, in_order: bool = False) -> None:
+    """in_order: a group that is made now is one in order, and no other will do. Apache's brokers lock queues for it."""
+    group = broker.group_configs.ensure(name, orderly=in_order)
     if group is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] not exist")
     if not group.consume_enable:
         raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
+    if in_order and not group.consume_orderly:
+        raise Refused(
+            ResponseCode.NO_PERMISSION,
+            f"the group {name} does not hand out messages in order; set that with `rocketlet groups create {name} "
+            "--orderly`, which keeps its offsets",
+        )
 
 
 # What clients say of what they got
@@ -303,7 +313,9 @@ def change_invisible_time(broker: Broker, connection: Connection, frame: Frame) 
     if not 0 <= header.invisible_time <= MAX_INVISIBLE_MS:
         remark = f"the invisible time {header.invisible_time} ms is not between 0 and {MAX_INVISIBLE_MS}"
         return answer(frame, ResponseCode.INVALID_PARAMETER, remark=remark)
-    changed = broker.pops.change(header.consumer_group, header.topic, header.extra_info, header.invisible_time)
+    changed = broker.pops.change(
+        header.consumer_group, header.topic, header.extra_info, header.invisible_time, is_counted=not header.suspend
+    )
     if not changed.outcome.is_done:
         return answer(frame, ResponseCode.NO_MESSAGE, remark=changed.outcome.value)
     return answer(frame, ext=write(ChangedInvisibleTime(changed.pop_ms, changed.invisible_ms, 0)))
