@@ -379,6 +379,7 @@ class Broker:
             try:
                 yield from step
             except StoreFull as error:
+                self.store.room.save_failed(error)
                 log.error("save_failed", reason=str(error))
 
     async def do(self, job: Job[T]) -> T:

@@ -62,6 +62,7 @@ SUMMED_BYTES: Final = 4096  # of what is written, between two sums by which read
 SUMMED_AT_ONCE_BYTES: Final = 32_768  # and of one append at most
 MAX_SUMS: Final = 1 << 20  # 12 bytes each; what was written before the newest of them is checked record by record
 RECOVERY_READ_BYTES: Final = 8 * 1024 * 1024
+ROOM_BYTES: Final = 16 * 1024 * 1024  # a disk that was full takes messages again when so much was freed
 DAMAGE_ASIDE_BYTES: Final = 64 * 1024 * 1024  # of damage in the log, kept for people to look at
 MAX_NOTED_DAMAGE: Final = 10_000  # damaged messages that are said one by one; beyond they are only left out
 DAMAGE_NEIGHBOURS: Final = 64  # how far the time of a message that cannot be read is looked for

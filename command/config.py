@@ -14,6 +14,9 @@ MAX_RESTART_DELAY_S: Final = 10.0
 STEADY_S: Final = 60.0  # a broker that was ready for so long did not die soon
 STOP_S: Final = 25.0  # how long a broker may take to stop, before it is killed
 
+REPEAT_INTERVAL_S: Final = 60.0  # between two lines of the log that are alike
+REPEATS_KNOWN: Final = 1_000  # lines; of one that was written before them, another may come sooner
+
 MAX_INFLATED_BYTES: Final = 1024 * 1024  # of a compressed body that is printed as JSON; 200 characters for people
 MAX_INFLATED_OF_FRAME: Final = 16 * 1024 * 1024  # of all compressed bodies in one frame that `rocketlet dump` shows
 

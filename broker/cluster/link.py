@@ -122,14 +122,15 @@ class NameServers:
                 return _route(link, answer)
         return None
 
-    async def tell(self, frame: Frame) -> None:
-        """Asks all at once; returns when each has answered or failed to."""
-        await asyncio.gather(*(self._tell(link, frame) for link in self._links))
+    async def tell(self, frame: Frame) -> bool:
+        """Asks all at once; returns when each has answered or failed to. Whether one has taken it."""
+        return any(await asyncio.gather(*(self._tell(link, frame) for link in self._links)))
 
-    async def _tell(self, link: Link, frame: Frame) -> None:
+    async def _tell(self, link: Link, frame: Frame) -> bool:
         answer = await self._ask(link, frame)
         if answer is not None and answer.code != ResponseCode.SUCCESS:
             log.warning("name_server_refused", address=link.address, code=answer.code, remark=answer.remark)
+        return answer is not None and answer.code == ResponseCode.SUCCESS
 
     async def _ask(self, link: Link, frame: Frame) -> Frame | None:
         try:

@@ -26,8 +26,8 @@ log = structlog.get_logger("rocketlet.registration")
 
 
 class Registration:
-    """`on_known(topic)` is called when the name servers know a topic as it is now, `on_all_known()` when they know all
-    topics: one of them may have been away when a topic changed."""
+    """is_registered: whether a name server took what it was told last. `on_known(topic)` is called when the name servers know
+    a topic as it is now, `on_all_known()` when they know all topics: one of them may have been away when a topic changed."""
 
     def __init__(
         self,
@@ -46,20 +46,21 @@ class Registration:
         self._clock = clock
         self._changed: dict[str, TopicConfig] = {}
         self._wake = asyncio.Event()
+        self._is_running = False
         self.is_registered = False
         self._tasks = Tasks(clock)
         self._due_s = clock.monotonic_s() + REGISTER_INTERVAL_S
 
     async def start(self) -> None:
         """Returns when every name server has answered or failed to."""
-        self.is_registered = True
+        self._is_running = True
         await self._register(list(self._topics))
         if self._name_servers.are_elsewhere:
             self._tasks.spawn(self._run())
             self._tasks.every(REGISTER_LOOK_S, "registration", self._look)
 
     async def stop(self) -> None:
-        self.is_registered = False
+        self._is_running = self.is_registered = False
         await self._tasks.stop()
         config = self._settings.now
         header = BrokerName(config.name, config.address, config.cluster, 0)
@@ -70,7 +71,7 @@ class Registration:
 
     def topic_changed(self, topic: TopicConfig) -> None:
         """A topic is new or altered. Before the start all of them are."""
-        if not self.is_registered:
+        if not self._is_running:
             return
         self._register_locally([topic])
         if not self._name_servers.are_elsewhere:
@@ -127,7 +128,8 @@ class Registration:
             config.name, config.address, config.cluster, config.address, 0, external_addr=config.external_address
         )
         body = encode_registration(self._topics.version, map(self._as_permitted, topics))
-        await self._name_servers.tell(Frame(RequestCode.REGISTER_BROKER, ext=write(header), body=body))
+        is_known = await self._name_servers.tell(Frame(RequestCode.REGISTER_BROKER, ext=write(header), body=body))
+        self.is_registered = self._is_running and (is_known or self._name_servers.local is not None)
 
     def _register_locally(self, topics: list[TopicConfig]) -> None:
         config, local = self._settings.now, self._name_servers.local

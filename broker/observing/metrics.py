@@ -41,9 +41,10 @@ class Collector:
         self._connections = connections
 
     async def readiness(self) -> str | None:
-        if self._broker.store.fault is not None:
-            return self._broker.store.fault
-        return None if self._broker.registration.is_registered else "the broker is not registered"
+        fault = self._broker.store.write_fault()
+        if fault is not None:
+            return fault
+        return None if self._broker.registration.is_registered else "no name server knows the broker"
 
     async def snapshot(self) -> list[Metric]:
         return [
@@ -126,6 +127,12 @@ class Collector:
         yield self._gauge("rocketlet_disk_used_ratio", "How full the data folder's disk is, 0 to 1", store.disk_ratio())
         yield self._gauge(
             "rocketlet_store_failed", "1 if the disk failed, so that nothing is written", int(store.fault is not None)
+        )
+        yield self._gauge(
+            "rocketlet_store_full", "1 if the disk has no room for what is sent", int(store.room.now() is not None)
+        )
+        yield self._gauge(
+            "rocketlet_registered", "1 if a name server knows the broker", int(self._broker.registration.is_registered)
         )
         yield self._counter(
             "rocketlet_messages_damaged", "Messages left out because they cannot be read", len(store.damaged)

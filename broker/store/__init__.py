@@ -17,6 +17,7 @@ frames         what was popped and acknowledged since a file of that was written
 schedule       which messages wait for their time, in its order
 runs           its files
 ledger         which leases were granted
+room           whether the device takes what is written
 disk           every call to the operating system
 flusher        `--flush sync`: answers wait until their messages are on the device
 """

@@ -28,9 +28,14 @@ rename_folder = os.rename
 
 
 def used_ratio(path: Path) -> float:
-    """How full the file system is that a folder lies on, 0 to 1."""
+    """How full the file system is that a folder lies on, 0 to 1: of what may be written, as `df` counts it. Blocks that are
+    reserved for root are neither used nor free."""
     usage = shutil.disk_usage(path)
-    return usage.used / usage.total
+    return usage.used / ((usage.used + usage.free) or 1)
+
+
+def free_bytes(path: Path) -> int:
+    return shutil.disk_usage(path).free
 
 
 def read_file(path: Path) -> bytes:

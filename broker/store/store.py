@@ -32,6 +32,7 @@ from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_s
 from .marks import Marks
 from .reading import Fetched, Reader
 from .recovery import Recovered, Recovery, checkpoint_text, read_checkpoint
+from .room import Room
 from .searching import Search
 
 log = structlog.get_logger("rocketlet.store")
@@ -87,6 +88,7 @@ class Store:
         self.offset_by_time = self._reader.offset_by_time
         self.earliest_ms = self._reader.earliest_ms
         self.fault: str | None = None
+        self.room = Room(folder)
 
     # Opening and closing
 
@@ -294,6 +296,10 @@ class Store:
     def begin(self) -> int:
         return self._log.begin
 
+    def write_fault(self) -> str | None:
+        """Why messages are refused; None if they are not."""
+        return self.fault or self.room.now()
+
     def disk_ratio(self) -> float:
         """How full the disk of the data folder is, 0 to 1."""
         return disk.used_ratio(self.folder.path)
@@ -413,7 +419,10 @@ class Store:
             self.roll_back()
             if isinstance(error, StoreFailed):
                 self.fail(str(error))
+            elif isinstance(error, StoreFull):
+                self.room.write_failed(error)
             raise
+        self.room.wrote()
         queues, self._staged, self._staged_queues = self._staged_queues, [], []
         self._unflushed += sum(self._staged_counts)
         self._staged_counts = []

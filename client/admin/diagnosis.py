@@ -121,7 +121,20 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
     except RocketletError as error:
         return [Finding(Harm.RISK, "broker_unknown", broker.name, str(error), "give this command the right keys")]
     skews[broker.name] = skew_s = _skew_s(status)
-    return [*_disk(broker.name, status), *_clock(broker.name, skew_s), *_refused(broker.name, status)]
+    return [
+        *_writes(broker.name, status),
+        *_disk(broker.name, status),
+        *_clock(broker.name, skew_s),
+        *_refused(broker.name, status),
+    ]
+
+
+def _writes(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    """Only Rocketlet's brokers tell."""
+    fault = status.get("writeFault")
+    if fault:
+        cure = "free space on its disk; if it is not full: check the disk, then start the broker again"
+        yield Finding(Harm.STANDS, "writes_refused", broker, f"it refuses what is sent: {fault}", cure)
 
 
 def _disk(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:

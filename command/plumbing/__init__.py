@@ -5,4 +5,5 @@ access          how a command connects: TLS and accounts
 output          columns for people, JSON for programs
 numbers         numbers that options take, and their ranges
 logs            how a command logs
+repeats         lines that are written once a minute
 """

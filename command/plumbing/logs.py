@@ -12,6 +12,7 @@ import structlog
 from structlog.typing import EventDict, ExcInfo, WrappedLogger
 
 from .output import printable
+from .repeats import Repeats
 
 log = structlog.get_logger("rocketlet")
 
@@ -30,9 +31,9 @@ def configure(level: str = "info") -> None:
     """Logs go to stderr, so that stdout belongs to the commands' own output. What the client, asyncio and other libraries
     log through the standard `logging` looks the same."""
     on_terminal = sys.stderr.isatty()
-    processors: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        _with_place,
+    repeats = Repeats()
+    context: list[structlog.typing.Processor] = [structlog.contextvars.merge_contextvars, _with_place]
+    stamps: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if on_terminal else "iso", utc=not on_terminal),
     ]
@@ -44,13 +45,19 @@ def configure(level: str = "info") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*processors, structlog.stdlib.add_logger_name, _with_fields],
+            foreign_pre_chain=[
+                *context,
+                *stamps,
+                structlog.stdlib.add_logger_name,
+                _with_fields,
+            ],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
+    handler.addFilter(repeats.filter)
     logging.basicConfig(handlers=[handler], level=LEVELS[level], force=True)
     structlog.configure(
-        processors=[*processors, *rendering],
+        processors=[*context, repeats.process, *stamps, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,

@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import urllib.error
 import urllib.request
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import MAX_METRICS_CONNECTIONS
+from rocketlet.broker.config import MAX_METRICS_CONNECTIONS, REGISTER_INTERVAL_S, ROOM_BYTES
 from rocketlet.broker.groups.rebalances import Rebalances
+from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.running.histogram import Histogram
-from rocketlet.client import Consumer, Producer
+from rocketlet.broker.server import Server
+from rocketlet.broker.store import disk
+from rocketlet.client import AdminClient, Consumer, Producer, RocketletError
+from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.testing.ports import free_port
+from structlog.testing import capture_logs
 
 from ..conftest import PATIENCE_S, Node, Nodes, eventually
 from ..support.handlers import Inbox
@@ -184,6 +192,52 @@ async def test_health_is_told_apart_from_readiness(nodes: Nodes) -> None:
     status, text = await fetched(node, "/readyz")
     assert (status, "check the disk" in text) == (503, True)
     assert (await fetched(node, "/"))[0] == 404
+
+
+async def test_a_full_disk_is_said_by_readiness_metric_log_and_doctor_until_there_is_room(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await nodes.start(metrics_port=0)
+    free_bytes = 1_000
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("rocketlet.broker.store.disk.free_bytes", lambda folder: free_bytes)
+    async with AdminClient(node.address) as admin, Producer(node.address, retries=0) as producer:
+        await producer.send("t", b"x")
+        with capture_logs() as logs, monkeypatch.context() as patch:
+            patch.setattr("rocketlet.broker.store.disk.write", full)
+            for _ in range(3):
+                with pytest.raises(RocketletError):
+                    await producer.send("t", b"x")
+            status, text = await fetched(node, "/readyz")
+            assert (status, "No space left on device" in text) == (503, True)
+            assert (await samples(node))["rocketlet_store_full", frozenset()] == 1
+            (finding,) = [found for found in await diagnose(admin, Patience(0, 0, 0)) if found.kind == "writes_refused"]
+            assert "free space" in finding.cure
+        assert [line["event"] for line in logs].count("writes_refused") == 1
+        free_bytes += ROOM_BYTES
+        assert (await fetched(node, "/readyz"))[0] == 200, "space was freed, and nobody sends to who is not ready"
+        assert (await samples(node))["rocketlet_store_full", frozenset()] == 0
+
+
+async def test_a_broker_that_no_name_server_knows_is_not_ready(nodes: Nodes) -> None:
+    port = free_port()
+    node = await nodes.start(metrics_port=0, name_servers=(f"127.0.0.1:{port}",))
+    assert await fetched(node, "/readyz") == (503, "no name server knows the broker\n")
+    async with Server("127.0.0.1", port, broker=None, routes=Routes()):
+        node.clock.advance(REGISTER_INTERVAL_S)
+        await eventually(lambda: node.broker.registration.is_registered)
+        assert (await fetched(node, "/readyz"))[0] == 200
+    node.clock.advance(REGISTER_INTERVAL_S)
+    await eventually(lambda: not node.broker.registration.is_registered)
+
+
+def test_a_disk_is_as_full_as_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = shutil._ntuple_diskusage(1_000, 110, 240)  # 650 are reserved for root
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    assert disk.used_ratio(tmp_path) == 110 / 350
 
 
 async def test_a_scrape_that_takes_too_long_says_so_and_does_not_go_on(

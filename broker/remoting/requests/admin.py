@@ -118,7 +118,8 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[B
         "pageCacheLockTimeMills": 0,
         "remainHowManyDataToFlush": "0 B",
         "dispatchBehindBytes": 0,
-        "residentBytes": resident_bytes(),  # this and the next three are ours
+        "residentBytes": resident_bytes(),  # this and the next four are ours
+        "writeFault": store.write_fault() or "",
         "leases": len(broker.locks),
         "refusedHeartbeats": orjson.dumps(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]).decode(),
         "members": sum(len(group.members) for group in broker.groups),
