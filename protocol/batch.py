@@ -22,6 +22,7 @@ from .subscription import tag_code
 
 _ENTRY: Final = Struct(">iIIii")
 _SIZE: Final = Struct(">h")
+ENTRY_BYTES: Final = _ENTRY.size + _SIZE.size  # of a message without body and properties
 _SHARED: Final = {(born, store): Struct(f">iq{born}sq{store}siq") for born in (8, 20) for store in (8, 20)}
 _TAGS_MARK: Final = (props.TAGS + props.NAME_END).encode()
 _PAIR_END: Final = props.PAIR_END.encode()
@@ -74,7 +75,7 @@ def encode_batch(entries: Sequence[tuple[int, bytes, str]]) -> bytes:
 def encode_columns(flags: Iterable[int], bodies: Sequence[bytes], texts: Sequence[bytes]) -> bytes:
     """As `encode_batch`, of the messages' flags, bodies and properties."""
     body_sizes, text_sizes = list(map(len, bodies)), list(map(len, texts))
-    sizes = [22 + body_size + text_size for body_size, text_size in zip(body_sizes, text_sizes, strict=True)]
+    sizes = [ENTRY_BYTES + body_size + text_size for body_size, text_size in zip(body_sizes, text_sizes, strict=True)]
     parts = [b""] * (4 * len(texts))
     parts[0::4] = map(_ENTRY.pack, sizes, repeat(0), repeat(0), flags, body_sizes)
     parts[1::4], parts[2::4], parts[3::4] = bodies, map(_SIZE.pack, text_sizes), texts
@@ -86,6 +87,29 @@ def decode_batch(data: bytes) -> list[BatchEntry]:
     flags, bodies, texts, _ = _split(data)
     _checked(texts)
     return [BatchEntry(flag, body, text.decode()) for flag, body, text in zip(flags, bodies, texts, strict=True)]
+
+
+def piece_of(data: bytes, at: int, most: int, most_bytes: int) -> tuple[int, int]:
+    """How many messages of a batch body that come next, from `at` on, are at most so many, or one; and where they end.
+    What is garbled belongs to the piece: who reads it finds that out."""
+    end = len(data)
+    last = min(end, at + most_bytes)
+    messages, behind = 0, at
+    while messages < most and behind < end:
+        next_at = behind + int.from_bytes(data[behind : behind + 4], "big")
+        if next_at < behind + ENTRY_BYTES or next_at > end:
+            return messages + 1, end
+        if next_at > last and messages:
+            break
+        messages, behind = messages + 1, next_at
+    return messages, behind
+
+
+def check_piece(data: bytes, at: int, before: int, messages: int, shared: bytes) -> None:
+    """Raises MessageError where `encode_records` does, for so many messages from `at` on, with `before` in front of them."""
+    _, _, texts, _ = _split(data, at, before, messages)
+    _checked(texts)
+    _completed(texts, shared)
 
 
 def _split(

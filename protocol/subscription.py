@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import mul
+from struct import unpack
 from typing import Final
 
 from . import properties as props
@@ -12,6 +14,8 @@ from .config import MAX_EXPRESSION_TAGS, MAX_KEPT_TAG_CHARS
 ALL: Final = "*"
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
+_HASHED: Final = 256  # UTF-16 units whose products are added up at once
+_POWERS: Final = tuple(pow(31, exponent, 1 << 32) for exponent in range(_HASHED + 1))
 
 
 class Sql(str):
@@ -22,10 +26,12 @@ class Sql(str):
 
 def java_hash(text: str) -> int:
     """Java's `String.hashCode`: over UTF-16 units, wrapped to a signed 32-bit number."""
+    data = text.encode("utf-16-be", "surrogatepass")
+    units = unpack(f">{len(data) // 2}H", data)
     value = 0
-    units = text.encode("utf-16-be", "surrogatepass")
-    for position in range(0, len(units), 2):
-        value = (31 * value + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
+    for at in range(0, len(units), _HASHED):
+        piece = units[at : at + _HASHED]
+        value = value * _POWERS[len(piece)] + sum(map(mul, reversed(piece), _POWERS)) & 0xFFFFFFFF
     return value - 0x1_0000_0000 if value & 0x8000_0000 else value
 
 

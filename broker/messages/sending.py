@@ -10,13 +10,15 @@ from typing import Final, NamedTuple
 
 from ...protocol import names
 from ...protocol import properties as props
+from ...protocol.batch import check_piece, piece_of
 from ...protocol.bodies import TopicConfig
 from ...protocol.codes import SYS_TRANSACTION_MASK
 from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
 from ...protocol.headers import SendMessage
 from ...protocol.message import MessageError
 from ...protocol.subscription import tag_code
-from ..config import MAX_HALF_MESSAGES, BrokerConfig
+from ...protocol.work import Work
+from ..config import BATCH_TURN_BYTES, BATCH_TURN_MESSAGES, MAX_HALF_MESSAGES, BrokerConfig
 from ..sessions.refusal import Reason, Refusal
 from ..store.consume_queue import ConsumeQueue
 from .appender import Appender
@@ -104,6 +106,34 @@ class Sending:
             raise
         self.placed.append(placed)
         return placed
+
+    def storing_batch(self, header: SendMessage, body: bytes, born_host: bytes) -> Work[list[Placed]]:
+        """Stores a batch of very many messages in pieces, others' messages between; where each piece is. All of it is checked
+        before any is stored: one that is garbled is no batch. If the disk is full in between, a part is there."""
+        if len(body) > MAX_BODY_BYTES:
+            raise too_large("batch", body)
+        shared = self._batch_properties(header)
+        ends: list[int] = []
+        at = before = 0
+        while at < len(body):
+            messages, end = piece_of(body, at, BATCH_TURN_MESSAGES, BATCH_TURN_BYTES)
+            try:
+                check_piece(body, at, before, messages, shared)
+            except MessageError as error:
+                raise Refusal(Reason.ILLEGAL_MESSAGE, str(error)) from None
+            ends.append(end)
+            at, before = end, before + messages
+            yield
+        stored: list[Placed] = []
+        at = 0
+        for end in ends:
+            placed = self.stage(header, body[at:end], born_host)
+            self.commit()
+            stored.append(placed)
+            header = header._replace(queue_id=placed.queue_id)  # of a client that leaves the choice to the broker
+            at = end
+            yield
+        return stored
 
     def mark(self) -> tuple[int, int]:
         """How much is staged, for `undo`."""
@@ -245,7 +275,7 @@ class Sending:
             positions, first_offset = self._appender.stage_batch(
                 queue,
                 body,
-                props.appended(header.properties, props.CLUSTER, self._cluster).encode(),
+                self._batch_properties(header),
                 header.sys_flag,
                 header.born_timestamp,
                 born_host,
@@ -254,6 +284,15 @@ class Sending:
         except MessageError as error:
             raise Refusal(Reason.ILLEGAL_MESSAGE, str(error)) from None
         return Placed(positions[0], queue_id, first_offset, positions)
+
+    def _batch_properties(self, header: SendMessage) -> bytes:
+        """Those of each of its messages."""
+        return props.appended(header.properties, props.CLUSTER, self._cluster).encode()
+
+
+def is_long_batch(header: SendMessage, body: bytes) -> bool:
+    """Whether it is more than others wait for: then it is stored in pieces."""
+    return header.batch and piece_of(body, 0, BATCH_TURN_MESSAGES, BATCH_TURN_BYTES)[1] < len(body)
 
 
 def too_large(what: str, body: bytes) -> Refusal:

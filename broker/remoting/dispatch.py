@@ -35,7 +35,7 @@ from .answers import Buffers, Refused, Reply, answer, refused, small
 from .connection import Connection
 from .events import answered
 from .identification import authorize
-from .requests.sends import FULL_REMARK, REGION_EXT, Sends
+from .requests.sends import FULL_REMARK, REGION_EXT, Sends, is_long, store_batch
 from .rules import Rule
 from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS, SENDS
 
@@ -79,6 +79,8 @@ class Dispatch:
         if broker is not None:
             for code, (broker_handler, rule) in BROKER_REQUESTS.items():
                 self._handlers[code] = partial(broker_handler, broker), rule
+            for code, rule in SENDS.items():  # of a batch that takes long; others are staged
+                self._handlers[code] = partial(store_batch, broker), rule
         self._broker = broker
         self._flusher = broker.flusher if broker is not None else None
         self._acl = acl
@@ -100,7 +102,8 @@ class Dispatch:
         end_s = began_s + TURN_S
         try:
             for index, frame in enumerate(frames):
-                if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
+                is_send = frame.code in SENDS and not frame.flag & RESPONSE_FLAG
+                if is_send and sends is not None and not is_long(frame):
                     # To ask the clock for each send would cost more than it saves.
                     if index & 15 == 15 and time.perf_counter() > end_s:
                         connection.put_off(frames[index:])
@@ -120,7 +123,7 @@ class Dispatch:
                         self._broker.clients.answer(connection, frame.opaque, answered(frame))
                         began_s = time.perf_counter()
                     continue
-                is_large = len(frame.body) > LARGE_REQUEST_BYTES
+                is_large = len(frame.body) > LARGE_REQUEST_BYTES and not is_send
                 reply = self._in_turn(connection, frame) if is_large else self._handle(connection, frame)
                 ended_s = time.perf_counter()
                 if (times := self._times.get(frame.code)) is not None:

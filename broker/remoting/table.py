@@ -39,7 +39,7 @@ BrokerHandler = Callable[[Broker, Connection, Frame], Reply]
 NameServerHandler = Callable[[Routes, Connection, Frame], Reply]
 """Raises `Refused` and what a client's request may cause."""
 
-# These have no handler: they are staged one by one and committed together (`sends.Sends`).
+# These are staged one by one and committed together (`sends.Sends`), but batches of very many messages (`sends.store_batch`).
 SENDS: Mapping[int, Rule] = {
     Code.SEND_MESSAGE: rules.SEND,
     Code.SEND_MESSAGE_V2: rules.SEND_V2,

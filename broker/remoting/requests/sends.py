@@ -6,12 +6,15 @@ from typing import Final
 
 import structlog
 
+from ....protocol.batch import ENTRY_BYTES
 from ....protocol.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from ....protocol.frame import Ext, Frame
-from ....protocol.headers import SendBack, SendMessage, read, read_send_v2
+from ....protocol.headers import HeaderError, SendBack, SendMessage, read, read_send_v2
 from ....protocol.sent import encode_sent
+from ....protocol.work import Work
 from ...broker import Broker
-from ...config import REGION
+from ...config import BATCH_TURN_MESSAGES, REGION
+from ...messages.sending import is_long_batch
 from ...store.store import StoreFull
 from ..answers import Buffers, answer, reply_type
 from ..connection import Connection
@@ -21,6 +24,7 @@ log = structlog.get_logger("rocketlet.sending")
 REGION_EXT: Final[Ext] = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
 _SEND_MESSAGE: Final = int(RequestCode.SEND_MESSAGE)  # Python 3.11 takes 0.2 us to find a member of an enum
+_SHORT_BYTES: Final = BATCH_TURN_MESSAGES * ENTRY_BYTES  # of a batch that cannot be long
 FULL_REMARK: Final = "service not available now, the broker's disk may be full; free space or send to another broker: "
 
 
@@ -34,8 +38,7 @@ class Sends:
 
     def stage(self, connection: Connection, frame: Frame) -> None:
         """Gives the message its place. Whatever this raises, such as Refusal, nothing of it is staged."""
-        header = read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
-        self._sending.stage(header, frame.body, connection.born_host)
+        self._sending.stage(_header(frame), frame.body, connection.born_host)
         self.staged.append(frame)
 
     def settle(self) -> Buffers:
@@ -59,12 +62,38 @@ class Sends:
             if handle and not frame.flag & ONEWAY_FLAG:
                 out += answer(frame, 0, _sent_ext(f"{host_hex}{position:016X}", queue_id, queue_offset, handle))
             elif not frame.flag & ONEWAY_FLAG:
-                ids = self._ids(positions) if positions else f"{host_hex}{position:016X}"
+                ids = _ids(host_hex, positions) if positions else f"{host_hex}{position:016X}"
                 out.append(encode_sent(reply_type(frame), frame.opaque, ids, queue_id, queue_offset, REGION))
         return out
 
-    def _ids(self, positions: list[int]) -> str:
-        return ",".join([f"{self._host_hex}%016X"] * len(positions)) % tuple(positions)
+
+def is_long(frame: Frame) -> bool:
+    """Whether a send is a batch that is stored in pieces, by `store_batch`."""
+    try:
+        return len(frame.body) > _SHORT_BYTES and is_long_batch(_header(frame), frame.body)
+    except HeaderError:  # which is said where it is read again
+        return False
+
+
+def store_batch(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """A batch of very many messages: half of it may be stored when others have their turn."""
+    pieces = yield from broker.sending.storing_batch(_header(frame), frame.body, connection.born_host)
+    host_hex = broker.store.store_host.hex().upper()
+    ids: list[str] = []
+    for placed in pieces:
+        ids.append(_ids(host_hex, placed.positions or []))
+        yield
+    first = pieces[0]
+    sent = encode_sent(reply_type(frame), frame.opaque, ",".join(ids), first.queue_id, first.queue_offset, REGION)
+    return [sent]
+
+
+def _header(frame: Frame) -> SendMessage:
+    return read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
+
+
+def _ids(host_hex: str, positions: list[int]) -> str:
+    return ",".join([f"{host_hex}%016X"] * len(positions)) % tuple(positions)
 
 
 def _sent_ext(ids: str, queue_id: int, queue_offset: int, recall_handle: str) -> Ext:
