@@ -49,8 +49,8 @@ def test_a_known_fault_is_found(fault: str) -> None:
 
 
 def test_the_table_of_cases_names_tests_and_faults_that_there_are() -> None:
-    """docs/rebalance.md: in a row a case, its tests as sentences behind the file that has them, and its faults."""
-    text = (ROOT / "docs" / "rebalance.md").read_text()
+    """docs/reliability.md: in a row a case, its tests as sentences behind the file that has them, and its faults."""
+    text = (ROOT / "docs" / "reliability.md").read_text()
     table = text.partition("| Case | Test | Planted fault |\n")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
     assert len(rows) == 10
