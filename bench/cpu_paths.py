@@ -190,7 +190,8 @@ async def of_consumer(server: Server, meter: Meter, stack: AsyncExitStack) -> li
 
 
 def of_spark(broker: Broker) -> list[CodePath]:
-    from rocketlet.spark.columns import to_batch
+    from rocketlet.spark import schema
+    from rocketlet.spark.columns import Rows
 
     queue = Queue(TOPIC, "broker-a", 0)
     stored = broker.store.queue(TOPIC, 0)
@@ -198,7 +199,7 @@ def of_spark(broker: Broker) -> list[CodePath]:
     data, count = b"".join(fetched.pieces), fetched.messages
 
     async def decode() -> None:
-        assert len(to_batch(data, queue, 0, count)) == count
+        assert len(Rows(data, queue, 0, count).batch(tuple(schema.OURS))) == count
 
     return [CodePath("Spark: decode", count, decode)]
 

@@ -50,7 +50,7 @@ class Job:
         return {"seconds": time.perf_counter() - began_s}
 
     def stream(self, topic: str, start: str, *, properties: bool = False) -> DataFrame:
-        """Without properties, as Kafka's rows have no headers by default; or with both."""
+        """Both with the columns of Kafka's connector: without headers, as by default there, or with them."""
         reader = self.spark.readStream.option("startingOffsets", start)
         if self._is_kafka:
             return (
@@ -61,7 +61,7 @@ class Job:
                 .load()
             )
         reader = reader.format("rocketlet").option("nameServer", self._address).option("topic", topic)
-        reader = reader.option("includeProperties", str(properties).lower())
+        reader = reader.option("columns", "kafka").option("includeProperties", str(properties).lower())
         return reader.option("group", f"bench-{time.time_ns()}").load()
 
     def drain(self, topic: str, properties: bool = False) -> dict[str, float]:
@@ -81,7 +81,7 @@ class Job:
     def trickle(self, topic: str, rate: int, seconds: float) -> dict[str, Any]:
         """From the moment a row is sent, which its body says, until a batch that has it is in the hands of foreachBatch;
         but for the first three seconds, which warm what is to be measured."""
-        body = f.col("value" if self._is_kafka else "body").cast("string")
+        body = f.col("value").cast("string")
         latencies_ms: list[float] = []
 
         def take(rows: DataFrame, batch: int) -> None:

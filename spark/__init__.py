@@ -14,8 +14,10 @@ planner     what plans batches: a thread of the driver's Python process
 member      the planner as a member of the group
 standalone  the planner without membership: all queues
 ranges      what a batch reads, as Spark's checkpoint keeps it
+schema      the columns that rows may have
 reading     one range on an executor
 columns     message records as Arrow columns
+records     where the parts of message records are
 prefetch    rows of small batches, read in the driver
 extents     where queues begin and end, and how a topic is recognized
 checkpoint  what Spark's checkpoint keeps of a batch

@@ -21,8 +21,9 @@ from .standalone import Standalone
 class RocketletReader(DataSourceReader):
     """One read of what lies between two positions. It joins no group and commits nothing."""
 
-    def __init__(self, options: BatchOptions) -> None:
+    def __init__(self, options: BatchOptions, columns: tuple[str, ...]) -> None:
         self._options = options
+        self._columns = columns
 
     @plainly()
     def partitions(self) -> Sequence[InputPartition]:
@@ -30,7 +31,7 @@ class RocketletReader(DataSourceReader):
         planner = Standalone(read)
         try:
             ranges = planner.ranges(read.start, self._options.end)
-            return to_partitions(planner, read, ranges, planner.marks)
+            return to_partitions(planner, read, ranges, planner.marks, self._columns)
         finally:
             planner.close()
 
@@ -41,7 +42,7 @@ class RocketletReader(DataSourceReader):
 
 
 def to_partitions(
-    planner: Planner, options: ReadOptions, ranges: Ranges, marks: Mapping[Part, Mark]
+    planner: Planner, options: ReadOptions, ranges: Ranges, marks: Mapping[Part, Mark], columns: tuple[str, ...]
 ) -> list[InputPartition]:
     """marks: what was said about the topics when the ranges were planned."""
     retries = names.retry_topic(options.group)
@@ -63,7 +64,7 @@ def to_partitions(
             options.fail_on_data_loss,
             options.arrow_batch_size,
             options.poll_timeout_s,
-            options.include_properties,
+            columns,
             marks.get(part_of(queue), UNMARKED),
         )
         for queue, (begin, end) in split(ranges, options.min_partitions or 1)

@@ -1,14 +1,9 @@
-"""Message records as Arrow columns, without a Python object per message.
-
-The answer to a pull is record after record (`protocol/message`). Its bytes are one Arrow buffer: the places where
-records, bodies and properties begin and end are computed for all records at once, and Arrow copies the pieces between
-them. The same is done once more with the names and values within the properties.
-"""
+"""Message records as Arrow columns, without a Python object per message. Only the columns that are wanted are made."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from struct import Struct
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -17,50 +12,13 @@ import pyarrow.compute as pc
 
 from ..protocol import names
 from ..protocol import properties as props
-from ..protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
+from ..protocol.codes import SYS_COMPRESSED
 from ..protocol.compression import decompressed
-from ..protocol.message import FIXED_BYTES, MAGIC, MessageError, decode_record
+from ..protocol.message import MessageError, decode_record
 from ..protocol.queue import Queue
 from .config import PLAIN_BYTES
-
-_TIME: Final = pa.timestamp("us", tz="UTC")
-ARROW_SCHEMA: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("brokerName", pa.string()),
-        ("queueId", pa.int32()),
-        ("queueOffset", pa.int64()),
-        ("messageId", pa.string()),
-        ("keys", pa.list_(pa.string())),
-        ("tags", pa.string()),
-        ("body", pa.binary()),
-        ("bornTime", _TIME),
-        ("storeTime", _TIME),
-        ("reconsumeTimes", pa.int32()),
-        ("properties", pa.map_(pa.string(), pa.string())),
-    ]
-)
-ARROW_SCHEMA_WITHOUT_PROPERTIES: Final = ARROW_SCHEMA.remove(len(ARROW_SCHEMA) - 1)
-
-_SIZE: Final = Struct(">i")
-_HEAD: Final = np.dtype(  # the part that is in the same place with IPv4 and IPv6 hosts
-    [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("crc", ">u4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_ms", ">i8"),
-    ]
-)
-_HEAD_BYTES: Final = np.dtype((np.void, _HEAD.itemsize))
-_MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
-_INT32, _INT64 = np.dtype(">i4"), np.dtype(">i8")
-_UINT16: Final = np.dtype(">u2")
-_NAME_END, _PAIR_END = ord(props.NAME_END), ord(props.PAIR_END)
+from .records import Array, Properties, Records
+from .schema import CREATE_TIME
 
 
 class TooLarge(MessageError):
@@ -71,240 +29,85 @@ class TooLarge(MessageError):
         self.offset = offset
 
 
-Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
+class Rows:
+    """Those of a queue's records that have offsets from `begin` up to `end`.
 
-
-def to_batch(
-    data: bytes,
-    queue: Queue,
-    begin: int,
-    end: int,
-    tags: Sequence[str] = (),
-    *,
-    strict: bool = True,
-    with_properties: bool = True,
-) -> pa.RecordBatch:
-    """The rows, in `ARROW_SCHEMA`, of a queue's records with offsets `begin` to `end`, and one of the tags if any is given.
-
-    strict: raises MessageError, which names the offset, for a body that cannot be decompressed; else the row comes with
-    a null body. with_properties: False leaves that column out. Raises MessageError for bytes that are not records, and
-    TooLarge.
+    tags: rows have one of them, if any is given. strict: a body that cannot be decompressed raises MessageError, which
+    names the offset; else it is null. Raises MessageError for bytes that are not records.
     """
-    records = _Records(data)
-    offsets = records.heads["queue_offset"].astype(np.int64)
-    wanted = (offsets >= begin) & (offsets < end)
-    if not wanted.all():
-        records, offsets = records.some(wanted), offsets[wanted]
-    properties = _Properties(records.properties())
-    found_tags = properties.column(props.TAGS)
-    count = len(offsets)
-    topics = pa.repeat(pa.scalar(queue.topic), count)
-    if queue.topic.startswith(names.RETRY_PREFIX):
-        topics = pc.coalesce(properties.column(props.RETRY_TOPIC), topics)
-    columns = [
-        topics,
-        pa.repeat(pa.scalar(queue.broker_name), count),
-        pa.repeat(pa.scalar(queue.queue_id, pa.int32()), count),
-        pa.array(offsets),
-        _message_ids(records, properties.column(props.UNIQUE_KEY)),
-        _words(properties.column(props.KEYS)),
-        found_tags,
-        _bodies(records, queue, strict),
-        _times(records.heads["born_ms"]),
-        _times(records.store_ms),
-        pa.array(records.reconsume_times),
-    ]
-    if with_properties:
-        columns.append(properties.as_map())
-    schema = ARROW_SCHEMA if with_properties else ARROW_SCHEMA_WITHOUT_PROPERTIES
-    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-    return batch.filter(pc.is_in(found_tags, pa.array(tags, pa.string()))) if tags else batch
 
+    def __init__(
+        self, data: bytes, queue: Queue, begin: int, end: int, *, tags: Sequence[str] = (), strict: bool = True
+    ) -> None:
+        records = Records(data)
+        offsets = records.heads["queue_offset"].astype(np.int64)
+        wanted = (offsets >= begin) & (offsets < end)
+        if not wanted.all():
+            records, offsets = records.some(wanted), offsets[wanted]
+        self.records = records
+        self.queue = queue
+        self.offsets = offsets
+        self._tags = tags
+        self._strict = strict
 
-class _Records:
-    """Where the parts of records are. `at`: their first bytes."""
+    def batch(self, columns: Sequence[str]) -> pa.RecordBatch:
+        """Raises MessageError, and TooLarge."""
+        schema = pa.schema([(name, _COLUMNS[name][0]) for name in columns])
+        batch = pa.RecordBatch.from_arrays([_COLUMNS[name][1](self) for name in columns], schema=schema)
+        if not self._tags:
+            return batch
+        return batch.filter(pc.is_in(self.property(props.TAGS), pa.array(self._tags, pa.string())))
 
-    def __init__(self, data: bytes, at: Array = None) -> None:
-        self.data = data
-        self._bytes = np.frombuffer(data, np.uint8)
-        try:
-            self.at = _begins(data, self._bytes) if at is None else at
-            # picked as bytes: numpy would copy each field of each record for itself
-            self.heads = _read(data, self.at, _HEAD_BYTES).view(_HEAD)
-            flags = self.heads["sys_flag"]
-            born = np.where(flags & SYS_BORNHOST_V6, 20, 8)
-            hosts = born + np.where(flags & SYS_STOREHOST_V6, 20, 8)
-            self._body_at = self.at + 72 + hosts
-            self._topic_at = self._body_at + _read(self.data, self._body_at - 4, _INT32)
-            self._size_at = self._topic_at + 1 + self._bytes[self._topic_at]
-            ends = self._size_at + 2 + _read(self.data, self._size_at, _UINT16)
-            self.store_ms = _read(self.data, self.at + 48 + born, _INT64)
-            self.reconsume_times = _read(self.data, self.at + 56 + hosts, _INT32).astype(np.int32)
-        except IndexError:
-            raise _garbled(data) from None
-        whole = (ends == self.at + self.heads["size"]) & (self._topic_at >= self._body_at)
-        if not ((self.heads["magic"] == MAGIC) & whole).all():
-            raise _garbled(data)
-        self._ends = ends
+    @cached_property
+    def properties(self) -> Properties:
+        return Properties(self.records.properties())
 
-    def some(self, which: Array) -> _Records:
-        return _Records(self.data, self.at[which])
+    def property(self, name: str) -> Array:
+        """One property of every message, null where it has none. Reading the properties takes longer than all else; finding
+        that no record has one of this name takes next to nothing."""
+        if (name + props.NAME_END).encode() not in self.records.data:
+            return pa.nulls(len(self.offsets), pa.string())
+        return self.properties.column(name)
 
+    def repeated(self, value: Any) -> Array:
+        return pa.repeat(value, len(self.offsets))
+
+    def topics(self) -> Array:
+        topics = self.repeated(self.queue.topic)
+        if self.queue.topic.startswith(names.RETRY_PREFIX):
+            topics = pc.coalesce(self.property(props.RETRY_TOPIC), topics)
+        return topics
+
+    def message_ids(self) -> Array:
+        """The sender's unique key, or the broker's offset id."""
+        keys = self.property(props.UNIQUE_KEY)
+        if not keys.null_count:
+            return keys
+        missing = keys.is_null()
+        at = self.records.at[missing.to_numpy(zero_copy_only=False)].tolist()
+        ids = [decode_record(self.records.data, position).offset_id for position in at]
+        return pc.replace_with_mask(keys, missing, pa.array(ids, pa.string()))
+
+    @cached_property
     def bodies(self) -> Array:
-        """As stored, in Arrow's binary array."""
-        return _cut(self.data, [self._body_at, self._topic_at])
+        records = self.records
+        bodies = records.bodies()
+        packed = records.heads["sys_flag"] & SYS_COMPRESSED != 0
+        if not packed.any():
+            return bodies
+        plain: list[bytes | None] = []
+        left = PLAIN_BYTES
+        for position, offset in zip(records.at[packed].tolist(), self.offsets[packed].tolist(), strict=True):
+            body = _plain(records.data, position, self.queue, self._strict)
+            left -= len(body or b"")
+            if left < 0 and plain:
+                raise TooLarge(self.queue, offset)
+            plain.append(body)
+        return pc.replace_with_mask(bodies, pa.array(packed), pa.array(plain, pa.binary()))
 
-    def properties(self) -> Array:
-        return _cut(self.data, [self._size_at + 2, self._ends])
-
-
-def _read(data: bytes, at: Array, kind: np.dtype[Any]) -> Array:
-    """What stands at these bytes: picked from an array in which a value of this kind begins at every byte."""
-    count = max(len(data) - kind.itemsize + 1, 0)
-    return np.ndarray((count,), kind, data, 0, (1,))[at]
-
-
-def _begins(data: bytes, octets: Array) -> Array:
-    """Where records begin. Their magic numbers are found all at once; each record's size must lead to the next. A body may
-    hold that number, too: then the sizes are followed one by one. Raises MessageError."""
-    at = np.flatnonzero(octets[4:-3] == _MAGIC_BYTES[0])
-    for number, octet in enumerate(_MAGIC_BYTES[1:], 5):
-        at = at[octets[at + number] == octet]
-    sizes = _read(data, at, _INT32)
-    ends = at + sizes
-    is_chain = len(at) and not at[0] and ends[-1] == len(data) and (ends[:-1] == at[1:]).all()
-    return at if is_chain and sizes.min() >= FIXED_BYTES else np.array(_walked(data), np.int64)
-
-
-def _walked(data: bytes) -> list[int]:
-    begins: list[int] = []
-    size_at, at, end = _SIZE.unpack_from, 0, len(data)
-    while end - at >= FIXED_BYTES:
-        begins.append(at)
-        (size,) = size_at(data, at)
-        if size < FIXED_BYTES:
-            raise _garbled(data)
-        at += size
-    if at != end:
-        raise _garbled(data)
-    return begins
-
-
-def _garbled(data: bytes) -> MessageError:
-    """What the careful decoder says about bytes that are not records."""
-    position = 0
-    try:
-        while position < len(data):
-            position += decode_record(data, position).size
-    except MessageError as error:
-        return error
-    return MessageError("the records cannot be read")
-
-
-def _cut(data: Array, bounds: list[Array], kind: Any = None) -> Array:
-    """The pieces of `data` between two bounds each, in order. They are taken from an array that holds the gaps as well."""
-    count = len(bounds[0])
-    offsets = np.empty(2 * count + 1, np.int32)
-    offsets[0:-1:2], offsets[1::2] = bounds
-    offsets[-1] = offsets[-2] if count else 0
-    with_gaps = pa.Array.from_buffers(
-        kind or pa.binary(),
-        2 * count,
-        [None, pa.py_buffer(offsets), data if isinstance(data, pa.Buffer) else pa.py_buffer(data)],
-    )
-    return with_gaps.take(pa.array(np.arange(0, 2 * count, 2)))
-
-
-class _Properties:
-    """The names and values of all records' properties, by the rules of `protocol.properties.decode`."""
-
-    def __init__(self, texts: Array) -> None:
-        self._count = len(texts)
-        try:
-            texts.cast(pa.string())
-        except pa.ArrowInvalid:
-            texts = pa.array([text.decode(errors="replace").encode() for text in texts.to_pylist()], pa.binary())
-        _, offsets_buffer, data = texts.buffers()
-        bounds = np.frombuffer(offsets_buffer, np.int32)[: self._count + 1].astype(np.int64)
-        text = np.frombuffer(data, np.uint8)[: bounds[-1]] if data is not None else np.empty(0, np.uint8)
-        pair_ends = np.flatnonzero(text == _PAIR_END)
-        begins = np.sort(np.concatenate((bounds[:-1], pair_ends + 1)), kind="stable")
-        ends = np.sort(np.concatenate((pair_ends, bounds[1:])), kind="stable")
-        items_before = np.searchsorted(pair_ends, bounds)
-        owners = np.repeat(np.arange(self._count), np.diff(items_before) + 1)
-        name_ends = np.flatnonzero(text == _NAME_END)
-        if not (len(name_ends) == len(begins) and (name_ends >= begins).all() and (name_ends < ends).all()):
-            name_ends = np.append(name_ends, len(text))  # not one in each item: look for that of each
-            name_ends = name_ends[np.searchsorted(name_ends[:-1], begins)]
-        complete = (name_ends > begins) & (ends > name_ends + 1)
-        if not complete.all():
-            begins, name_ends, ends, owners = (bounds[complete] for bounds in (begins, name_ends, ends, owners))
-        self._fill(data, begins, name_ends, ends, owners)
-
-    def _fill(self, data: Any, begins: Array, name_ends: Array, ends: Array, owners: Array) -> None:
-        data = data if data is not None else pa.py_buffer(b"")
-        coded = _cut(data, [begins, name_ends], pa.string()).dictionary_encode()
-        codes = coded.indices.to_numpy()
-        key = owners * (len(coded.dictionary) + 1) + codes
-        ordered = np.sort(key)
-        if (ordered[1:] == ordered[:-1]).any():  # a name twice in one message: the last one counts, as in Java
-            _, from_end = np.unique(key[::-1], return_index=True)
-            last = np.sort(len(key) - 1 - from_end)
-            self._fill(data, begins[last], name_ends[last], ends[last], owners[last])
-            return
-        self._names = coded
-        self._codes = codes
-        self._values = _cut(data, [name_ends + 1, ends], pa.string())
-        self._owners = owners
-
-    def column(self, name: str) -> Array:
-        """One property of every message, null where it has none."""
-        at = pc.index(self._names.dictionary, pa.scalar(name, pa.string())).as_py()
-        items = np.flatnonzero(self._codes == at)
-        where = np.full(self._count, -1, np.int64)
-        where[self._owners[items]] = items
-        return self._values.take(pa.array(where, mask=where < 0))
-
-    def as_map(self) -> Array:
-        bounds = np.searchsorted(self._owners, np.arange(self._count + 1)).astype(np.int32)
-        return pa.MapArray.from_arrays(pa.array(bounds), self._names.dictionary_decode(), self._values)
-
-
-def _words(texts: Array) -> Array:
-    """The words of each text; none for a null."""
-    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts.drop_null()))
-    counts = np.zeros(len(texts), np.int32)
-    counts[texts.is_valid().to_numpy(zero_copy_only=False)] = pc.list_value_length(words).to_numpy()
-    bounds = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
-    return pa.ListArray.from_arrays(pa.array(bounds), words.flatten())
-
-
-def _message_ids(records: _Records, keys: Array) -> Array:
-    """The sender's unique key, or the broker's offset id."""
-    if not keys.null_count:
-        return keys
-    missing = keys.is_null()
-    at = records.at[missing.to_numpy(zero_copy_only=False)].tolist()
-    ids = [decode_record(records.data, position).offset_id for position in at]
-    return pc.replace_with_mask(keys, missing, pa.array(ids, pa.string()))
-
-
-def _bodies(records: _Records, queue: Queue, strict: bool) -> Array:
-    bodies = records.bodies()
-    packed = records.heads["sys_flag"] & SYS_COMPRESSED != 0
-    if not packed.any():
-        return bodies
-    plain: list[bytes | None] = []
-    left = PLAIN_BYTES
-    for position, offset in zip(
-        records.at[packed].tolist(), records.heads["queue_offset"][packed].tolist(), strict=True
-    ):
-        body = _plain(records.data, position, queue, strict)
-        left -= len(body or b"")
-        if left < 0 and plain:
-            raise TooLarge(queue, offset)
-        plain.append(body)
-    return pc.replace_with_mask(bodies, pa.array(packed), pa.array(plain, pa.binary()))
+    @cached_property
+    def born_times(self) -> Array:
+        return _times(self.records.heads["born_ms"])
 
 
 def _plain(data: bytes, position: int, queue: Queue, strict: bool) -> bytes | None:
@@ -320,5 +123,41 @@ def _plain(data: bytes, position: int, queue: Queue, strict: bool) -> bytes | No
         return None
 
 
+def _words(texts: Array) -> Array:
+    """The words of each text; none for a null."""
+    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts.drop_null()))
+    counts = np.zeros(len(texts), np.int32)
+    counts[texts.is_valid().to_numpy(zero_copy_only=False)] = pc.list_value_length(words).to_numpy()
+    bounds = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
+    return pa.ListArray.from_arrays(pa.array(bounds), words.flatten())
+
+
 def _times(milliseconds: Array) -> Array:
     return pa.array(milliseconds.astype(np.int64) * 1000).cast(_TIME)
+
+
+_INT: Final = pa.int32()
+_TIME: Final = pa.timestamp("us", tz="UTC")
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_COLUMNS: Final[dict[str, tuple[Any, Callable[[Rows], Array]]]] = {
+    "topic": (pa.string(), Rows.topics),
+    "brokerName": (pa.string(), lambda rows: rows.repeated(rows.queue.broker_name)),
+    "queueId": (_INT, lambda rows: rows.repeated(pa.scalar(rows.queue.queue_id, _INT))),
+    "queueOffset": (pa.int64(), lambda rows: pa.array(rows.offsets)),
+    "messageId": (pa.string(), Rows.message_ids),
+    "keys": (pa.list_(pa.string()), lambda rows: _words(rows.property(props.KEYS))),
+    "tags": (pa.string(), lambda rows: rows.property(props.TAGS)),
+    "body": (pa.binary(), lambda rows: rows.bodies),
+    "bornTime": (_TIME, lambda rows: rows.born_times),
+    "storeTime": (_TIME, lambda rows: _times(rows.records.store_ms)),
+    "reconsumeTimes": (_INT, lambda rows: pa.array(rows.records.reconsume_times)),
+    "properties": (pa.map_(pa.string(), pa.string()), lambda rows: rows.properties.as_map()),
+    "key": (pa.binary(), lambda rows: rows.property(props.KEYS).cast(pa.binary())),
+    "value": (pa.binary(), lambda rows: rows.bodies),
+    "partition": (_INT, lambda rows: rows.repeated(pa.scalar(rows.queue.queue_id, _INT))),
+    "offset": (pa.int64(), lambda rows: pa.array(rows.offsets)),
+    "timestamp": (_TIME, lambda rows: rows.born_times),
+    "timestampType": (_INT, lambda rows: rows.repeated(pa.scalar(CREATE_TIME, _INT))),
+    "headers": (_HEADERS, lambda rows: rows.properties.as_headers()),
+}
+"""Those of `schema`: Arrow's type, and how a column is made."""

@@ -41,7 +41,7 @@ STOP_LOOK_S: Final = 0.002  # an idle trigger rests for 10 ms
 
 PULL_MESSAGES: Final = 4096
 PULL_BYTES: Final = 1024 * 1024  # what a Rocketlet broker then gives at once; Apache's gives less
-READ_BATCH_BYTES: Final = 32 * 1024 * 1024  # of messages in an Arrow batch, about
+READ_BATCH_BYTES: Final = 512 * 1024  # of messages in an Arrow batch, where there are so many: at least
 PLAIN_BYTES: Final = 128 * 1024 * 1024  # of decompressed bodies in an Arrow batch; one has 64 MiB at most
 PREFETCH_BYTES: Final = 4 * 1024 * 1024  # of rows that pass through the driver with one batch
 PREFETCH_PATIENCE_S: Final = 1.0

@@ -14,13 +14,8 @@ from pyspark.sql.types import StructType
 
 from ..client.errors import ConfigError
 from .failures import plainly
-from .options import batch_options, includes_properties, write_options
-
-PROPERTIES = ", properties MAP<STRING, STRING>"
-SCHEMA = (
-    "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, messageId STRING, keys ARRAY<STRING>, "
-    "tags STRING, body BINARY, bornTime TIMESTAMP, storeTime TIMESTAMP, reconsumeTimes INT" + PROPERTIES
-)
+from .options import batch_options, chosen, columns, write_options
+from .schema import schema_of
 
 
 class RocketletDataSource(DataSource):
@@ -30,20 +25,22 @@ class RocketletDataSource(DataSource):
     def name(cls) -> str:
         return "rocketlet"
 
-    def schema(self) -> str:
-        return SCHEMA if includes_properties(self.options) else SCHEMA.removesuffix(PROPERTIES)
+    @plainly()
+    def schema(self) -> StructType:
+        """Of rows that are read, where no `.schema(...)` says which columns are wanted."""
+        return schema_of(columns(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         _need(4, 2)
         from .source import RocketletStreamReader
 
-        return RocketletStreamReader(self.options)
+        return RocketletStreamReader(self.options, schema)
 
     @plainly()
     def reader(self, schema: StructType) -> DataSourceReader:
         from .batch import RocketletReader
 
-        return RocketletReader(batch_options(self.options))
+        return RocketletReader(batch_options(self.options), chosen(self.options, schema))
 
     @plainly()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802

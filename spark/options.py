@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
 import orjson
+from pyspark.sql.types import StructType
 
 from ..client.config import At, Start
 from ..client.errors import ConfigError
@@ -16,6 +17,7 @@ from ..client.wire.access import ENCODINGS, Access, Encoding
 from ..protocol import names
 from ..protocol.queue import Queue
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
+from . import schema
 from .config import (
     ARROW_BATCH_ROWS,
     DELIVERY_TIMEOUT_MS,
@@ -57,7 +59,9 @@ READ: Final = {
     "startingTimestamp": "ms since the epoch, instead of startingOffsets: from the first message stored then",
     "startingOffsetsByTimestamp": "JSON, instead of startingOffsets: ms since the epoch per queue, "
     '{"topic": {"broker": {"0": 1700000000000}}}; other queues begin at startingTimestamp, or else with their first message',
-    "includeProperties": "true or false: whether rows have the column properties; default: true",
+    "columns": "names of columns, separated by commas: others cost nothing; or kafka, for those of Spark's Kafka connector",
+    "includeProperties": "true or false: whether rows have the column properties, or headers with columns=kafka; default: "
+    "true, with columns=kafka false",
     "pollTimeoutMs": f"how long a broker may take to answer a read, at most {MAX_TIMEOUT_MS}; default: {POLL_TIMEOUT_MS}",
     "minPartitions": "the least number of tasks: long ranges are split; default: a task per queue, fewer for short ranges",
     "failOnDataLoss": "true or false; default: true",
@@ -143,7 +147,6 @@ class ReadOptions:
     assigned: frozenset[Queue]
     filter: str
     start: Position
-    include_properties: bool
     poll_timeout_s: float
     min_partitions: int
     fail_on_data_loss: bool
@@ -209,11 +212,27 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
     )
 
 
-def includes_properties(options: Mapping[str, str]) -> bool:
-    """Whether rows have that column, whatever the other options are worth."""
-    return {name.lower(): value for name, value in options.items()}.get(
-        "includeproperties", ""
-    ).strip().lower() != "false"
+def columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of rows that are read, whatever the other options are worth. Raises ConfigError."""
+    given = {name.lower(): value.strip() for name, value in options.items()}
+    wanted = given.get("columns", "")
+    included = given.get("includeproperties", str(wanted != "kafka")).lower()
+    if included not in ("true", "false"):
+        raise ConfigError(f"the option includeProperties is {included!r}; allowed: {READ['includeProperties']}")
+    if wanted and wanted != "kafka":
+        if "includeproperties" in given:
+            raise ConfigError("the options columns and includeProperties are both given; name properties in columns")
+        return tuple(dict.fromkeys(name.strip() for name in wanted.split(",")))
+    known, costly = (schema.KAFKAS, schema.HEADERS) if wanted else (schema.OURS, schema.PROPERTIES)
+    return tuple(name for name in known if included == "true" or name != costly)
+
+
+def chosen(options: Mapping[str, str], found: StructType) -> tuple[str, ...]:
+    """The columns of a reader that Spark makes: `columns`, or what `.schema(...)` says. Raises ConfigError."""
+    names_found = schema.checked(found)
+    if "columns" in map(str.lower, options) and names_found != columns(options):
+        raise ConfigError("the option columns and .schema(...) are both given; choose one")
+    return names_found
 
 
 def batch_options(options: Mapping[str, str]) -> BatchOptions:
@@ -261,7 +280,6 @@ def _read_options(given: _Given, *, group_needed: bool) -> ReadOptions:
         assigned=assigned,
         filter=expression,
         start=given.position("starting", "earliest", ("earliest", "latest", "committed")),
-        include_properties=given.boolean("includeProperties", True),
         poll_timeout_s=given.seconds("pollTimeoutMs", POLL_TIMEOUT_MS),
         min_partitions=given.number("minPartitions") if given.has("minPartitions") else 0,
         fail_on_data_loss=given.boolean("failOnDataLoss", True),

@@ -40,7 +40,8 @@ _READABLE = (
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """Offsets `begin` to `end` of a queue, from the broker at `address`. `mark`: how the topic is recognized."""
+    """Offsets `begin` to `end` of a queue, from the broker at `address`. `columns`: of its rows. `mark`: how the topic is
+    recognized."""
 
     queue: Queue
     begin: int
@@ -52,7 +53,7 @@ class QueueRange:
     fail_on_data_loss: bool
     batch_rows: int
     timeout_s: float
-    with_properties: bool = True
+    columns: tuple[str, ...]
     mark: Mark = UNMARKED
 
     def __str__(self) -> str:
@@ -105,11 +106,10 @@ class _Reader:
         await self._connections.close()
 
 
-def _batches(span: QueueRange, bodies: list[bytes]) -> Iterator[pa.RecordBatch]:
+def _batches(span: QueueRange, data: bytes) -> Iterator[pa.RecordBatch]:
     """One, or more where the bodies are much larger than they are stored. Those that are not empty."""
     from .columns import TooLarge  # numpy and Arrow's functions: for workers, not for the driver
 
-    data = bodies[0] if len(bodies) == 1 else b"".join(bodies)
     begin = span.begin
     while begin < span.end:
         try:
@@ -119,25 +119,24 @@ def _batches(span: QueueRange, bodies: list[bytes]) -> Iterator[pa.RecordBatch]:
                 raise
             batch, next_begin = _batch(span, data, begin, error.offset), error.offset
         begin = next_begin
-        if batch.num_rows:
+        if batch is not None and batch.num_rows:
             yield batch
 
 
-def _batch(span: QueueRange, data: bytes, begin: int, end: int) -> pa.RecordBatch:
-    from .columns import TooLarge, to_batch
+def _batch(span: QueueRange, data: bytes, begin: int, end: int) -> pa.RecordBatch | None:
+    from .columns import Rows, TooLarge
 
-    tags = sorted(span.subscription.tags)
     try:
-        strict, with_properties = span.fail_on_data_loss, span.with_properties
-        batch = to_batch(data, span.queue, begin, end, tags, strict=strict, with_properties=with_properties)
+        tags = sorted(span.subscription.tags)
+        rows = Rows(data, span.queue, begin, end, tags=tags, strict=span.fail_on_data_loss)
+        if span.mark.newest_ms and len(rows.offsets) and rows.records.store_ms[0] > span.mark.newest_ms:
+            _told_lost(span, f"the messages from offset {rows.offsets[0]} on were {_MADE_LATER}")
+            return None
+        return rows.batch(span.columns)
     except TooLarge:
         raise
     except MessageError as error:
         raise MessageError(f"the range {span} cannot be decoded: {error}") from None
-    if span.mark.newest_ms and batch.num_rows and batch.column("storeTime")[0].value > span.mark.newest_ms * 1000:
-        _told_lost(span, f"the messages from offset {batch.column('queueOffset')[0]} on were {_MADE_LATER}")
-        return batch.slice(0, 0)
-    return batch
 
 
 def _told_lost(span: QueueRange, reason: str) -> None:
@@ -160,17 +159,19 @@ class _Pulls:
     def __init__(self, span: QueueRange, connections: Connections) -> None:
         self._span = span
         self._offset = span.begin
+        self._rows_left = span.batch_rows  # of the Arrow batch
         self._connections = connections
         self._pull: asyncio.Task[Frame] | None = None
 
-    async def next(self) -> list[bytes] | None:
-        """The answers that make the next Arrow batch, perhaps none; None at the end of the range."""
+    async def next(self) -> bytes | None:
+        """The records of the next Arrow batch, perhaps none; None at the end of the range. Large answers are not joined, for
+        that costs more than a batch; small ones are."""
         span = self._span
-        begin, size = self._offset, 0
-        if begin >= span.end:
+        if self._offset >= span.end:
             return None
         found: list[bytes] = []
-        while self._offset < span.end and self._offset - begin < span.batch_rows and size < READ_BATCH_BYTES:
+        size, is_full = 0, False
+        while self._offset < span.end and not is_full:
             if self._pull is None:
                 self.start()
             assert self._pull is not None
@@ -183,12 +184,16 @@ class _Pulls:
             if answer.code == ResponseCode.PULL_OFFSET_MOVED or self._offset <= offset:
                 self._lost(offset, "the topic was made anew" if answer.remark == MADE_ANEW else "")
                 continue
-            if self._offset < span.end:
-                self.start()
             if answer.body:
                 found.append(answer.body)
                 size += len(answer.body)
-        return found
+            self._rows_left -= self._offset - offset
+            is_full = size >= READ_BATCH_BYTES or self._rows_left <= 0
+            if is_full:
+                self._rows_left = span.batch_rows
+            if self._offset < span.end:
+                self.start()
+        return found[0] if len(found) == 1 else b"".join(found)
 
     def _lost(self, offset: int, other: str) -> None:
         """The broker continues elsewhere: behind messages that have expired, or where the queue ends early. other: why
@@ -230,12 +235,11 @@ class _Pulls:
 
     def _answer(self, connection: Connection, offset: int) -> asyncio.Future[Frame]:
         span = self._span
-        batch_end = offset + span.batch_rows - (offset - span.begin) % span.batch_rows
         header = pull_header(
             span.group,
             span.queue,
             offset,
-            min(PULL_MESSAGES, min(span.end, batch_end) - offset),
+            min(PULL_MESSAGES, self._rows_left, span.end - offset),
             span.subscription,
             max_bytes=PULL_BYTES,
             identity=span.mark.identity or None,

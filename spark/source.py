@@ -33,11 +33,12 @@ from .config import END_PATIENCE_S
 from .driver_process import go_on_in_child
 from .failures import plainly
 from .ledger import Ledger
-from .options import StreamOptions, stream_options
+from .options import StreamOptions, chosen, stream_options
 from .prefetch import Prefetch, SimpleReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
     from .planner import Planner
 
@@ -45,9 +46,10 @@ log = get_logger("rocketlet.spark")
 
 
 class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         """given: the options, which are read when Spark asks for the first time: what fails here it reports with a trace."""
         self._given = dict(given)
+        self._schema = schema
         self._planner: Planner | None = None
         self._ledger: Ledger | None = None
         self._is_bounded = False
@@ -63,6 +65,10 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     @cached_property
     def _options(self) -> StreamOptions:
         return stream_options(self._given)
+
+    @cached_property
+    def _columns(self) -> tuple[str, ...]:
+        return chosen(self._given, self._schema)
 
     def _opened(self, resumed: Batch, *, is_unfinished: bool = False) -> Planner:
         """The planner. resumed: the newest batch in the checkpoint, if the query has just been started; is_unfinished: Spark
@@ -84,7 +90,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     @plainly()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Nothing was read. Where a queue begins is known when it is assigned."""
-        assert self._options  # so that a wrong option is named before anything else is done
+        assert self._options and self._columns  # so that a wrong option is named before anything else is done
         return {}
 
     @plainly()
@@ -168,7 +174,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
         batch = from_offset(end)
         planner = self._opened(batch, is_unfinished=True)
-        tasks = to_partitions(planner, self._options.read, planner.readable(batch), batch.marks)
+        tasks = to_partitions(planner, self._options.read, planner.readable(batch), batch.marks, self._columns)
         self._rows = self._prefetch.rows(tasks)
         if self._rows is not None:
             self.__class__ = _WithRows

@@ -23,7 +23,9 @@ from rocketlet.protocol.message import (
 from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.columns import ARROW_SCHEMA, to_batch
+from pyspark.sql.pandas.types import to_arrow_schema
+from rocketlet.spark import schema
+from rocketlet.spark.columns import Rows
 
 QUEUE = Queue("t", "broker-a", 3)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
@@ -69,6 +71,25 @@ LOGS = (
 )
 
 
+def kafka_row(record: Record, topic: str) -> dict[str, Any]:
+    ours = row(record, topic)
+    properties = props.decode(record.properties)
+    key = properties.get(props.KEYS)
+    headers = [
+        {"key": name, "value": value.encode()} for name, value in properties.items() if name not in props.RESERVED
+    ]
+    return {
+        "key": None if key is None else key.encode(),
+        "value": ours["body"],
+        "topic": ours["topic"],
+        "partition": 3,
+        "offset": ours["queueOffset"],
+        "timestamp": ours["bornTime"],
+        "timestampType": 0,
+        "headers": headers or None,
+    }
+
+
 def row(record: Record, topic: str) -> dict[str, Any]:
     properties = props.decode(record.properties)
     began = datetime(1970, 1, 1, tzinfo=UTC)
@@ -92,18 +113,24 @@ def row(record: Record, topic: str) -> dict[str, Any]:
 @given(LOGS, st.sampled_from(["t", "%RETRY%g"]), st.integers(98, 104), st.integers(98, 107))
 @example(b"", "t", 0, 1)
 def test_columns_are_what_the_careful_decoder_finds(data: bytes, topic: str, begin: int, end: int) -> None:
-    batch = to_batch(data, QUEUE._replace(topic=topic), begin, end)
+    queue = QUEUE._replace(topic=topic)
+    batch = Rows(data, queue, begin, end).batch(tuple(schema.OURS))
     batch.validate(full=True)
-    assert batch.schema == ARROW_SCHEMA
-    without = to_batch(data, QUEUE._replace(topic=topic), begin, end, with_properties=False)
-    assert without == batch.drop_columns(["properties"])
+    assert batch.schema == to_arrow_schema(schema.schema_of(schema.OURS), timezone="UTC")
     found = [{**item, "properties": dict(item["properties"])} for item in batch.to_pylist()]
-    assert found == [row(record, topic) for record in decode_records(data) if begin <= record.queue_offset < end]
+    wanted = [record for record in decode_records(data) if begin <= record.queue_offset < end]
+    assert found == [row(record, topic) for record in wanted]
+    kafkas = Rows(data, queue, begin, end).batch(tuple(schema.KAFKAS))
+    kafkas.validate(full=True)
+    assert kafkas.schema == to_arrow_schema(schema.schema_of(schema.KAFKAS), timezone="UTC")
+    assert kafkas.to_pylist() == [kafka_row(record, topic) for record in wanted]
+    for name in schema.OURS:
+        assert Rows(data, queue, begin, end).batch([name]) == batch.select([name]), "a column alone is the same"
 
 
 @given(LOGS, st.sets(st.sampled_from(["A", "B", "größe"]), min_size=1))
 def test_only_the_tags_asked_for_come(data: bytes, tags: set[str]) -> None:
-    batch = to_batch(data, QUEUE, 0, 1000, sorted(tags))
+    batch = Rows(data, QUEUE, 0, 1000, tags=sorted(tags)).batch(["queueOffset"])
     wanted = [r.queue_offset for r in decode_records(data) if props.decode(r.properties).get(props.TAGS) in tags]
     assert batch.column("queueOffset").to_pylist() == wanted
 
@@ -116,7 +143,7 @@ def test_garbled_bytes_are_refused_or_give_the_same_rows(data: bytes, draw: st.D
         data[:at] if draw.draw(st.booleans()) else data[:at] + bytes([draw.draw(st.integers(0, 255))]) + data[at + 1 :]
     )
     try:
-        batch = to_batch(cut, QUEUE, -(2**63), 2**63 - 1, strict=False)
+        batch = Rows(cut, QUEUE, -(2**63), 2**63 - 1, strict=False).batch(tuple(schema.OURS))
     except MessageError:
         return
     except (OverflowError, ValueError, ArithmeticError) as error:
@@ -130,5 +157,6 @@ def test_a_body_that_cannot_be_decompressed_is_named_or_null() -> None:
     broken = encode_record(3, 0, 41, 0, flags, 0, host, 0, host, 0, 0, b"no zlib", b"\x01t", b"")
     good = encode_record(3, 0, 42, 0, 0, 0, host, 0, host, 0, 0, b"plain", b"\x01t", b"")
     with pytest.raises(MessageError, match=r"message at offset 41 cannot be decoded.*failOnDataLoss"):
-        to_batch(broken + good, QUEUE, 0, 100)
-    assert to_batch(broken + good, QUEUE, 0, 100, strict=False).column("body").to_pylist() == [None, b"plain"]
+        Rows(broken + good, QUEUE, 0, 100).batch(["body"])
+    lenient = Rows(broken + good, QUEUE, 0, 100, strict=False)
+    assert lenient.batch(["body"]).column("body").to_pylist() == [None, b"plain"]

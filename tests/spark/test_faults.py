@@ -49,7 +49,9 @@ def queue_range(
 ) -> QueueRange:
     queue = Queue("t", "broker-a", queue_id)
     everything = parse_subscription("t", "*", version=1)
-    return QueueRange(queue, begin, end, address, Access(), "g", everything, fail, 1000, patience_s)
+    return QueueRange(
+        queue, begin, end, address, Access(), "g", everything, fail, 1000, patience_s, ("queueOffset", "body")
+    )
 
 
 def rows_of(span: QueueRange) -> list[int]:

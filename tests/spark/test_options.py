@@ -4,11 +4,12 @@ import pytest
 from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
-from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 from rocketlet.client.config import At
 from rocketlet.client.errors import ConfigError
+from rocketlet.spark import schema
 from rocketlet.spark.config import MAX_NUMBER, MAX_SEND_BATCH_BYTES, MAX_TIMEOUT_MS
-from rocketlet.spark.options import Position, batch_options, includes_properties, stream_options, write_options
+from rocketlet.spark.options import Position, batch_options, chosen, columns, stream_options, write_options
 from rocketlet.spark.sink import check_columns
 
 GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
@@ -196,7 +197,33 @@ def test_numbers_are_taken_up_to_their_limits() -> None:
 @pytest.mark.parametrize("value", ["false", " False ", "true", " true"])
 def test_rows_have_the_column_properties_where_they_are_read_with_it(value: str) -> None:
     given = GOOD | {"includeProperties": value}
-    assert includes_properties(given) == stream_options(given).read.include_properties == ("rue" in value)
+    assert (schema.PROPERTIES in columns(given)) == ("rue" in value)
+    assert (schema.HEADERS in columns({**given, "columns": "kafka"})) == ("rue" in value)
+
+
+def test_columns_are_named_or_those_of_kafkas_connector() -> None:
+    assert columns(GOOD) == tuple(schema.OURS)
+    assert columns(GOOD | {"COLUMNS": "body, tags,body"}) == ("body", "tags")
+    assert columns(GOOD | {"columns": "kafka"}) == tuple(schema.KAFKAS)[:-1], "as there, headers only when asked for"
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "said"),
+    [
+        ({}, StructField("nothing", IntegerType()), "no column 'nothing'; columns: topic, "),
+        ({}, StructField("body", StringType()), "column body is string; rows have binary: cast it in a select"),
+        ({}, StructField("keys", ArrayType(IntegerType())), "column keys is array<int>; rows have array<string>"),
+        ({}, StructField("body", BinaryType(), nullable=False), "column body is binary not null"),
+        ({"columns": "tags"}, StructField("body", BinaryType()), r"columns and .schema\(...\) are both given"),
+        ({"columns": "body", "includeProperties": "true"}, None, "columns and includeProperties are both"),
+        ({"includeProperties": "perhaps"}, None, "includeProperties is 'perhaps'; allowed: true or false"),
+        ({"columns": "body,"}, None, "no column ''"),
+        ({"columns": "Body"}, None, "no column 'Body'"),
+    ],
+)
+def test_columns_that_rows_cannot_have_are_refused(given: dict[str, str], asked: StructField | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        schema.schema_of(columns(GOOD | given)) if asked is None else chosen(GOOD | given, StructType([asked]))
 
 
 def test_no_option_at_all_is_what_spark_makes_of_a_created_table() -> None:

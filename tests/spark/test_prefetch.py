@@ -15,6 +15,7 @@ from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from rocketlet.spark import prefetch
 from rocketlet.spark.reading import read_task
+from rocketlet.spark.schema import schema_of
 from rocketlet.spark.source import RocketletStreamReader
 
 from .conftest import StoppableBroker
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 @contextmanager
 def reader(address: str, **given: str) -> Iterator[RocketletStreamReader]:
     where = {"nameServer": address, "topic": "t", "membership": "false", "pollTimeoutMs": "2000"}
-    made = RocketletStreamReader({**where, **given})
+    made = RocketletStreamReader({**where, **given}, schema_of(["body"]))
     try:
         yield made
     finally:
@@ -77,7 +78,7 @@ def test_nothing_comes_with_several_tasks_or_without_the_option(address: str) ->
 
 
 def test_large_rows_are_left_to_tasks_and_fewer_are_tried_then(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "PREFETCH_BYTES", 1000)
+    monkeypatch.setattr(prefetch, "PREFETCH_BYTES", 100)
     fill(address, range(40))
     with reader(address) as found:
         end, _, rows = next_batch(found, {})

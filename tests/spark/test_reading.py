@@ -26,7 +26,7 @@ QUEUE = Queue("t", "broker-a", 0)
 def queue_range(address: str, end: int, mark: Mark, *, fail: bool = True, batch_rows: int = 1000) -> QueueRange:
     everything = parse_subscription("t", "*", version=1)
     access = Access(encoding="json")  # as with Apache's brokers
-    return QueueRange(QUEUE, 0, end, address, access, "g", everything, fail, batch_rows, 5.0, mark=mark)
+    return QueueRange(QUEUE, 0, end, address, access, "g", everything, fail, batch_rows, 5.0, ("queueOffset",), mark)
 
 
 async def batches_of(tasks: Sequence[object]) -> list[list[int]]:
@@ -63,7 +63,7 @@ async def test_a_topic_that_is_made_anew_between_planning_and_reading_is_not_rea
                 batch = None
                 while batch is None:
                     batch = planner.plan()
-                return to_partitions(planner, options.read, planner.readable(batch), batch.marks)
+                return to_partitions(planner, options.read, planner.readable(batch), batch.marks, ("queueOffset",))
             finally:
                 planner.close()
 
@@ -99,7 +99,7 @@ async def test_a_topic_that_is_gone_between_planning_and_reading_is_named(queues
 async def test_a_batch_read_does_not_read_another_topic() -> None:
     async with Broker(default_queues=1) as broker:
         await fill(broker.address, 10)
-        reader = RocketletReader(batch_options({"nameServer": broker.address, "topic": "t"}))
+        reader = RocketletReader(batch_options({"nameServer": broker.address, "topic": "t"}), ("queueOffset",))
         tasks = await asyncio.to_thread(reader.partitions)
         await remake(broker.address, 20)
         with pytest.raises(DataLossError, match="the topic was made anew"):
@@ -130,4 +130,6 @@ async def test_arrow_batches_have_as_many_rows_as_are_asked_for() -> None:
         for _ in range(3):
             await fill(broker.address, 1000, b"x" * 1000)
         span = queue_range(broker.address, 2900, Mark(), batch_rows=1300)
-        assert [len(batch) for batch in await batches_of([Task((span,))])] == [1300, 1300, 300]
+        assert [len(batch) for batch in await batches_of([Task((span,))])] == [899, 899, 899, 203]
+        few = queue_range(broker.address, 2900, Mark(), batch_rows=300)
+        assert [len(batch) for batch in await batches_of([Task((few,))])] == [300] * 9 + [200]

@@ -123,6 +123,24 @@ def test_long_ranges_are_split_over_tasks(spark: SparkSession, address: str) -> 
     assert numbers(split) == list(range(400))
 
 
+def test_only_the_columns_that_are_asked_for_are_made(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(200))
+    reader = spark.read.format("rocketlet").option("nameServer", address).option("topic", "t")
+    assert reader.schema("tags STRING, body BINARY").load().where("tags = 'A'").count() == 100
+    kafkas = table(spark, address, columns="kafka", includeProperties="true")
+    assert kafkas.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+    rows = kafkas.select("key", "value", "headers", "partition").collect()
+    assert {bytes(row.key) for row in rows} == {b"k %d" % n for n in range(200)}
+    assert ({row.headers for row in rows}, {row.partition for row in rows}) == ({None}, set(range(QUEUES)))
+    named = spark.readStream.format("rocketlet").option("nameServer", address).option("topic", "t")
+    sink = Sink()
+    run_once(named.option("membership", "false").schema("body BINARY, queueId INT").load(), sink, tmp_path / "c")
+    assert sink.numbers == Counter(range(200))
+    with pytest.raises(Exception, match=r"column body is string; rows have binary") as caught:
+        reader.schema("body STRING").load().count()
+    assert "Traceback" not in str(caught.value)
+
+
 def test_filters_of_tags_and_of_properties(spark: SparkSession, address: str) -> None:
     fill(address, range(100))
     assert numbers(table(spark, address, tags="A")) == list(range(1, 100, 2))
