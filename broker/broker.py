@@ -125,7 +125,7 @@ class Broker:
         self.offsets = Offsets(folder / "offsets.json", self.topics.identity)
         self.offsets.forget_former(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
-        self.group_configs = GroupConfigs(folder / "groups.json", auto_create=config.auto_create_groups)
+        self.group_configs = GroupConfigs(folder / "groups.json", clock.time_ms, auto_create=config.auto_create_groups)
         pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
         journals = (self.topics.journal, self.group_configs.journal, self.timers.journal, pop_frames)
         self.flusher = Flusher(self.store, journals, self._apart) if config.flush == "sync" else None

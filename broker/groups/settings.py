@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import structlog
 
+from ...protocol.bodies import DataVersion
 from ...protocol.group_config import GroupConfig, group_json, read_group
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ...protocol.schema import BodyError
@@ -37,8 +38,12 @@ def _checked(group: GroupConfig) -> GroupConfig:
 
 
 class GroupConfigs:
-    def __init__(self, path: Path, *, auto_create: bool) -> None:
+    """`version` changes with them. Apache's brokers number it apart from that of the topics (SubscriptionGroupManager)."""
+
+    def __init__(self, path: Path, time_ms: Callable[[], int], *, auto_create: bool) -> None:
         self._path = path
+        self._time_ms = time_ms
+        self.version = DataVersion(time_ms())
         self.journal = Journal(path)
         self._is_behind = False  # whether neither file nor journal has all groups
         self.auto_create = auto_create
@@ -67,6 +72,7 @@ class GroupConfigs:
                 log.error("group_save_failed", group=name, reason=str(error), hint="it is kept in memory")
                 self._groups[name] = group
                 self._is_behind = True
+                self._touch()
         return group
 
     def __iter__(self) -> Iterator[GroupConfig]:
@@ -92,6 +98,10 @@ class GroupConfigs:
             self.journal.clear()
             self._is_behind = False
         self.journal.append(change)
+        self._touch()
+
+    def _touch(self) -> None:
+        self.version = DataVersion(self._time_ms(), self.version.counter + 1)
 
     def saving(self) -> Job[None]:
         """Writes the whole file when the journal has become long. Raises StoreFull; it is tried again the next time."""

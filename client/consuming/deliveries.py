@@ -64,6 +64,7 @@ class Deliveries:
         self._resting: set[ProcessQueue] = set()  # in order: until their first run may be tried again
         self._arrived = asyncio.Event()
         self._hands: set[Hand] = set()
+        self._dropped: deque[Hand] = deque()
         self._holding: dict[Message, Hand] = {}
         self.is_closed = False
         self.home = Home()
@@ -89,6 +90,7 @@ class Deliveries:
         """The next run, in hand from now on; None when the consumer has been stopped."""
         self.home.check()
         while not self.is_closed:
+            self._take_dropped()
             run = self._next()
             if run is not None:
                 hand = Hand(run)
@@ -119,6 +121,15 @@ class Deliveries:
         if run is not None:
             self._put_back(run)
 
+    def drop(self, hand: Hand) -> None:
+        """As `give_back`, soon, from any thread and in the midst of anything: Python collects garbage where it pleases."""
+        self._dropped.append(hand)
+        self.home.call_soon(self._take_dropped)
+
+    def _take_dropped(self) -> None:
+        while self._dropped:
+            self.give_back(self._dropped.popleft())
+
     def _taken_from(self, hand: Hand) -> Run | None:
         run, hand.run = hand.run, None
         self._hands.discard(hand)
@@ -138,6 +149,7 @@ class Deliveries:
 
     def forsake(self, message: Message | None) -> None:
         """Nobody works any more on this message that is in hand, or on any."""
+        self._take_dropped()
         for hand in [hand for hand in self._hands if message is None or hand.message is message]:
             self.give_back(hand)
 
@@ -145,6 +157,7 @@ class Deliveries:
         """The consumer stops: what its own task still has is given back; for others the hand-over waits."""
         self.is_closed = True
         self._arrived.set()
+        self._take_dropped()
         for hand in [hand for hand in self._hands if hand.task is asyncio.current_task()]:
             self.give_back(hand)
 
@@ -165,6 +178,7 @@ class Deliveries:
             hand.told = [watch.begins(messages) for watch in self._watches]
 
     def is_held(self, message: Message) -> bool:
+        self._take_dropped()
         return message in self._holding
 
     def acknowledge(self, message: Message) -> None:
@@ -173,6 +187,7 @@ class Deliveries:
 
     def _held(self, message: Message) -> tuple[Hand, Run]:
         self.home.check()
+        self._take_dropped()
         hand = self._holding.get(message)
         if hand is None or hand.run is None:
             raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
@@ -248,7 +263,7 @@ class Messages:
 
     def __del__(self) -> None:
         if self._hand is not None:
-            self._deliveries.give_back(self._hand)
+            self._deliveries.drop(self._hand)
 
 
 class Batches:
@@ -282,7 +297,8 @@ class Batches:
             self._deliveries.give_back(hand)
 
     def __del__(self) -> None:
-        self.forsake()
+        if self._hand is not None:
+            self._deliveries.drop(self._hand)
 
 
 class Receiver:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from ...protocol.allocation import subscribe_queues
 from ...protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
@@ -82,8 +82,9 @@ class GroupOffsets:
         self._latest: dict[Queue, int] = {}
         self._known: set[tuple[str, str]] = set()
         self._storing: dict[str, asyncio.Task[None]] = {}
-        self._turns: defaultdict[Queue, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._first: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        # each is there while somebody has it or waits for it
+        self._turns: WeakValueDictionary[Queue, asyncio.Lock] = WeakValueDictionary()
+        self._first: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def saw(self, topic: str, queues: Iterable[Queue]) -> None:
         """The queues that a topic had when this member first saw it: those that come later are read from their start."""
@@ -190,8 +191,8 @@ class GroupOffsets:
             await self._send(queue, offset, epoch, sought=sought)
             return
         table = (queue.broker_name, queue.topic)
-        async with self._turns[queue]:
-            async with self._first[table]:
+        async with self._turns.setdefault(queue, asyncio.Lock()):
+            async with self._first.setdefault(table, asyncio.Lock()):
                 sent = self._send(queue, offset, epoch)
                 if table not in self._known:
                     await sent

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from threading import get_ident
 
 from ..errors import ConfigError
@@ -55,6 +57,12 @@ class Home:
             return  # a thread runs one loop at a time
         if asyncio.get_running_loop() is not loop:
             raise self._elsewhere()
+
+    def call_soon(self, action: Callable[[], object]) -> None:
+        """From any thread; nothing once the loop is closed, or in a fork."""
+        if self._loop is not None and self._process is _process:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(action)
 
     def _elsewhere(self) -> ConfigError:
         if os.getpid() != self._pid:

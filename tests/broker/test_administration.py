@@ -16,13 +16,15 @@ from rocketlet.protocol.admin_bodies import Progress
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.protocol.group_config import GroupConfig, group_json
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
 from ..support.requests import pull, send
+
+ALL_GROUPS = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
 
 
 def value(answer: Frame) -> Any:
@@ -48,7 +50,7 @@ async def test_topics_groups_offsets_and_delays_are_listed(wire: Wire) -> None:
     await commit(wire, 0)
     topics = value(await wire.call(RequestCode.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
     assert topics["t"]["readQueueNums"] == 2
-    groups = value(await wire.call(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))["subscriptionGroupTable"]
+    groups = value(await wire.call(ALL_GROUPS))["subscriptionGroupTable"]
     assert groups["g"]["retryMaxTimes"] == 16
     assert value(await wire.call(RequestCode.GET_ALL_CONSUMER_OFFSET)) == {"offsetTable": {"t@g": {"0": 0}}}
     assert value(await wire.call(RequestCode.GET_ALL_DELAY_OFFSET)) == {"offsetTable": {}}
@@ -338,10 +340,22 @@ async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(
             if topic.name[1:].isdigit()
         }
         assert kept == {f"t{item}": item for item in range(number + 1) if item % 3}
-        again = GroupConfigs(config.data_dir / "groups.json", auto_create=True)
+        again = GroupConfigs(config.data_dir / "groups.json", node.clock.time_ms, auto_create=True)
         assert {group.name: group.retry_max_times for group in again} == {
             f"g{item}": item for item in range(number + 1) if item % 3
         }
+
+
+async def test_the_groups_have_a_version_of_their_own(wire: Wire) -> None:
+    async def version(code: RequestCode) -> Any:
+        return value(await wire.call(code))["dataVersion"]["counter"]
+
+    topics, groups = await version(RequestCode.GET_ALL_TOPIC_CONFIG), await version(ALL_GROUPS)
+    await create_topic(wire, "t", 1)
+    assert (await version(RequestCode.GET_ALL_TOPIC_CONFIG), await version(ALL_GROUPS)) == (topics + 1, groups)
+    body = orjson.dumps(group_json(GroupConfig("new")))
+    assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)).code == 0
+    assert (await version(RequestCode.GET_ALL_TOPIC_CONFIG), await version(ALL_GROUPS)) == (topics + 1, groups + 1)
 
 
 async def test_progress_in_columns_says_what_progress_in_objects_says(wire: Wire) -> None:

@@ -54,6 +54,7 @@ async def test_the_first_commit_goes_alone_and_a_later_one_overtakes_none_that_w
     assert line.sent == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
     await line.answer()
     assert all(task.done() and task.exception() is None for task in storing)
+    assert (len(offsets._turns), len(offsets._first)) == (0, 0), "nothing is kept of queues that nobody commits"
 
 
 async def test_one_pull_shows_that_those_before_it_are_begun_with() -> None:

@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from typing import Any
 
 import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Producer
+from rocketlet.client.consuming.deliveries import Deliveries, Hand
 from rocketlet.client.signals import stop_signal
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
@@ -80,6 +82,29 @@ async def test_a_message_that_is_iterated_to_can_be_retried_or_rejected(nodes: N
     assert [body for body, tries in seen if tries] == [b"0"]  # it comes when it is due
     assert node.broker.offsets.get("g", "t", 0) == 3
     assert node.broker.store.queue("%DLQ%g", 0).next == 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+async def test_an_iteration_that_another_thread_collects_is_given_back_where_the_consumer_lives(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, batch_size: int
+) -> None:
+    await create_topic(wire, "t", 1)
+    await fill(node, 3)
+    threads: list[int] = []
+    give_back = Deliveries.give_back
+
+    def counted(deliveries: Deliveries, hand: Hand) -> None:
+        threads.append(threading.get_ident())
+        give_back(deliveries, hand)
+
+    monkeypatch.setattr(Deliveries, "give_back", counted)
+    async with Consumer(node.address, "g", "t", start="first", batch_size=batch_size) as consumer:
+        garbage: list[object] = [aiter(consumer) if batch_size == 1 else consumer.batches()]
+        await anext(garbage[0])  # type: ignore[call-overload]
+        await asyncio.to_thread(garbage.clear)
+        again = await anext(aiter(consumer)) if batch_size == 1 else (await anext(consumer.batches()))[0]
+        assert again.body == b"0", "it comes first again"
+    assert set(threads) == {threading.get_ident()}
 
 
 @pytest.mark.parametrize("settle", ["retry", "reject"])
@@ -188,6 +213,7 @@ async def test_a_signal_stops_a_service_gracefully(node: Node, wire: Wire, numbe
     program = f"""
 import asyncio
 from rocketlet.client import Consumer, Producer
+from rocketlet.client.consuming.deliveries import Deliveries, Hand
 from rocketlet.client.signals import stop_signal
 
 async def handle(message):

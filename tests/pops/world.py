@@ -54,7 +54,7 @@ class World:
         self.appender = Appender(self.store, self._appended)
         self.offsets = Offsets(folder / "offsets.json", self.topics.identity)
         self.offsets.clamp(self.store.queues)
-        self.groups = GroupConfigs(folder / "groups.json", auto_create=True)
+        self.groups = GroupConfigs(folder / "groups.json", clock.time_ms, auto_create=True)
         self._soon.clear()
         self.pops: Pops | None = None
         self.pops = Pops(
