@@ -276,6 +276,7 @@ MAX_REPORTED_PEERS: Final = 1000  # addresses whose refusal is in the log
 REPORT_AGAIN_S: Final = 600.0
 MAX_ACL_FILE_BYTES: Final = 1024 * 1024
 SELF_SIGNED_DAYS: Final = 3650  # of a certificate that the broker makes for itself; a restart makes another
+CERTIFICATE_WARNING_S: Final = 14 * 86_400.0  # how long before a certificate expires the log warns
 MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # of a certificate with its chain, a key, or the authorities
 RELOAD_INTERVAL_S: Final = 1.0  # how often certificates and accounts are looked at; two looks alike: nobody writes them
 

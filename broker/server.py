@@ -261,6 +261,7 @@ class Server:
 
     def _reload(self) -> None:
         """Has a thread read what has changed: neither a long file nor a slow device stops anybody."""
+        self._tls.warn_of_expiry(self._clock.time_ms() / 1000)
         for settings in (self._tls, self._acl):
             if settings is not None and settings.look():
                 self._tasks.spawn(asyncio.to_thread(settings.load))

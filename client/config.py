@@ -70,6 +70,7 @@ FAILURE_CHARS: Final = 200  # of what a caller is told of the handler that faile
 
 DISK_LOW_RATIO: Final = 0.75  # Apache's brokers delete old messages at once from here on
 DISK_FULL_RATIO: Final = 0.9
+CERTIFICATE_WARNING_S: Final = 14 * 86_400.0
 CLOCK_SKEW_S: Final = 5.0
 SHORT_LAG_S: Final = 5.0  # what is consumed so soon is no lag that grows
 LEAST_LAG: Final = 100  # messages; less is no lag that grows

@@ -5,6 +5,7 @@
     accounts:
     - accessKey: orders-service       # more than 6 characters, as its secret
       secretKey: a-long-secret
+      formerSecretKey:                # ours: clients that still sign with it are believed, too
       whiteRemoteAddress:             # from there no signature is asked for
       admin: false
       defaultTopicPerm: DENY          # DENY, PUB, SUB or PUB|SUB; DENY if it is missing
@@ -20,7 +21,7 @@ Meaning and defaults are those of Apache's PlainPermissionManager. Where Apache 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from functools import lru_cache
@@ -32,6 +33,7 @@ from .addresses import AddressPattern, PatternError, parse_pattern
 
 GLOBAL_WHITE: Final = "globalWhiteRemoteAddresses"
 ACCOUNTS: Final = "accounts"
+FORMER: Final = "formerSecretKey"
 MIN_KEY_CHARS: Final = 7  # Apache: more than 6
 
 
@@ -60,15 +62,23 @@ class AclError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Account:
     """`resources`: the permissions for single topics, and for groups under the names of their retry topics, as Apache's.
-    An administrator without any single permission may do everything."""
+    An administrator without any single permission may do everything. `former`: of the secret that clients are just changing,
+    which proves as much."""
 
     access_key: str
     signer: Signer = field(repr=False)
+    former: Signer | None = field(repr=False)
     white: AddressPattern
     is_admin: bool
     default_topic: Permission
     default_group: Permission
     resources: Mapping[str, Permission]
+
+    def proven_by(self, has_signed: Callable[[Signer], bool]) -> Signer | None:
+        """The secret that something is signed with; None if it is neither."""
+        if has_signed(self.signer):
+            return self.signer
+        return self.former if self.former is not None and has_signed(self.former) else None
 
     def may(self, resource: str, needed: Permission) -> bool:
         """`resource`: a topic, or the retry topic of a group. A permission for a single name comes first. Without one, an
@@ -147,6 +157,7 @@ def read_account(entry: Any) -> Account:
     return Account(
         key,
         Signer(_key(entry, "secretKey", where)),
+        None if entry.get(FORMER) is None else Signer(_key(entry, FORMER, where)),
         _pattern(entry.get("whiteRemoteAddress"), where),
         bool(admin),
         _permission(entry.get("defaultTopicPerm"), where),

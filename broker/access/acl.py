@@ -11,6 +11,7 @@ proven by other means whose it is needs no signatures (`identified`).
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -18,6 +19,8 @@ from typing import Final
 import structlog
 
 from ...protocol import names
+from ...protocol.signature import Signer
+from ..sessions.recent import Recent
 from ..sessions.reports import Reports
 from ..sessions.session import Session
 from .accounts import Account, Permission, Policy
@@ -41,10 +44,11 @@ class Unauthorized(Exception):
 class Known:
     """What is known of a session under one version of the policy."""
 
-    __slots__ = ("access_key", "host", "identified", "is_white", "policy", "signing", "trusted")
+    __slots__ = ("access_key", "host", "identified", "is_white", "policy", "proof", "signing", "trusted")
 
     def __init__(self, policy: Policy, peer: str) -> None:
         self.identified: Account | None = None
+        self.proof: Signer | None = None  # the secret that has identified it
         self.access_key = ""  # of the account that asked last
         self.signing: Account | None = None  # it, if it has to sign here
         self.policy = policy
@@ -63,18 +67,21 @@ class Known:
         known = Known(policy, f"{self.host}:0")
         known.access_key = self.access_key
         account = policy.accounts.get(self.identified.access_key) if self.identified else None
-        if account is not None and self.identified is not None and account.signer == self.identified.signer:
-            known.identified = account
+        if account is not None and self.proof in (account.signer, account.former):
+            known.identified, known.proof = account, self.proof
         return known
 
 
 class Acl:
-    """`refused`: how many requests, by reason."""
+    """`refused`: how many requests, by reason. `former`: how many proofs by an account's former secret, by account."""
 
     def __init__(self, file: AclFile) -> None:
         self.file = file
         self.refused: Counter[str] = Counter()
+        self.former: Counter[str] = Counter()
         self._reports = Reports()
+        self._recent = Recent(time.monotonic)
+        self.recent = self._recent.texts
 
     def look(self) -> bool:
         """Whether the file is to be loaded."""
@@ -96,9 +103,9 @@ class Acl:
                 session.close()  # its requests bear no signature; in another session they do
         return known
 
-    def account_of(self, session: Session, access_key: object, has_signed: Callable[[Account], bool]) -> Account | None:
+    def account_of(self, session: Session, access_key: object, has_signed: Callable[[Signer], bool]) -> Account | None:
         """The account whose request this is, None if it may do everything. access_key: as the request names it, None if it
-        does not; `has_signed` says whether the request is signed by the account. Raises Unauthorized."""
+        does not; `has_signed` says whether the request is signed with a secret. Raises Unauthorized."""
         known = self.known(session)
         # PlainPermissionManager.validate: a global white address needs neither key nor signature.
         if known.is_white:
@@ -113,10 +120,29 @@ class Acl:
         if known.signing is not account and known.trusts(account):
             known.access_key, known.signing = account.access_key, None
             return None
-        if not has_signed(account):
+        proof = account.proven_by(has_signed)
+        if proof is None:
             raise Unauthorized("signature", f"Check signature failed for accessKey={account.access_key}")
+        if proof is account.former:
+            self._note_former(session, account)
         known.access_key, known.signing = account.access_key, account
         return account
+
+    def identify(self, session: Session, account: Account, has_signed: Callable[[Signer], bool]) -> bool:
+        """The session is the account's from now on, if that has signed."""
+        known = self.known(session)
+        proof = account.proven_by(has_signed)  # a white address passes without
+        if proof is None:
+            return False
+        if proof is account.former:
+            self._note_former(session, account)
+        known.identified, known.proof = account, proof
+        return True
+
+    def _note_former(self, session: Session, account: Account) -> None:
+        self.former[account.access_key] += 1
+        if self._reports.is_due(session.peer, "former"):
+            log.info("former_secret_used", peer=session.peer, account=account.access_key)
 
     def check(self, account: Account, request: object, needs: Iterable[Need] | None, *, is_admin: bool = False) -> None:
         """Whether the account may do what a request needs. request: its code or name. Raises Unauthorized."""
@@ -147,6 +173,8 @@ class Acl:
     def note_refusal(self, session: Session, request: str, fault: Unauthorized) -> None:
         """Counts a refused request, and logs it if it is news."""
         self.refused[fault.reason] += 1
+        host = session.peer.rpartition(":")[0]
+        self._recent.note((host, fault.reason), f"{fault.reason}: {host} asked for {request}: {fault}")
         if self._reports.is_due(session.peer, fault.reason):
             log.warning("request_refused", peer=session.peer, reason=fault.reason, request=request, remark=str(fault))
 

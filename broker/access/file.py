@@ -19,7 +19,7 @@ from ...host.files import read_file
 from ...protocol.bodies import DataVersion
 from ..config import MAX_ACL_FILE_BYTES
 from ..running.settings_files import Unsettled, Watched, is_readable_by_all, replace_file
-from .accounts import ACCOUNTS, GLOBAL_WHITE, AclError, Policy, read_account, read_policy
+from .accounts import ACCOUNTS, FORMER, GLOBAL_WHITE, AclError, Policy, read_account, read_policy
 
 log = structlog.get_logger("rocketlet.acl")
 
@@ -120,6 +120,8 @@ class AclFile:
             if known is None:
                 accounts.append(dict(entry))
             else:
+                if "secretKey" in entry:  # perhaps because somebody has got hold of the former
+                    known.pop(FORMER, None)
                 known.update(entry)
             read_account(known or accounts[-1])
 

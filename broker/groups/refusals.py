@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import structlog
 
 from ..clock import Clock
-from ..config import MAX_NAMED_CHARS, MAX_NAMED_MEMBERS, MAX_REFUSED, REFUSED_S
+from ..config import MAX_NAMED_CHARS, MAX_NAMED_MEMBERS
+from ..sessions.recent import Recent
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -19,8 +20,8 @@ class Refusals:
     """`count`: of all heartbeats that were refused."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._latest: dict[tuple[str, str], tuple[float, str]] = {}
+        self._recent = Recent(clock.monotonic_s)
+        self.recent = self._recent.texts
         self.count = 0
 
     def note(self, peer: str, client_id: str, groups: Sequence[str], reason: str, *, is_news: bool) -> None:
@@ -28,15 +29,6 @@ class Refusals:
         self.count += 1
         named = " ".join(groups[:MAX_NAMED_MEMBERS])[:MAX_NAMED_CHARS]
         text = f"{client_id[:MAX_NAMED_CHARS]} ({peer}) of {named or 'a group'}: {reason[:MAX_NAMED_CHARS]}"
-        key = (peer, named)
-        self._latest.pop(key, None)
-        self._latest[key] = (self._clock.monotonic_s(), text)
-        if len(self._latest) > MAX_REFUSED:
-            del self._latest[next(iter(self._latest))]
+        self._recent.note((peer, named), text)
         if is_news:
             log.warning("heartbeat_refused", client=client_id, peer=peer, groups=named, reason=reason)
-
-    def recent(self) -> list[str]:
-        """The clients that were refused within the last minute and a half, and why, newest last."""
-        since_s = self._clock.monotonic_s() - REFUSED_S
-        return [text for at_s, text in self._latest.values() if at_s >= since_s]

@@ -10,7 +10,7 @@ import hmac
 from functools import partial
 from typing import Any
 
-from ..access.accounts import Account
+from ...protocol.signature import Signer
 from ..access.acl import Acl, Unauthorized
 from .calls import Call
 from .codes import Code, Fault
@@ -30,8 +30,8 @@ def authorize(acl: Acl, call: Call, request: Any) -> None:
         raise Fault(Code.UNAUTHORIZED, str(fault)) from None
 
 
-def _has_signed(call: Call, shown: str, account: Account) -> bool:
-    signature = account.signer.signature_of(call.fields.get(b"x-mq-date-time", b""))
+def _has_signed(call: Call, shown: str, signer: Signer) -> bool:
+    signature = signer.signature_of(call.fields.get(b"x-mq-date-time", b""))
     return hmac.compare_digest(signature.encode(), shown.encode())
 
 

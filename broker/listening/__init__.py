@@ -4,6 +4,7 @@ client      a client's socket, as far as TLS deals with it
 carrier     a client's socket as any door may use it, whichever made it
 entrance    whether a client speaks TLS, by its first byte
 self_signed  a certificate where none is given
+expiry      until when certificates are valid
 tls         how TLS is set up: mode, certificates and keys
 handshakes  which TLS handshakes run, and which wait
 records     what a TLS client sends, until it is decrypted

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import ssl
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -11,14 +15,15 @@ from typing import Final, Literal
 import structlog
 
 from ...host.files import check_file
-from ..config import (
-    MAX_TLS_FILE_BYTES,
-)
+from ..config import CERTIFICATE_WARNING_S, MAX_TLS_FILE_BYTES
 from ..running.settings_files import Unsettled, Watched
 from ..sessions.reports import Reports
+from .expiry import expires_s
 from .self_signed import with_certificate
 
 log = structlog.get_logger("rocketlet.tls")
+
+_DAY_S: Final = 86_400.0
 
 TlsMode = Literal["permissive", "enforcing", "disabled"]
 TLS_MODES: Final[tuple[TlsMode, ...]] = ("permissive", "enforcing", "disabled")
@@ -83,6 +88,20 @@ def _refuse_password() -> str:
     raise TlsError("the TLS key is encrypted; decrypt it with `openssl pkey -in KEY -out PLAIN_KEY`")
 
 
+def _expiries(paths: Iterable[Path]) -> dict[Path, float]:
+    """When the files' certificates expire, in seconds since the epoch."""
+    found: dict[Path, float] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):  # whoever uses it says why it cannot
+            if (at_s := expires_s(path)) is not None:
+                found[path] = at_s
+    return found
+
+
+def _date(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+
+
 class Tls:
     """What all connections of a server share: mode, certificate, what was already reported.
 
@@ -110,6 +129,8 @@ class Tls:
         self._authority = name_server_authority
         paths = files.paths if files else ()
         self._watched = Watched((*paths, name_server_authority) if name_server_authority else paths)
+        self.expires_s: dict[Path, float] = {}
+        self._warned_s = -math.inf
         try:
             self.context, self.name_server_context = self._watched.take(self._contexts)
         except Unsettled:
@@ -149,10 +170,26 @@ class Tls:
 
     def _contexts(self) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
         files, authority = self._files, self._authority
+        self.expires_s = _expiries([*(files.paths if files else ()), *([authority] if authority else ())])
+        self._warned_s = -math.inf
         return server_context(files) if files else None, client_context(authority, files) if authority else None
+
+    def warn_of_expiry(self, now_s: float) -> None:
+        """Each day of the last 14 of a certificate, and each day after. `now_s`: since the epoch."""
+        if now_s - self._warned_s < _DAY_S:
+            return
+        self._warned_s = now_s
+        for path, until_s in self.expires_s.items():
+            if until_s <= now_s:
+                log.error("certificate_expired", file=str(path), expired=_date(until_s), hint="clients refuse it")
+            elif until_s - now_s < CERTIFICATE_WARNING_S:
+                hint = "put a new one in its place; the broker reads it by itself"
+                log.warning("certificate_expires", file=str(path), expires=_date(until_s), hint=hint)
 
     def failed(self, peer: str, reason: str) -> None:
         """A client's TLS did not come about, or was ended."""
         self.failed_handshakes += 1
+        expired = [f"{path} expired on {_date(at_s)}" for path, at_s in self.expires_s.items() if at_s <= time.time()]
+        reason = "; ".join([reason, *expired])
         if self.reports.is_due(peer, reason):
             log.warning("tls_handshake_failed", peer=peer, reason=reason)

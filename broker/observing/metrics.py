@@ -174,6 +174,18 @@ class Collector:
         for reason, count in (broker.acl.refused if broker.acl else {}).items():
             refused.add_metric([*place, reason], count)
         yield refused
+        former = self._counter(
+            "rocketlet_former_secret_used", "Proofs by an account's formerSecretKey", None, "account"
+        )
+        for account, count in (broker.acl.former if broker.acl else {}).items():
+            former.add_metric([*place, account], count)
+        yield former
+        expires = self._gauge(
+            "rocketlet_certificate_expires_timestamp_seconds", "When a certificate in a TLS file expires", None, "file"
+        )
+        for path, at_s in broker.tls.expires_s.items():
+            expires.add_metric([*place, path.name], at_s)
+        yield expires
         handshakes = self._counter("rocketlet_tls_handshakes", "TLS handshakes, by how they ended", None, "outcome")
         handshakes.add_metric([*place, "done"], broker.tls.handshakes)
         handshakes.add_metric([*place, "failed"], broker.tls.failed_handshakes)

@@ -11,8 +11,7 @@ from functools import partial
 
 from ...protocol.codes import EXT_CHANNEL, ResponseCode, request_name
 from ...protocol.frame import Frame
-from ...protocol.signature import ACCESS_KEY
-from ..access.accounts import Account
+from ...protocol.signature import ACCESS_KEY, Signer
 from ..access.acl import Acl, Unauthorized
 from .answers import Refused
 from .connection import Connection
@@ -33,25 +32,24 @@ def authorize(acl: Acl, connection: Connection, frame: Frame, rule: Rule, record
         raise Refused(ResponseCode.SYSTEM_ERROR, f"AclException: {fault}") from None
 
 
-def _has_signed(frame: Frame, account: Account) -> bool:
+def _has_signed(frame: Frame, signer: Signer) -> bool:
     try:
-        return account.signer.has_signed(frame.ext, frame.body)
+        return signer.has_signed(frame.ext, frame.body)
     except (TypeError, ValueError):  # fields of kinds that cannot be put in an order
         return False
 
 
 def identify(acl: Acl, connection: Connection, frame: Frame) -> None:
     """IDENTIFY: the connection is an account's from now on. Raises Refused; the client then goes on signing."""
-    known, channel = acl.known(connection), connection.channel
+    channel = connection.channel
     account = acl.file.policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))
     is_proven = (
         account is not None
         and channel != ""
         and hmac.compare_digest(str(frame.ext.get(EXT_CHANNEL)).encode(), channel.encode())
-        and account.signer.has_signed(frame.ext, frame.body)  # a white address passes without
+        and acl.identify(connection, account, partial(_has_signed, frame))
     )
     if not is_proven:
         raise Refused(
             ResponseCode.NO_PERMISSION, "an account identifies itself by TLS, and signs the connection's channel"
         )
-    known.identified = account

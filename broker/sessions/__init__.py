@@ -5,5 +5,6 @@ events   what clients are told and asked
 refusal  why a client does not get what it asks for
 clients  producers by group, and what the broker asks of clients
 memory   what all of them together may hold
+recent   what was refused lately
 reports  logs what clients do wrong, within limits
 """

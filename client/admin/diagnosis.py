@@ -7,11 +7,13 @@ disagreements that they have seen) makes some findings more exact.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import orjson
 
@@ -25,6 +27,7 @@ from ...protocol.queue import Queue
 from ...protocol.subscription import Sql, SubscriptionError
 from ..config import (
     ASKED_AT_ONCE,
+    CERTIFICATE_WARNING_S,
     CLOCK_SKEW_S,
     DISK_FULL_RATIO,
     DISK_LOW_RATIO,
@@ -40,6 +43,8 @@ from .admin_client import AdminClient, Masters
 from .described import Group, Topic
 from .group_findings import Finding, Harm, Observed, findings_of_group, suspects_of
 from .ownership import locked
+
+K = TypeVar("K", list, dict)  # type: ignore[type-arg]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,8 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
         *_disk(broker.name, status),
         *_clock(broker.name, skew_s),
         *_refused(broker.name, status),
+        *_unauthorized(broker.name, status),
+        *_certificates(broker.name, status),
     ]
 
 
@@ -147,14 +154,39 @@ def _disk(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
 
 def _refused(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
     """Clients whose heartbeats a Rocketlet broker refuses: they read nothing, and most say nothing."""
-    try:
-        refused = orjson.loads(status.get("refusedHeartbeats", "[]"))
-    except ValueError:
-        return
-    for text in refused if isinstance(refused, list) else ():
+    for text in _told(status, "refusedHeartbeats", list):
         what = f"it refuses the heartbeats of {text}"
         cure = "change what the client subscribes to, or the limit that the reason names; it reads nothing until then"
         yield Finding(Harm.STANDS, "heartbeat_refused", broker, what, cure)
+
+
+def _told(status: Mapping[str, str], name: str, kind: type[K]) -> K:
+    """What a Rocketlet broker tells as JSON; nothing of others'."""
+    try:
+        found = orjson.loads(status.get(name, "null"))
+    except ValueError:
+        found = None
+    return found if isinstance(found, kind) else kind()
+
+
+def _unauthorized(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    """A request that names an account is a service's, which stands; others may be anybody's."""
+    for text in _told(status, "refusedRequests", list):
+        is_known = str(text).startswith(("signature", "permission", "admin"))
+        cure = "correct the client's keys, or the account in the broker's --acl file"
+        harm = Harm.STANDS if is_known else Harm.RISK
+        yield Finding(harm, "requests_refused", broker, f"it refuses requests, {text}", cure)
+
+
+def _certificates(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    for file, until_s in _told(status, "certificates", dict).items():
+        left_s = until_s - time.time() if isinstance(until_s, int) else math.inf
+        if left_s < CERTIFICATE_WARNING_S:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(until_s))
+            verb = "expires at" if left_s > 0 else "expired at"
+            cure = "put a new certificate in the file's place; the broker reads it by itself"
+            harm = Harm.RISK if left_s > 0 else Harm.STANDS
+            yield Finding(harm, "certificate", broker, f"its TLS file {file} {verb} {when}", cure)
 
 
 def _skew_s(status: Mapping[str, str]) -> float:

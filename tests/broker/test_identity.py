@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.listening.tls import Tls
-from rocketlet.client import Producer
+from rocketlet.client import AdminClient, Producer
+from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import MSGPACK
 from rocketlet.protocol.signature import Signer
 
 from ..conftest import Node, Nodes, eventually
-from ..support.accounts import ACCOUNTS, SECRETS, SEND, AccountsFile, SignedWire, access, account, signed_wire
+from ..support.accounts import ACCOUNTS, ADMIN, SECRETS, SEND, AccountsFile, SignedWire, access, account, signed_wire
 from ..support.certificates import Certificates
 
 
@@ -138,3 +139,52 @@ async def test_refusals_and_handshakes_are_metrics(
         'rocketlet_tls_handshakes_total{broker="broker-a",cluster="DefaultCluster",outcome="failed"} 0.0',
     ):
         assert line in text
+
+
+async def test_an_account_changes_its_secret_while_its_clients_work(
+    nodes: Nodes, file: AccountsFile, certificates: Certificates
+) -> None:
+    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
+    proven = await tls_wire(node, certificates, "orders-key")
+    signing = await signed_wire(node.address, "orders-key")
+    assert await identified(proven) == 0
+    proven.access_key = ""
+    rotated = account("orders-key", topicPerms=["orders=PUB"])
+    rotated |= {"secretKey": "a-new-secret", "formerSecretKey": SECRETS["orders-key"]}
+    others = [entry for entry in ACCOUNTS if entry["accessKey"] != "orders-key"]
+    file.rewrite([*others, rotated])
+
+    async def sends(wire: SignedWire) -> bool:
+        return (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+
+    assert [await sends(proven), await sends(signing)] == [True, True]
+    assert file.acl.former == {"orders-key": 1}, "the other proved itself before"
+    renewed = await signed_wire(node.address, "orders-key")
+    renewed.secret = "a-new-secret"
+    assert await sends(renewed)
+    del rotated["formerSecretKey"]
+    file.rewrite([*others, rotated])
+    assert [await sends(signing), await sends(renewed)] == [False, True]
+    with pytest.raises(ConnectionError):
+        await sends(proven)
+    for wire in (proven, signing, renewed):
+        await wire.close()
+
+
+async def test_a_secret_that_is_set_from_afar_is_the_only_one(file: AccountsFile) -> None:
+    file.rewrite([account("orders-key", formerSecretKey="the-one-before")])
+    file.acl.file.put_account({"accessKey": "orders-key", "secretKey": "a-new-secret"})
+    assert file.acl.file.policy.accounts["orders-key"].former is None
+    assert "the-one-before" not in file.path.read_text()
+
+
+async def test_doctor_names_who_is_refused_and_why(nodes: Nodes, file: AccountsFile) -> None:
+    node = await nodes.start(acl=file.acl)
+    wire = await signed_wire(node.address, "orders-key")
+    wire.secret = "not-its-secret"
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code != 0
+    await wire.close()
+    async with AdminClient(node.address, access=access(ADMIN)) as admin:
+        (finding,) = [one for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "requests_refused"]
+    assert (finding.harm, finding.subject) == (Harm.STANDS, "broker-a")
+    assert "127.0.0.1 asked for SEND_MESSAGE_V2 (310): Check signature failed for accessKey=orders-key" in finding.text

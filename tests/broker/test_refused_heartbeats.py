@@ -78,7 +78,7 @@ async def test_a_body_that_is_no_heartbeat_is_named_by_its_address(node: Node, w
 
 
 async def test_refusals_that_are_kept_are_limited(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.refusals.MAX_REFUSED", 2)
+    monkeypatch.setattr("rocketlet.broker.sessions.recent.MAX_REFUSED", 2)
     for group in ("a", "b", "c"):
         assert await beat(wire, consumer(group, expression="||")) == 1
     assert [text.split(" of ")[1][0] for text in node.broker.refusals.recent()] == ["b", "c"]

@@ -118,10 +118,12 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[B
         "pageCacheLockTimeMills": 0,
         "remainHowManyDataToFlush": "0 B",
         "dispatchBehindBytes": 0,
-        "residentBytes": resident_bytes(),  # this and the next four are ours
+        "residentBytes": resident_bytes(),  # from here to `members` they are ours
         "writeFault": store.write_fault() or "",
         "leases": len(broker.locks),
-        "refusedHeartbeats": orjson.dumps(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]).decode(),
+        "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
+        "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
+        "certificates": _json({path.name: int(at_s) for path, at_s in broker.tls.expires_s.items()}),
         "members": sum(len(group.members) for group in broker.groups),
         "server": f"rocketlet, Python {sys.version.split()[0]}",
     }
@@ -134,6 +136,10 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[B
         table[f"msg{name}TotalTodayMorning"] = morning
         table[f"msg{name}TotalTodayNow"] = now
     return answer(frame, body=admin_bodies.encode_table({name: str(value) for name, value in table.items()}))
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()
 
 
 def _spelled(duration_ms: int) -> str:
