@@ -59,6 +59,7 @@ PULL_BUSY_DELAY_S: Final = 0.02
 SEND_BACK_RETRY_S: Final = 5.0
 SUSPEND_QUEUE_S: Final = 1.0  # as `suspendCurrentQueueTimeMillis` of Apache's client
 MAX_REASON_CHARS: Final = 300  # of why a message was not handled
+MARKED_AT_ONCE: Final = 1000  # ranges of dead letters in one mark: 30 KB
 DEAD_LETTER_LEVEL: Final = -1  # of a message that is handed back and not to be delivered again
 RESTART_S: Final = 0.1  # of a worker that was cancelled; later than the end of a loop that is closed
 STANDING_S: Final = 60.0  # a queue whose oldest message is in a handler for longer is named in the log

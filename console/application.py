@@ -40,6 +40,7 @@ _CHANGES: dict[str, Planner] = {
     "/groups/{group}/delete": group_changes.delete,
     "/groups/{group}/reset": group_changes.reset,
     "/groups/{group}/replay": dead_letters.replay,
+    "/groups/{group}/discard": dead_letters.discard,
     "/new/topic": topics.put,
     "/topics/{topic}/delete": topics.delete,
 }

@@ -20,6 +20,7 @@ TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
+MARKS_TOPIC: Final = "ROCKETLET_DEAD_LETTER_MARKS"  # ours: which dead letters were sent again or discarded
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # every Apache broker has it: for reading without a group
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
@@ -92,8 +93,8 @@ def is_inner_topic(topic: str) -> bool:
 
 
 def is_made_by_brokers(topic: str) -> bool:
-    """Whether no user made the topic: a system topic, or one that holds a group's retries or dead letters."""
-    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    """Whether no user made the topic: a system topic, or one that holds a group's retries or dead letters, or their marks."""
+    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or topic == MARKS_TOPIC
 
 
 def is_system_group(group: str) -> bool:

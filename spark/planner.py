@@ -258,12 +258,11 @@ class Planner(ABC):
         """The topics that the pattern matches now, with their routes."""
         self._discovered_s = self._loop.time()
         answer = await self._cluster.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        hidden = (names.RETRY_PREFIX, names.DLQ_PREFIX)
         matches = re.compile(self._options.pattern).fullmatch
         found = [
             topic
             for topic in body_of(answer, decode_topic_list)
-            if matches(topic) and not names.is_system_topic(topic) and not topic.startswith(hidden)
+            if matches(topic) and not names.is_made_by_brokers(topic)
         ]
         return [topic for topic in found if self._cluster.route(topic) or await self._cluster.find_route(topic)]
 

@@ -10,6 +10,7 @@ track           what became of a message in each group
 ownership       who owned which queue, and when
 delayed         messages that wait for their time
 replay          sends a stored message again
+dead_letters    which dead letters are new, replayed or discarded
 offset_change   offsets that are set from outside
 mirror          copies topics and groups to another cluster
 settling        waits for a group to come to rest

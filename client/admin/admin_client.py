@@ -414,6 +414,10 @@ class AdminClient:
         group. The stored message stays where it is. Apache's brokers of 5.x give `group` one try, after a second."""
         await replay.send_again(self._cluster, message, group)
 
+    async def store(self, queue: Queue, body: bytes) -> None:
+        """Stores a message in one queue, for administration. A `Producer` chooses among the queues that take messages."""
+        await replay.store(self._cluster, queue, body)
+
     # Accounts
 
     async def accounts(self) -> dict[str, dict[str, Any]]:

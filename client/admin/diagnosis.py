@@ -40,6 +40,7 @@ from ..config import (
 from ..errors import ConnectionFailed, RequestTimeout, RocketletError
 from ..wire.side_by_side import side_by_side
 from .admin_client import AdminClient, Masters
+from .dead_letters import Marks, all_marks, dead_letters
 from .described import Group, Topic
 from .group_findings import Finding, Harm, Observed, findings_of_group, suspects_of
 from .ownership import locked
@@ -83,9 +84,9 @@ async def diagnose(admin: AdminClient, patience: Patience = Patience()) -> list[
     for found in await side_by_side(watch.findings, groups, WATCHED_AT_ONCE):
         findings += found
     there = set(await admin.topics(system=True))
-    for found in await side_by_side(
-        partial(_dead_letters, admin), [name for name in groups if names.dlq_topic(name) in there]
-    ):
+    given_up = [name for name in groups if names.dlq_topic(name) in there]
+    marks = await all_marks(admin) if given_up else {}
+    for found in await side_by_side(partial(_dead_letters, admin, marks), given_up):
         findings += found
     return sorted(set(findings))
 
@@ -340,15 +341,19 @@ class _Watch:
             return None
 
 
-async def _dead_letters(admin: AdminClient, group: str) -> list[Finding]:
+async def _dead_letters(admin: AdminClient, marks: Marks, group: str) -> list[Finding]:
+    """Those that nobody has dealt with."""
     try:
-        dead = (await admin.topic(names.dlq_topic(group))).messages
+        new = (await dead_letters(admin, group, marks)).new
     except RocketletError:  # it has just gone
         return []
-    if not dead:
+    if not new:
         return []
-    text = f"{dead} messages were given up and lie in {names.dlq_topic(group)}"
-    cure = f"rocketlet messages dead {group} shows them, rocketlet messages replay {group} sends them again"
+    text = f"{new} messages were given up and lie in {names.dlq_topic(group)}"
+    cure = (
+        f"rocketlet messages dead {group} shows them and why, rocketlet messages replay {group} sends them again, "
+        f"rocketlet messages discard {group} says that they are not wanted"
+    )
     return [Finding(Harm.LOSS, "dead_letters", group, text, cure)]
 
 

@@ -18,6 +18,7 @@ from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_MASK, RequestCode
 from ...protocol.headers import SendBack, SendMessage, TopicQueue, write
+from ...protocol.queue import Queue
 from ..config import LOCKS_MEAN_ORDER_VERSION
 from ..message import Message
 from ..wire.cluster import Cluster
@@ -64,16 +65,33 @@ async def _send(cluster: Cluster, message: Message, group: str | None) -> None:
         own[props.RETRY_TOPIC] = message.origin  # by which a consumer knows which topic it stands for
     topic = names.retry_topic(group) if group is not None else message.origin
     queue = random.choice(await cluster.route_to_publish(topic, 1))
-    header = SendMessage(
-        producer_group=GROUP,
-        topic=topic,
-        default_topic=names.DEFAULT_TOPIC,
-        default_topic_queue_nums=1,
-        queue_id=queue.queue_id,
-        sys_flag=message.record.sys_flag & (SYS_COMPRESSED | SYS_COMPRESSION_MASK),
-        born_timestamp=int(time.time() * 1000),
-        flag=message.record.flag,
+    record = message.record
+    header = _header(queue)._replace(
+        sys_flag=record.sys_flag & (SYS_COMPRESSED | SYS_COMPRESSION_MASK),
+        flag=record.flag,
         properties=props.encode(own),
     )
     connection = await cluster.broker(queue.broker_name)
-    await connection.request(RequestCode.SEND_MESSAGE, write(header), message.record.body)
+    await connection.request(RequestCode.SEND_MESSAGE, write(header), record.body)
+
+
+async def store(cluster: Cluster, queue: Queue, body: bytes) -> None:
+    """In a queue whose topic is there. Raises RocketletError."""
+    if cluster.master(queue.broker_name) is None:
+        await cluster.find_route(queue.topic)
+    connection = await cluster.broker(queue.broker_name)
+    await connection.request(RequestCode.SEND_MESSAGE, write(_header(queue)), body)
+
+
+def _header(queue: Queue) -> SendMessage:
+    return SendMessage(
+        producer_group=GROUP,
+        topic=queue.topic,
+        default_topic=names.DEFAULT_TOPIC,
+        default_topic_queue_nums=1,
+        queue_id=queue.queue_id,
+        sys_flag=0,
+        born_timestamp=int(time.time() * 1000),
+        flag=0,
+        properties="",
+    )

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 from ...client.admin.admin_client import AdminClient
+from ...client.admin.dead_letters import DeadLetters, dead_letters, mark
 from ...client.admin.described import Topic
 from ...client.arguments import parse_place
-from ...client.errors import ConfigError, TopicNotFound
+from ...client.errors import ConfigError
 from ...client.message import Message
 from ...client.producer import Producer
 from ...protocol import names
@@ -28,7 +29,7 @@ TAIL_INTERVAL_S = 0.5
 SHOWN_BODY = 200
 SHOWN_ROWS = 500  # of a table; a long list is shown in several
 _COLUMNS = ("time", "queue", "offset", "tag", "keys", "body")
-_DEAD_COLUMNS = ("time", "queue", "offset", "tag", "keys", "reason", "body")
+_DEAD_COLUMNS = ("time", "queue", "offset", "tag", "keys", "state", "reason", "body")
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -56,9 +57,8 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     dead = verb(verbs, "dead", "show a group's dead letters", _dead)
     dead.add_argument("group")
     dead.add_argument("--limit", type=whole(1), default=20, help="how many of the newest (default: 20)")
-    replay = verb(verbs, "replay", "send a group's dead letters again", _replay)
+    replay = verb(verbs, "replay", "send a group's new dead letters again", _replay)
     replay.add_argument("group")
-    replay.add_argument("--id", action="append", help="only this message; may be given several times")
     replay.add_argument(
         "--to",
         choices=("group", "topic"),
@@ -72,7 +72,12 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         help="with --to topic: also to this one, which the group has not read",
     )
     replay.add_argument("--dry-run", action="store_true", help="only show what would be sent")
-    changing(replay)
+    discard = verb(verbs, "discard", "say that a group's dead letters are not wanted", _discard)
+    discard.add_argument("group")
+    for parser in (replay, discard):
+        parser.add_argument("--id", action="append", help="only this message; may be given several times")
+        parser.add_argument("--again", action="store_true", help="also those that were replayed or discarded before")
+        changing(parser)
 
 
 # Looking
@@ -111,10 +116,14 @@ async def _from(admin: AdminClient, queue: Queue, offset: int, limit: int) -> As
 
 
 async def _newest(admin: AdminClient, topic: Topic, limit: int, tags: str) -> list[Message]:
+    return await _newest_of(admin, topic.ranges, limit, tags)
+
+
+async def _newest_of(admin: AdminClient, ranges: Mapping[Queue, Range], limit: int, tags: str) -> list[Message]:
     """Up to `limit` messages, the newest of all queues, oldest first."""
     found = [
         message
-        for queue, span in topic.ranges.items()
+        for queue, span in ranges.items()
         if limit > 0 and span.begin < span.end
         async for part in admin.read(queue, max(span.begin, span.end - limit), span.end, expression=tags)
         for message in part
@@ -171,10 +180,6 @@ def _record(message: Message, output: Output) -> dict[str, Any]:
     }
 
 
-def _dead_record(message: Message, output: Output) -> dict[str, Any]:
-    return {**_record(message, output), "reason": message.failure}
-
-
 def _shortened(text: str) -> str:
     return text if len(text) <= SHOWN_BODY else f"{text[:SHOWN_BODY]}... ({len(text)} characters)"
 
@@ -204,48 +209,50 @@ async def _send(options: argparse.Namespace, admin: AdminClient, output: Output)
 # Dead letters
 
 
-async def _dead_ranges(admin: AdminClient, group: str) -> Mapping[Queue, Range]:
-    try:
-        return (await admin.topic(names.dlq_topic(group))).ranges
-    except TopicNotFound:
-        return {}
-
-
-async def _dead_letters(admin: AdminClient, group: str, limit: int) -> list[Message]:
-    try:
-        topic = await admin.topic(names.dlq_topic(group))
-    except TopicNotFound:
-        return []
-    return await _newest(admin, topic, limit, "*")
-
-
 async def _dead(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    found = await _dead_letters(admin, options.group, options.limit)
-    output.records(_DEAD_COLUMNS, [_dead_record(message, output) for message in found])
+    letters = await dead_letters(admin, options.group)
+    found = await _newest_of(admin, letters.ranges, options.limit, "*")
+    output.records(_DEAD_COLUMNS, [_dead_record(letters, message, output) for message in found])
     if not found:
         await admin.group(options.group)  # raises for a group that is not there
         output.text(f"the group {options.group} has no dead letters")
     return 0
 
 
-async def _each(admin: AdminClient, ranges: Mapping[Queue, Range], ids: Collection[str]) -> AsyncIterator[Message]:
-    """The messages of these ranges, or those of them with one of the ids."""
-    for queue, span in ranges.items():
+def _dead_record(letters: DeadLetters, message: Message, output: Output) -> dict[str, Any]:
+    return {**_record(message, output), "state": letters.state_of(message), "reason": message.failure}
+
+
+async def _wanted(admin: AdminClient, letters: DeadLetters, options: argparse.Namespace) -> AsyncIterator[Message]:
+    """The messages that are named; without names those that are new, or all."""
+    ids = options.id or ()
+    for queue, span in letters.ranges.items():
         async for part in admin.read(queue, span.begin, span.end):
             for message in part:
-                if not ids or message.message_id in ids or message.offset_id in ids:
+                is_named = message.message_id in ids or message.offset_id in ids
+                if is_named or (not ids and (options.again or letters.state_of(message) == "new")):
                     yield message
 
 
-async def _replay(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    """Dead letters stay where they are; what was replayed twice arrives twice. They are read twice, to be shown and to be
-    sent: there may be more than the memory holds."""
-    ranges = await _dead_ranges(admin, options.group)
+async def _found(
+    options: argparse.Namespace, admin: AdminClient, output: Output
+) -> tuple[DeadLetters, int, Counter[str]]:
+    """Shows the messages that are wanted. How many there are, and the topics that they were sent to first."""
+    letters = await dead_letters(admin, options.group)
     origins: Counter[str] = Counter()
-    wanted = await _shown(output, _each(admin, ranges, options.id or ()), origins)
+    wanted = await _shown(output, _wanted(admin, letters, options), letters, origins)
     if not wanted:
         await admin.group(options.group)  # raises for a group that is not there
-        output.text("no dead letter matches")
+        dealt_with = letters.stored - letters.new
+        output.text("no dead letter matches" + (f"; --again takes {dealt_with} that are not new" if dealt_with else ""))
+    return letters, wanted, origins
+
+
+async def _replay(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    """Dead letters stay where they are, marked. They are read twice, to be shown and to be sent: there may be more than the
+    memory holds."""
+    letters, wanted, origins = await _found(options, admin, output)
+    if not wanted:
         return 1
     target = f"the group {options.group}" if options.to == "group" else _spelled(origins)
     if options.dry_run:
@@ -263,10 +270,27 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
     if not confirmed(options, f"Send {wanted} messages again, to {target}?"):
         return 1
     sent = 0
-    async for message in _each(admin, ranges, options.id or ()):
-        await admin.send_again(message, group=options.group if options.to == "group" else None)
-        sent += 1
-    output.text(f"{sent} messages were sent again; the dead letters stay in {names.dlq_topic(options.group)}")
+    places: list[tuple[Queue, int]] = []
+    try:
+        async for message in _wanted(admin, letters, options):
+            await admin.send_again(message, group=options.group if options.to == "group" else None)
+            places.append((message.queue, message.queue_offset))
+            sent += 1
+    finally:  # also of a part: what was sent is not to be sent once more
+        await mark(admin, options.group, places, "replayed")
+    output.text(f"{sent} messages were sent again; the dead letters stay in {names.dlq_topic(options.group)}, marked")
+    return 0
+
+
+async def _discard(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    letters, wanted, _ = await _found(options, admin, output)
+    if not wanted:
+        return 1
+    if not confirmed(options, f"Discard {wanted} dead letters of {options.group}?"):
+        return 1
+    places = [(message.queue, message.queue_offset) async for message in _wanted(admin, letters, options)]
+    await mark(admin, options.group, places, "discarded")
+    output.text(f"{len(places)} dead letters are discarded: doctor and replay leave them out until they expire")
     return 0
 
 
@@ -283,16 +307,16 @@ async def _not_read(admin: AdminClient, group: str, topics: Collection[str]) -> 
     return set(topics) - read
 
 
-async def _shown(output: Output, messages: AsyncIterator[Message], origins: Counter[str]) -> int:
+async def _shown(output: Output, messages: AsyncIterator[Message], letters: DeadLetters, origins: Counter[str]) -> int:
     """Shows them in tables of some rows each, and counts the topics that they were sent to first. Returns how many there
     are."""
     count, rows = 0, list[dict[str, Any]]()
     async for message in messages:
-        rows.append(_record(message, output))
+        rows.append(_dead_record(letters, message, output))
         origins[message.origin] += 1
         count += 1
         if len(rows) == SHOWN_ROWS:
-            output.records(_COLUMNS, rows)
+            output.records(_DEAD_COLUMNS, rows)
             rows.clear()
-    output.records(_COLUMNS, rows)
+    output.records(_DEAD_COLUMNS, rows)
     return count

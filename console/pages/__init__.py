@@ -2,7 +2,7 @@
 
 groups         groups, and one of them closely
 group_changes  made, changed, deleted, offsets reset
-dead_letters   looked at, sent again
+dead_letters   looked at, sent again, discarded
 topics         topics, and one of them; made, changed, deleted
 messages       found, followed, and one of them
 brokers        how they do; what is wrong in the cluster

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from ...client.admin.described import Topic
+from ...client.admin.dead_letters import dead_letters, mark
 from ...client.arguments import parse_place
-from ...client.errors import ConfigError, TopicNotFound
+from ...client.errors import ConfigError
 from ...client.message import Message
 from ...protocol import names
 from ...protocol import properties as props
+from ...protocol.queue import Queue
 from ..change import Change
 from ..config import MAX_REPLAY, PAGE_ROWS
 from ..console import Console
@@ -21,29 +23,27 @@ from ..text import number, part
 from .messages import at_place, newest, rows_of
 
 SHOWN_PLAN = 20
+_COLUMNS = ("message id", "topic", "body")
 
 
 async def listed(request: Request) -> Page:
     console, group = console_of(request), request.path_params["group"]
-    topic = await _topic(console, group)
+    letters = await dead_letters(console.admin, group)
     limit = query_of(request).number("limit", PAGE_ROWS, least=1, most=MAX_REPLAY)
-    found = await newest(console, topic, limit, "*") if topic else []
+    found = await newest(console, letters.ranges, limit, "*")
     return Page(
         "dead_letters.html",
         {
             "group": group,
-            "total": topic.messages if topic else 0,
-            "rows": [(row, place_of(row.message), origin_of(row.message)) for row in await rows_of(reversed(found))],
+            "total": letters.stored,
+            "new": letters.new,
+            "rows": [
+                (row, place_of(row.message), origin_of(row.message), letters.state_of(row.message))
+                for row in await rows_of(reversed(found))
+            ],
             "limit": limit,
         },
     )
-
-
-async def _topic(console: Console, group: str) -> Topic | None:
-    try:
-        return await console.admin.topic(names.dlq_topic(group))
-    except TopicNotFound:
-        return None
 
 
 def place_of(message: Message) -> str:
@@ -56,7 +56,7 @@ def origin_of(message: Message) -> str:
 
 
 async def replay(request: Request, form: Form) -> Change:
-    """Sends one, some or all again. They stay where they are."""
+    """Sends one, some or all that are new again. They stay where they are, marked."""
     console, group = console_of(request), request.path_params["group"]
     to_group = form.choice("to", ("group", "topic"), "group") == "group"
     found = await _wanted(console, group, form)
@@ -65,8 +65,13 @@ async def replay(request: Request, form: Form) -> Change:
         return Change("Nothing is chosen to be sent again.", None, back, "", ["Choose dead letters, or all of them."])
 
     async def act() -> str:
-        for message in found:
-            await console.admin.send_again(message, group=group if to_group else None)
+        sent: list[tuple[Queue, int]] = []
+        try:
+            for message in found:
+                await console.admin.send_again(message, group=group if to_group else None)
+                sent.append((message.queue, message.queue_offset))
+        finally:  # also of a part: what was sent is not to be sent once more
+            await mark(console.admin, group, sent, "replayed")
         return f"{number(len(found))} messages were sent again {target}. The dead letters stay in {names.dlq_topic(group)}."
 
     origins = Counter(map(origin_of, found))
@@ -75,25 +80,47 @@ async def replay(request: Request, form: Form) -> Change:
         f"Only members of {group} get them."
         if to_group
         else "Every group that reads the topic gets them, also those that have handled them.",
-        "The dead letters stay where they are. What is sent again twice arrives twice.",
+        "The dead letters stay where they are, marked as replayed. What is sent again twice arrives twice.",
         "This page is the dry run: nothing has been sent yet.",
     ]
+    question = f"Send {number(len(found))} messages again {target}?"
+    return Change(question, act, back, "Send them", effects, _COLUMNS, await _plan(found))
+
+
+async def discard(request: Request, form: Form) -> Change:
+    """Says that one, some or all that are new are not wanted."""
+    console, group = console_of(request), request.path_params["group"]
+    found = await _wanted(console, group, form)
+    back = f"/groups/{part(group)}/dead"
+    if not found:
+        return Change("Nothing is chosen to be discarded.", None, back, "", ["Choose dead letters, or all of them."])
+
+    async def act() -> str:
+        await mark(console.admin, group, [(item.queue, item.queue_offset) for item in found], "discarded")
+        return f"{number(len(found))} dead letters are discarded."
+
+    effects = ["They stay where they are until they expire, and are no longer reported or replayed with the new ones."]
+    question = f"Discard {number(len(found))} dead letters of {group}?"
+    return Change(question, act, back, "Discard them", effects, _COLUMNS, await _plan(found))
+
+
+async def _plan(found: Sequence[Message]) -> list[tuple[str, str, str]]:
     shown = await rows_of(found[:SHOWN_PLAN])
     rows = [(row.message.message_id, origin_of(row.message), row.preview) for row in shown]
     if len(found) > SHOWN_PLAN:
         rows.append((f"and {number(len(found) - SHOWN_PLAN)} more", "", ""))
-    question = f"Send {number(len(found))} messages again {target}?"
-    return Change(question, act, back, "Send them", effects, ("message id", "topic", "body"), rows)
+    return rows
 
 
 async def _wanted(console: Console, group: str, form: Form) -> list[Message]:
-    topic = await _topic(console, group)
-    if form.text("which") == "all" and topic is not None:
-        if topic.messages > MAX_REPLAY:
-            text = (
-                f"{topic.messages} dead letters are more than {MAX_REPLAY}, which are sent again at once: choose some"
+    if form.text("which") == "all":
+        letters = await dead_letters(console.admin, group)
+        if letters.stored > MAX_REPLAY:
+            raise ConfigError(
+                f"which: {letters.stored} dead letters are more than the {MAX_REPLAY} that one form takes: choose some, or "
+                f"use `rocketlet messages replay {group}`"
             )
-            raise ConfigError(text)
-        return await newest(console, topic, MAX_REPLAY, "*")
+        found = await newest(console, letters.ranges, MAX_REPLAY, "*")
+        return [message for message in found if letters.state_of(message) == "new"]
     places = [parse_place(text, names.dlq_topic(group)) for text in form.all("place")]
     return [await at_place(console, queue, offset) for queue, offset in places]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from ...client.admin.dead_letters import all_marks, dead_letters
 from ...client.admin.ownership import CAUSES, Event, HandOver, hand_overs, ownerships
+from ...client.wire.side_by_side import side_by_side
 from ...protocol import names
 from ...protocol.queue import Queue
 from .. import charts
@@ -87,12 +89,13 @@ async def listed(request: Request) -> Page:
     await console.groups.show(groups.part.items, now=now)
     dead = {names.dlq_topic(name) for name in groups.part.items} & set(console.topics.names)
     await console.topics.show(sorted(dead), now=now)
+    new = await _new_dead(console, groups.part.items)
     samples = [known[name] for name in groups.names if name in known]
     return Page(
         "groups.html",
         {
             "groups": groups,
-            "rows": [_row(console, name) for name in groups.part.items],
+            "rows": [_row(console, name, new.get(name, 0)) for name in groups.part.items],
             "lag": sum(item.lag for item in samples),
             "members": sum(item.members for item in samples),
             "standing": sum(item.state == "no members" for item in samples),
@@ -105,9 +108,19 @@ def _dead(console: Console, group: str) -> int:
     return found.messages if found else 0
 
 
-def _row(console: Console, name: str) -> Row:
+async def _new_dead(console: Console, groups: Iterable[str]) -> Mapping[str, int]:
+    """How many dead letters nobody has dealt with, of groups that have any."""
+    some = [name for name in groups if _dead(console, name)]
+    if not some:
+        return {}
+    marks = await all_marks(console.admin)
+    found = await side_by_side(lambda name: dead_letters(console.admin, name, marks), some)
+    return {letters.group: letters.new for letters in found}
+
+
+def _row(console: Console, name: str, dead: int) -> Row:
     sample = console.groups.found.get(name)
-    return Row(name, sample, _dead(console, name), charts.spark(tuple(sample.lags)) if sample else "")
+    return Row(name, sample, dead, charts.spark(tuple(sample.lags)) if sample else "")
 
 
 async def shown(request: Request) -> Page:
@@ -142,7 +155,7 @@ async def shown(request: Request) -> Page:
             "pictures": _pictures(watch, part, window_s),
             "hand_overs": _hand_over_rows(watch.events),
             "events": [_told(event) for event in watch.events[: -SHOWN_EVENTS - 1 : -1]],
-            "dead": _dead(console, group),
+            "dead": (await _new_dead(console, [group])).get(group, 0),
             "unowned": sum(row.owner == "" and not row.queue.topic.startswith("%") for row in rows),
             "strict": any(item.strict for item in watch.config.values()),
         },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from ...client.admin.track import tracks
 from ...client.errors import ConfigError, TopicNotFound
 from ...client.message import Message
 from ...protocol import names
+from ...protocol.admin_bodies import Range
 from ...protocol.queue import Queue
 from ..config import LISTED_TOPICS, MAX_FOUND, TAIL_BATCH, TAIL_MESSAGES
 from ..console import Console
@@ -79,7 +80,7 @@ async def _search(console: Console, form: Form) -> list[Message]:
         if queue not in (await console.admin.topic(topic)).ranges:
             raise ConfigError(f"queue: the topic has no queue {queue}")
         return await _read(console, queue, begin, begin + limit, tags)
-    return await newest(console, await console.admin.topic(topic), limit, tags)
+    return await newest(console, (await console.admin.topic(topic)).ranges, limit, tags)
 
 
 async def _by_id(console: Console, text: str, topic: str) -> list[Message]:
@@ -123,12 +124,12 @@ async def _by_time(console: Console, name: str, form: Form, limit: int, tags: st
     return _in_time([message for some in parts for message in some])[:limit]
 
 
-async def newest(console: Console, topic: Topic, limit: int, tags: str) -> list[Message]:
+async def newest(console: Console, ranges: Mapping[Queue, Range], limit: int, tags: str) -> list[Message]:
     """Up to `limit` messages, the newest of all queues, oldest first."""
     parts = await asyncio.gather(
         *(
             _read(console, queue, max(span.begin, span.end - limit), span.end, tags)
-            for queue, span in topic.ranges.items()
+            for queue, span in ranges.items()
             if span.begin < span.end
         )
     )
@@ -210,7 +211,9 @@ async def tailed(request: Request) -> Page:
     tail: _Tail | None = getattr(request.state, "tail", None)
     if tail is None:
         ends = {queue: span.end for queue, span in topic.ranges.items()}
-        tail = request.state.tail = _Tail(ends, _holding(await newest(console, topic, TAIL_MESSAGES, tags), text))
+        tail = request.state.tail = _Tail(
+            ends, _holding(await newest(console, topic.ranges, TAIL_MESSAGES, tags), text)
+        )
     else:
         fresh = [message async for message in _fresh(console, topic, tail, tags)]
         tail.messages = (tail.messages + _holding(_in_time(fresh), text))[-TAIL_MESSAGES:]

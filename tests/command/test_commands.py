@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from io import StringIO
+from typing import Any
 
 import pytest
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject
@@ -109,7 +110,7 @@ async def test_dead_letters_are_shown_and_replayed_to_the_group_alone(run: Run, 
 
     async def handle(message: Message) -> Reject | None:
         if is_broken:
-            return Reject()
+            return Reject("no such customer")
         mended.append(message)
         return None
 
@@ -132,11 +133,45 @@ async def test_dead_letters_are_shown_and_replayed_to_the_group_alone(run: Run, 
         assert "1 messages were sent again; the dead letters stay in %DLQ%g" in replayed.out
         await eventually(lambda: len(mended) == 1)
         assert [message.body for message in others] == [b"poison"], "another group does not get it again"
-        assert (await run("messages", "replay", "g", "--to", "topic", "--yes")).status == 0
+        again = await run("messages", "replay", "g", "--to", "topic", "--yes")
+        assert (again.status, "--again takes 1 that are not new" in again.out) == (1, True)
+        assert (await run("messages", "replay", "g", "--to", "topic", "--again", "--yes")).status == 0
         await eventually(lambda: len(mended) == 2 and len(others) == 2)
     for message in mended:
         assert (message.topic, message.body, message.tag, message.keys) == ("orders", b"poison", "T", ["k1"])
         assert (message.properties["colour"], message.message_id) == ("red", sent.message_id)
+
+
+async def test_dead_letters_are_new_until_somebody_deals_with_them(run: Run, node: Node) -> None:
+    async def states() -> list[tuple[Any, Any]]:
+        found = (await run("messages", "dead", "g", "--json")).records
+        return sorted((item["body"], item["state"]) for item in found)
+
+    async with (
+        Consumer(node.address, "g", "orders", lambda message: Reject(f"no {message.body.decode()}"), start="first"),
+        Producer(node.address) as producer,
+    ):
+        sent = [await producer.send("orders", body, queue_key="k") for body in (b"a", b"b", b"c", b"d")]
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 4)
+    assert "no a" in (await run("messages", "dead", "g")).out
+    assert (await run("messages", "discard", "g", "--id", sent[1].message_id, "--yes")).status == 0
+    assert (await run("messages", "replay", "g", "--id", sent[2].message_id, "--yes")).status == 0
+    assert await states() == [("a", "new"), ("b", "discarded"), ("c", "replayed"), ("d", "new")]
+    assert "2 messages were given up" in (await run("doctor")).out
+    discarded = await run("messages", "discard", "g", "--yes")
+    assert "2 dead letters are discarded" in discarded.out
+    assert "dead_letters" not in (await run("doctor")).out
+    assert "MARKS" not in (await run("topics", "list")).out, "marks are no topic of a user"
+    async with AdminClient(node.address) as admin:
+        await admin.delete_topic("%DLQ%g")
+        node.clock.advance(1)
+        async with (
+            Consumer(node.address, "g", "orders", lambda message: Reject(), start="first"),
+            Producer(node.address) as producer,
+        ):
+            await producer.send("orders", b"e", queue_key="k")
+            await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
+    assert await states() == [("e", "new")], "a topic that is made anew begins without marks"
 
 
 async def test_a_replay_holds_few_of_many_dead_letters_at_a_time(

@@ -189,7 +189,7 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
 
     async def handle(message: Message) -> Reject | None:
         if is_broken:
-            return Reject()
+            return Reject("no such customer")
         await mended(message)
         return None
 
@@ -202,7 +202,8 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
         html = ""
         while "poison" not in html:
             html = await site.get("/groups/g/dead")
-        assert "1 messages were tried as often" in plain(html)
+        assert "1 messages were given up; 1 of them are new" in plain(html)
+        assert "no such customer" in plain(html)
         is_broken = False
         fields = {"which": "all"} if which == "all" else {"which": "some", "place": "broker-a:0:0"}
         asked, done = await site.change("/groups/g/dead", "/groups/g/replay", to="group", **fields)
@@ -211,6 +212,15 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
         assert "1 messages were sent again to the retry topic of g." in done
         await eventually(lambda: mended.bodies == [b"poison"])
         assert others.bodies == [b"poison"], "another group does not get it again"
+        assert "0 of them are new" in await site.text("/groups/g/dead")
+        if which == "all":
+            token = token_of(await site.get("/groups/g/dead"))
+            for path in ("replay", "discard"):
+                answer = await site.post(f"/groups/g/{path}", {"token": token, "which": "all"})
+                assert "Nothing is chosen" in plain(answer.text), "none is new"
+            return
+        _, done = await site.change("/groups/g/dead", "/groups/g/discard", **fields)
+        assert "1 dead letters are discarded" in done
         _, done = await site.change("/groups/g/dead", "/groups/g/replay", to="topic", **fields)
         assert "to orders" in done
         await eventually(lambda: len(mended.messages) == 2 and len(others.messages) == 2)

@@ -1,0 +1,160 @@
+"""Dead letters of a group: which are new, and which were sent again or discarded.
+
+A dead letter stays where it is until its topic's messages expire. That somebody has dealt with it is said by a mark: a small
+message in a topic of marks, at the broker that has the letter. So marks outlive restarts and letters, and work on Apache's
+brokers.
+
+A mark names offsets of a queue. It holds for letters that were stored before it, because a topic that was deleted and made
+anew counts from 0 again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from ...protocol import names
+from ...protocol.admin_bodies import Range
+from ...protocol.queue import Queue
+from ..config import MARKED_AT_ONCE
+from ..errors import TopicNotFound
+from ..message import Message
+from .admin_client import AdminClient
+
+State = Literal["new", "replayed", "discarded"]
+_MARKS: Final[frozenset[str]] = frozenset(("replayed", "discarded"))
+
+
+class Mark(NamedTuple):
+    """The offsets of a queue from `begin` up to `end`; `stored_ms`: when that was said, by the broker's clock."""
+
+    state: State
+    begin: int
+    end: int
+    stored_ms: int
+
+
+Marks = Mapping[Queue, list[Mark]]
+"""By queue of a dead-letter topic, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """`ranges`: the offsets that are stored, by queue; empty if the group has never given a message up."""
+
+    group: str
+    ranges: Mapping[Queue, Range]
+    marks: Marks
+    new: int
+
+    @property
+    def stored(self) -> int:
+        return sum(span.end - span.begin for span in self.ranges.values())
+
+    def state_of(self, message: Message) -> State:
+        state: State = "new"
+        for mark in self.marks.get(message.queue, ()):
+            if mark.begin <= message.queue_offset < mark.end and message.store_ms <= mark.stored_ms:
+                state = mark.state
+        return state
+
+
+async def dead_letters(admin: AdminClient, group: str, marks: Marks | None = None) -> DeadLetters:
+    """`marks`, as `all_marks` gives them: whoever asks for many groups reads them once. Raises RocketletError."""
+    try:
+        ranges = (await admin.topic(names.dlq_topic(group))).ranges
+    except TopicNotFound:
+        return DeadLetters(group, {}, {}, 0)
+    known = await all_marks(admin) if marks is None else marks
+    valid = {queue: await _valid(admin, queue, span, known.get(queue, ())) for queue, span in ranges.items()}
+    new = sum(span.end - span.begin - _covered(span, valid[queue]) for queue, span in ranges.items())
+    return DeadLetters(group, ranges, valid, new)
+
+
+async def all_marks(admin: AdminClient) -> Marks:
+    """Those of all groups. Raises RocketletError."""
+    try:
+        ranges = (await admin.topic(names.MARKS_TOPIC)).ranges
+    except TopicNotFound:
+        return {}
+    marks: dict[Queue, list[Mark]] = {}
+    for queue, span in ranges.items():
+        async for messages in admin.read(queue, span.begin, span.end):
+            for message in messages:
+                for letters, mark in _read(message, queue.broker_name):
+                    marks.setdefault(letters, []).append(mark)
+    return marks
+
+
+def _read(message: Message, broker: str) -> list[tuple[Queue, Mark]]:
+    """What a mark says; nothing if it is none of ours."""
+    try:
+        said: Any = json.loads(message.body)
+        state, queue = said["state"], Queue(names.dlq_topic(said["group"]), broker, int(said["queue"]))
+        ranges = [(int(begin), int(end)) for begin, end in said["ranges"]]
+    except (ValueError, TypeError, KeyError):
+        return []
+    if state not in _MARKS:
+        return []
+    return [(queue, Mark(state, begin, end, message.store_ms)) for begin, end in ranges]
+
+
+async def _valid(admin: AdminClient, queue: Queue, span: Range, marks: Iterable[Mark]) -> list[Mark]:
+    """Without those that speak of letters which are gone, or of an earlier topic of the name."""
+    near = [mark for mark in marks if mark.end > span.begin and mark.begin < span.end]
+    if not near:
+        return []
+    async for messages in admin.read(queue, span.begin, span.begin + 1):
+        return [mark for mark in near if messages and mark.stored_ms >= messages[0].store_ms]
+    return []
+
+
+def _covered(span: Range, marks: Iterable[Mark]) -> int:
+    """How many offsets of a range have a mark."""
+    count, reached = 0, span.begin
+    for mark in sorted(marks, key=lambda mark: mark.begin):
+        begin, end = max(mark.begin, reached), min(mark.end, span.end)
+        if begin < end:
+            count += end - begin
+            reached = end
+    return count
+
+
+async def mark(admin: AdminClient, group: str, places: Iterable[tuple[Queue, int]], state: State) -> None:
+    """Says that dead letters, by queue and offset, were sent again or discarded. Raises RocketletError."""
+    by_queue: dict[Queue, list[int]] = {}
+    for queue, offset in places:
+        by_queue.setdefault(queue, []).append(offset)
+    for queue, offsets in by_queue.items():
+        await _make_topic(admin, queue.broker_name)
+        ranges = _ranges(sorted(offsets))
+        for begin in range(0, len(ranges), MARKED_AT_ONCE):
+            said = {
+                "group": group,
+                "queue": queue.queue_id,
+                "state": state,
+                "ranges": ranges[begin : begin + MARKED_AT_ONCE],
+            }
+            await admin.store(Queue(names.MARKS_TOPIC, queue.broker_name, 0), json.dumps(said).encode())
+
+
+def _ranges(offsets: Iterable[int]) -> list[list[int]]:
+    """Numbers that follow each other, as beginnings and ends."""
+    found: list[list[int]] = []
+    for offset in offsets:
+        if found and found[-1][1] >= offset:
+            found[-1][1] = offset + 1
+        else:
+            found.append([offset, offset + 1])
+    return found
+
+
+async def _make_topic(admin: AdminClient, broker: str) -> None:
+    try:
+        if broker in (await admin.topic(names.MARKS_TOPIC)).config:
+            return
+    except TopicNotFound:
+        pass
+    await admin.create_topic(names.MARKS_TOPIC, queues=1, brokers=[broker])
