@@ -1,4 +1,4 @@
-"""What brokers and name servers answer to administration, read by a client: the counterpart of `admin_bodies`.
+"""Reads the answers of brokers and name servers to administration: the counterpart of `admin_bodies`.
 
 Apache's brokers of 4.9 and 5.3 write the same bodies with more fields; fields that are not named here are ignored.
 """
@@ -92,7 +92,7 @@ def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
 
 
 class Running(NamedTuple):
-    """What a member says of itself. `commit_offsets` has the queues in its hands. `versions`: of the subscriptions."""
+    """A member's report on itself. `commit_offsets` has the queues that it owns, `versions` those of its subscriptions."""
 
     subscriptions: Mapping[str, str]
     commit_offsets: Mapping[Queue, int]

@@ -1,4 +1,4 @@
-"""AGREE_ON_MEMBERS, Rocketlet's own request: what a broker says to another one of a group with foreign members on both.
+"""AGREE_ON_MEMBERS, Rocketlet's own request: two brokers talk about a group that has foreign members on both.
 
 Its header has `number`: of the last word that said something new. `heard`: the number of the other's last word that came.
 `asks`: this word is to be answered by one of the other's. `digest`: of the members of the topics that both have. `token`:
@@ -32,7 +32,7 @@ class Members:
 
 
 class Word(NamedTuple):
-    """What a broker says to another one of a group."""
+    """One message of a broker to another one about a group."""
 
     header: AgreeOnMembers
     members: Members

@@ -3,9 +3,10 @@
 A strategy is called with a member's own id, all queues and all member ids of one topic, both sorted, and returns the
 member's queues. All members must use the same strategy, because they do not talk to each other.
 
-What moves when the n-th member joins or leaves a group that shares q queues (8 to 100 queues, 2 to 20 members): AVG 31 to
-46 %, because shares are consecutive; AVG_BY_CIRCLE 62 to 91 %; CONSISTENT_HASH about q / n, but shares differ; STICKY the
-fewest possible, q / n at most, and shares differ by one at most. It needs Rocketlet's broker, which knows who owns what.
+Queues that move when the n-th member joins or leaves a group of q queues (measured with 8 to 100 queues, 2 to 20 members):
+AVG 31 to 46 %, because shares are consecutive; AVG_BY_CIRCLE 62 to 91 %; CONSISTENT_HASH about q / n, but shares differ;
+STICKY the fewest possible, q / n at most, and shares differ by one at most. It needs Rocketlet's broker, which knows who
+owns what.
 """
 
 from __future__ import annotations
@@ -222,7 +223,8 @@ class Sticky:
         for queue in queues:
             held.get(owners.get(queue, ""), free).append(queue)
         size, rest = divmod(len(queues), len(client_ids))
-        larger = set(sorted(client_ids, key=lambda member: -len(held[member]))[:rest])  # who has most may have one more
+        # the members with most may have one more
+        larger = set(sorted(client_ids, key=lambda member: -len(held[member]))[:rest])
         for member in client_ids:
             target = size + (member in larger)
             free += held[member][target:]

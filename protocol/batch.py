@@ -22,7 +22,7 @@ from .subscription import tag_code
 
 _ENTRY: Final = Struct(">iIIii")
 _SIZE: Final = Struct(">h")
-ENTRY_BYTES: Final = _ENTRY.size + _SIZE.size  # of a message without body and properties
+ENTRY_BYTES: Final = _ENTRY.size + _SIZE.size  # a message without body and properties
 _SHARED: Final = {(born, store): Struct(f">iq{born}sq{store}siq") for born in (8, 20) for store in (8, 20)}
 _TAGS_MARK: Final = (props.TAGS + props.NAME_END).encode()
 _PAIR_END: Final = props.PAIR_END.encode()
@@ -41,8 +41,8 @@ class BatchEntry(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all records of a batch have in common. `topic` carries its length byte in front, `properties` are appended to each
-    message's own, and `sys_flag` must say the kinds of the hosts."""
+    """The fields that all records of a batch share. `topic` carries its length byte in front, `properties` are appended to
+    each message's own, and `sys_flag` must say the kinds of the hosts."""
 
     topic: bytes
     queue_id: int
@@ -90,8 +90,8 @@ def decode_batch(data: bytes) -> list[BatchEntry]:
 
 
 def piece_of(data: bytes, at: int, most: int, most_bytes: int) -> tuple[int, int]:
-    """How many messages of a batch body that come next, from `at` on, are at most so many, or one; and where they end.
-    What is garbled belongs to the piece: who reads it finds that out."""
+    """The next piece of a batch body, from `at` on: how many messages it has, and where they end. It keeps to both limits,
+    but has at least one message. Garbled bytes belong to the piece; whoever decodes it reports them."""
     end = len(data)
     last = min(end, at + most_bytes)
     messages, behind = 0, at
@@ -212,7 +212,7 @@ def _records(
 
 
 def _checksums(heads: list[bytes], tails: list[bytes]) -> list[bytes]:
-    """What stands at the end of each record, for which messages that are sent leave room."""
+    """The checksum property at the end of each record. Messages that are sent leave room for it."""
     found = map(crc32, tails, map(crc32, heads))
     digits = hexlify(Struct(f">{len(heads)}I").pack(*found))
     return [CHECKSUM_MARK + digits[at : at + 8] for at in range(0, len(digits), 8)]
@@ -231,5 +231,5 @@ def _completed(texts: list[bytes], shared: bytes) -> list[bytes]:
 
 
 def _tag_codes(texts: list[bytes]) -> list[int]:
-    """What a broker filters by; most batches have no tag at all."""
+    """The hashes that a broker filters by. Most batches have no tag at all."""
     return [tag_code(text.decode()) if _TAGS_MARK in text else 0 for text in texts]

@@ -205,14 +205,14 @@ PULL_SUBSCRIPTION: Final = 0x4
 
 # Extension fields that only Rocketlet peers understand and Apache's ignore.
 EXT_ACCEPT_ENCODING: Final = "acceptEncoding"
-EXT_CHANNEL: Final = "channel"  # of IDENTIFY: the TLS channel's binding, in hex
-EXT_DETAIL: Final = "detail"  # of GET_CONSUMER_LIST_BY_GROUP: "position", "members" or "share"
+EXT_CHANNEL: Final = "channel"  # IDENTIFY: the TLS channel's binding, in hex
+EXT_DETAIL: Final = "detail"  # GET_CONSUMER_LIST_BY_GROUP: "position", "members" or "share"
 # with it: the topic's queues by broker, as JSON, as who asks sees them; of its answer: the same, as the members see them
 EXT_SEEN_QUEUES: Final = "seenQueues"
-# of NOTIFY_CONSUMER_IDS_CHANGED: by topic, which of how many members its receiver is, and how many queues these see, as JSON
+# NOTIFY_CONSUMER_IDS_CHANGED: JSON by topic: the receiver's position, the number of members, and how many queues they see
 EXT_PLACES: Final = "places"
-EXT_SHARES: Final = "shares"  # of both: by topic, the receiver's queues, where the broker shares them out (STICKY)
-EXT_UNKNOWN: Final = "unknown"  # of QUERY_CONSUMER_OFFSET: "error" or "latest"
+EXT_SHARES: Final = "shares"  # both: by topic, the receiver's queues, where the broker shares them out (STICKY)
+EXT_UNKNOWN: Final = "unknown"  # QUERY_CONSUMER_OFFSET: "error" or "latest"
 
 
 def code_name(code: int) -> str:

@@ -1,4 +1,4 @@
-"""Every limit of what is read and written on the wire. What goes beyond is refused, with the limit in the refusal."""
+"""Every limit on the wire. A request beyond one is refused, and the refusal names the limit."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def encode_msgpack(code: int, flag: int, opaque: int, language: int, ext: Ext, b
 
 
 def encode_msgpack_head(code: int, flag: int, opaque: int, language: int, ext: Ext, body_bytes: int) -> bytes:
-    """What stands before the body of such a frame, for a body that is too large to be copied for it."""
+    """The bytes before the body of such a frame. A large body then need not be copied."""
     header: bytes = _packb((code, flag, opaque, language, VERSION, None, ext))
     size = len(header)
     return _PREFIX.pack(4 + size + body_bytes, _MSGPACK_MARK | size) + header

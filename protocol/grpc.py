@@ -59,7 +59,7 @@ class MessageReader:
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._size = 0  # of what the parts begin with, once it is known
+        self._size = 0  # the first message's, once it is known
         self.waiting_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -93,7 +93,7 @@ class MessageReader:
 
 
 def _size_of(data: bytes, begin: int = 0) -> int:
-    """Of a message with its prefix. Raises CallFault."""
+    """The size of a message with its prefix. Raises CallFault."""
     if data[begin]:
         raise CallFault(
             Status.UNIMPLEMENTED, "compressed gRPC messages are not taken; send them with identity encoding"
@@ -135,7 +135,7 @@ def percent_encoded(text: str) -> bytes:
 
 
 def timeout_s(text: bytes | None) -> float | None:
-    """Of `grpc-timeout`; None without one. Raises CallFault."""
+    """The seconds of `grpc-timeout`; None without one. Raises CallFault."""
     if text is None:
         return None
     digits, unit = text[:-1], _UNITS_S.get(text[-1:])

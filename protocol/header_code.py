@@ -33,7 +33,7 @@ class Field(NamedTuple):
 
 
 def fields_of(kind: type[Any]) -> tuple[Field, ...]:
-    """Of a NamedTuple whose fields are text, numbers or booleans."""
+    """The fields of a NamedTuple, which are text, numbers or booleans."""
     defaults = kind._field_defaults
     return tuple(
         Field(_camel(name), _converter(hint), defaults.get(name, REQUIRED))

@@ -32,7 +32,7 @@ BEGIN_MARK: Final = (
     b"\x02\x04"  # before the checksum of some records: where the record begins, as only its broker can say it
 )
 BEGIN_BYTES: Final = 14  # the mark and 12 characters of base64
-MAX_HEAD_BYTES: Final = 112  # what is before a body, both hosts IPv6
+MAX_HEAD_BYTES: Final = 112  # before a body, with both hosts IPv6
 FIXED_BYTES: Final = 91  # a record without body, topic and properties, both hosts IPv4
 MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + MAX_PROPERTY_BYTES
 
@@ -187,8 +187,8 @@ def record_size(data: bytes, position: int, most: int = MAX_RECORD_BYTES) -> int
 
 
 def places_in(data: bytes | memoryview, positions: Iterable[int]) -> list[tuple[int, int]]:
-    """Of the records at some positions, the size and the place in the log that each claims. Raises MessageError where
-    there is no room for a record's head."""
+    """The size and the place in the log that each record claims, for the records at some positions. Raises MessageError
+    where there is no room for a record's head."""
     try:
         return [_size_and_offset(data, position) for position in positions]
     except StructError:

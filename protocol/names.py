@@ -103,12 +103,12 @@ def is_system_group(group: str) -> bool:
 
 
 def topic_fault(topic: str) -> str | None:
-    """What is wrong with a topic's name; None if it is legal."""
+    """Why a topic's name is not legal; None if it is."""
     return _fault("topic", topic, MAX_TOPIC_CHARS)
 
 
 def group_fault(group: str) -> str | None:
-    """What is wrong with a group's name; None if it is legal."""
+    """Why a group's name is not legal; None if it is."""
     if group in RESERVED_GROUPS:
         return f"the group name {group} is reserved; choose another one"
     return _fault("group", group, MAX_GROUP_CHARS)

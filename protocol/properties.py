@@ -149,7 +149,7 @@ def _name_of(item: str) -> str:
 
 
 def reserved_fault(properties: Mapping[str, str]) -> str | None:
-    """What is wrong with a user's properties; None if they may be sent."""
+    """Why a user's properties cannot be sent; None if they can."""
     for name, value in properties.items():
         if name in RESERVED:
             return f"the property {name} is RocketMQ's own; choose another name"

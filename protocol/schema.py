@@ -1,7 +1,7 @@
 """JSON bodies are checked once, where they come in: msgspec checks their types, counts and lengths.
 
 A `Shape` names the fields that are read; others are ignored, as fastjson ignores them. Like fastjson it accepts numbers and
-booleans as text. What a decoder behind `reads` gets has the types that its shape says.
+booleans as text. Behind `reads`, a decoder finds the types that its shape says.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def reads(
     return decorate
 
 
-_UNSHAPED = (KeyError, TypeError, AttributeError, IndexError, OverflowError)  # of decoders without a shape
+_UNSHAPED = (KeyError, TypeError, AttributeError, IndexError, OverflowError)  # decoders without a shape raise these
 
 
 def answers(name: str, shape: Any = Any) -> Callable[[Callable[[S], T]], Callable[[bytes], T]]:

@@ -1,9 +1,9 @@
-"""Who sent a request: HMAC-SHA1 over its header fields and body, as Apache's clients sign
-(AclClientRPCHook, AclUtils.combineRequestContent, AclSigner).
+"""Proves who sent a request: HMAC-SHA1 over its header fields and body, as Apache's clients sign (AclClientRPCHook,
+AclUtils.combineRequestContent, AclSigner).
 
-The values of all fields but the signature itself, in the order of their names, with nothing between them, then the body.
-Neither the request's code nor its number nor the time is signed, and values may be shifted from one field to the next:
-only TLS protects against somebody on the way.
+It covers the values of all other fields in the order of their names, with nothing between them, then the body. Neither the
+request's code nor its number nor the time is signed, and values may be shifted from one field to the next: only TLS
+protects against somebody on the way.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _known_hash = lru_cache(maxsize=4096)(java_hash)
 
 
 def tag_code(properties: str) -> int:
-    """What a broker filters a message by: the hash of its tag, 0 without one."""
+    """The hash of a message's tag, which a broker filters by; 0 without a tag."""
     tag = props.find(properties, props.TAGS)
     if not tag:
         return 0
@@ -48,7 +48,7 @@ def tag_code(properties: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What one member wants of one topic. `version` is the time of the subscription (ms; ns from Go)."""
+    """One member's subscription to one topic. `version` is the time of the subscription (ms; ns from Go)."""
 
     topic: str
     expression: str = ALL

@@ -15,7 +15,7 @@ _FIELD, _RECORD = "\x01", "\x02"
 
 
 class Kind(IntEnum):
-    """Of a message: org.apache.rocketmq.common.message.MessageType."""
+    """The kind of a message: org.apache.rocketmq.common.message.MessageType."""
 
     NORMAL = 0
     HALF = 1
@@ -24,7 +24,7 @@ class Kind(IntEnum):
 
 
 class Outcome(IntEnum):
-    """Of a handler: org.apache.rocketmq.client.consumer.listener.ConsumeReturnType."""
+    """How a handler ended: org.apache.rocketmq.client.consumer.listener.ConsumeReturnType."""
 
     SUCCESS = 0
     EXCEPTION = 2

@@ -1,6 +1,6 @@
 """Long work in slices: a generator that yields after each small piece of it, and returns the result.
 
-Whoever runs it may do something else at each yield. A piece is as much as takes well under a millisecond.
+The caller may do something else at each yield. A piece takes well under a millisecond.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who may do what: Apache's plain ACL.
+"""Accounts and their permissions: Apache's plain ACL.
 
 acl        judges each request
-accounts   the accounts of plain_acl.yml, and what each may do
+accounts   the accounts of plain_acl.yml and their permissions
 addresses  patterns of white addresses
 file       the accounts' file, reloaded and rewritten
-needs      what a request needs permission for
+needs      the permissions that a request needs
 """

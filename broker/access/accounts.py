@@ -1,4 +1,4 @@
-"""Apache's `plain_acl.yml`: accounts, what each may do, and the addresses that need no account.
+"""Apache's `plain_acl.yml`: accounts, their permissions, and the addresses that need no account.
 
     globalWhiteRemoteAddresses:
     - 10.10.103.*
@@ -38,7 +38,7 @@ MIN_KEY_CHARS: Final = 7  # Apache: more than 6
 
 
 class Permission(IntEnum):
-    """What an account may do with a topic or group; 0 is DENY. Bits, but no IntFlag, whose & takes twelve times as long."""
+    """An account's permission for a topic or group; 0 is DENY. Bits, but no IntFlag, whose & takes twelve times as long."""
 
     DENY = 0
     PUB = 4

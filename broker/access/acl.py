@@ -42,15 +42,15 @@ class Unauthorized(Exception):
 
 
 class Known:
-    """What is known of a session under one version of the policy."""
+    """Remembers about a session what one version of the policy decided."""
 
     __slots__ = ("access_key", "host", "identified", "is_white", "policy", "proof", "signing", "trusted")
 
     def __init__(self, policy: Policy, peer: str) -> None:
         self.identified: Account | None = None
         self.proof: Signer | None = None  # the secret that has identified it
-        self.access_key = ""  # of the account that asked last
-        self.signing: Account | None = None  # it, if it has to sign here
+        self.access_key = ""  # the account that asked last
+        self.signing: Account | None = None  # the same account, if it has to sign here
         self.policy = policy
         self.host = peer.rpartition(":")[0]
         self.is_white = policy.is_white(self.host)
@@ -92,7 +92,7 @@ class Acl:
         self.file.load()
 
     def known(self, session: Session) -> Known:
-        """What is known of a session under the policy in force."""
+        """The session's record under the policy in force."""
         policy, known = self.file.policy, session.known
         if not isinstance(known, Known):
             known = session.known = Known(policy, session.peer)

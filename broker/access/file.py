@@ -92,7 +92,7 @@ class AclFile:
             raise AclError(f"{self.path} is not a mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")
         return found or {}
 
-    # What mqadmin changes
+    # Changes by mqadmin
 
     @property
     def entries(self) -> Sequence[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a request needs an account's permission for."""
+"""The permissions that a request needs."""
 
 from __future__ import annotations
 

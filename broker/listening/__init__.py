@@ -1,4 +1,4 @@
-"""What all doors share of a listening socket.
+"""The part of a listening socket that all doors share.
 
 client      a client's socket, as far as TLS deals with it
 carrier     a client's socket as any door may use it, whichever made it
@@ -7,5 +7,5 @@ self_signed  a certificate where none is given
 expiry      until when certificates are valid
 tls         how TLS is set up: mode, certificates and keys
 handshakes  which TLS handshakes run, and which wait
-records     what a TLS client sends, until it is decrypted
+records     a TLS client's bytes, until they are decrypted
 """

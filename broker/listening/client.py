@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Decryption(Protocol):
-    """What stands before a client's TLS."""
+    """Stands between a client's socket and its TLS."""
 
     @property
     def held_bytes(self) -> int: ...
@@ -42,4 +42,5 @@ class Client(asyncio.Protocol):
 
     @abstractmethod
     def plain_refusal(self, data: bytes, remark: str) -> bytes:
-        """What a client can read that has sent this to a port that takes TLS only; empty if it asked nothing yet."""
+        """A refusal in the client's own protocol, for plain data at a port that takes TLS only; empty if it has asked
+        nothing yet."""

@@ -8,7 +8,7 @@ does (NettyRemotingServer.HandshakeHandler):
 2. Plain: the Connection becomes the socket's protocol, and the Entrance is gone. Nothing is slower from then on.
 3. TLS: the handshake waits for its turn (`handshakes`). Then `loop.start_tls` puts its own protocol before the socket, and
    `Records` stands before that. When the handshake is done, the Connection writes to the encrypted transport.
-4. What the mode does not allow is refused with a reason, in the client's own language where that is possible.
+4. A client that the mode does not allow is refused with a reason, in its own protocol where that is possible.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Entrance(asyncio.Protocol, Generic[C]):
         self._transport.close()
 
     def _hand_over(self, data: bytes) -> None:
-        """What the client speaks is known by its first bytes; from now on somebody else reads them."""
+        """Picks the door by the client's first bytes, and hands the socket over to it."""
         assert self._transport is not None
         protocol = self._door(self.connection, data)
         self._transport.set_protocol(protocol)
@@ -154,7 +154,7 @@ class Entrance(asyncio.Protocol, Generic[C]):
         try:
             encrypted = await starting
         finally:
-            del starting  # what it raises refers to this frame, and must not be referred to by it: see `garbage`
+            del starting  # its exception refers to this frame; a reference back would be a circle: see `garbage`
         if encrypted is None or raw.is_closing():  # closed amid the handshake: start_tls does not mind
             raise ConnectionResetError("the connection was closed")
         self._use(encrypted)

@@ -1,8 +1,8 @@
 """Which TLS handshakes run, and which wait.
 
-Whoever can connect can ask for a private-key operation, and a hello that is copied costs the client nothing. 400 at once
-stopped the event loop for 223 ms. So a few begin at a time; the others wait, and each client address has one in turn, so that
-an address that asks for very many keeps only itself waiting.
+Every client that connects can ask for a private-key operation, and copying a hello costs it nothing. 400 at once stopped
+the event loop for 223 ms. So a few begin at a time; the others wait, and each client address has one in turn, so that an
+address that asks for very many keeps only itself waiting.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Handshakes:
             self.opened(entering)
 
     def _drop(self) -> None:
-        """Of too many that wait, the newest of the address that has most of them."""
+        """Drops the newest waiting handshake of the address that has most of them."""
         address = max(self._waiting, key=lambda address: len(self._waiting[address]))
         entering, _ = self._waiting[address].pop()
         if not self._waiting[address]:
@@ -93,7 +93,7 @@ class Handshakes:
         entering.refuse("too many TLS handshakes wait")
 
     def _make_room(self) -> None:
-        """Of too many that run, the oldest of the address that has most of them: it has had its chance."""
+        """Ends the oldest running handshake of the address that has most of them: it has had its chance."""
         address, _ = Counter(entering.address for entering in self._running).most_common(1)[0]
         oldest = next(entering for entering in self._running if entering.address == address)
         del self._running[oldest]  # its task ends later; the next one that comes must end another

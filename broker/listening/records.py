@@ -1,11 +1,11 @@
-"""What a TLS client sends, between the socket and OpenSSL.
+"""Holds a TLS client's records back from OpenSSL.
 
 OpenSSL reads all that it is given in one piece, while the event loop waits, and the client decides what that costs:
 
 1. Its part of a handshake takes a private-key operation, 0.1 to 3 ms. So each part waits for its turn.
 2. A record may hold no data: a key update (RFC 8446, 4.6.3) has 27 bytes and takes 27 us, and OpenSSL takes any number of
-   them. 1.9 MB stopped a broker for 1.1 s. So few records are decrypted at a time, and who sends many without data is cut
-   off, as by Go's crypto/tls (maxUselessRecords). Key updates of honest clients lie millions of records apart.
+   them. 1.9 MB stopped a broker for 1.1 s. So few records are decrypted at a time, and a client that sends many without
+   data is cut off, as by Go's crypto/tls (maxUselessRecords). Key updates of honest clients lie millions of records apart.
 3. Nothing is decrypted while requests of this client wait. It would be decrypted later, in one piece.
 """
 
@@ -47,7 +47,7 @@ class Records(asyncio.Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """What waits here to be decrypted, and encrypted to be read by the client."""
+        """Bytes that wait to be decrypted, and encrypted bytes that the client has not read."""
         return len(self._rest) + self._raw.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:

@@ -23,8 +23,8 @@ def can_sign() -> bool:
 
 
 def with_certificate(use: Callable[[Path], T]) -> T:
-    """What `use` makes of a PEM file with a fresh key and its certificate. OpenSSL reads files only: this one is the
-    process', and gone afterwards. Takes some 50 ms, most of them for imports."""
+    """Calls `use` with a PEM file that has a fresh key and its certificate. OpenSSL reads files only; this one is deleted
+    afterwards. Takes some 50 ms, most of them for imports."""
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:
         file.write(_pem())
         file.flush()

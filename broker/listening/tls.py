@@ -71,8 +71,8 @@ def _context_of(pem: Path) -> ssl.SSLContext:
 
 
 def client_context(authority: Path, own: TlsFiles | None) -> ssl.SSLContext:
-    """Of a broker that registers: the name server's certificate is checked, the broker's shown if one is asked for.
-    Raises TlsError."""
+    """For a broker that registers: checks the name server's certificate, and shows the broker's own if asked for. Raises
+    TlsError."""
     try:
         check_file(authority, MAX_TLS_FILE_BYTES)
         context = ssl.create_default_context(cafile=authority)
@@ -103,7 +103,7 @@ def _date(time_s: float) -> str:
 
 
 class Tls:
-    """What all connections of a server share: mode, certificate, what was already reported.
+    """The TLS settings that all connections of a server share: mode, certificate, and the faults already reported.
 
     Without files the mode must not be `enforcing`, and TLS is offered only if `signs_itself`: with a certificate that nobody
     can check. name_server_authority: PEM; with it the

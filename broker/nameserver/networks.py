@@ -1,7 +1,7 @@
-"""The networks that this machine or container is in, by which a client that comes from outside is told.
+"""The networks that this machine or container is in. They tell clients inside from clients outside.
 
-A container is reached in two ways: by its neighbours at its own address, and through a published port. Who comes through a
-published port comes from the gateway, or from another network, and cannot reach the container's own address.
+A container is reached in two ways: by its neighbours at its own address, and through a published port. Clients of a
+published port come from the gateway or from another network, and cannot reach the container's own address.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Networks:
     gateways: frozenset[IPv4Address] = frozenset()
 
     def is_outside(self, address: str) -> bool:
-        """Whether a client of this address, without a port, cannot reach us at our own. IPv6 can: it needs no translation."""
+        """Whether a client at this address (without a port) cannot reach our own. An IPv6 client can: nothing translates
+        its address."""
         if is_loopback(address):
             return False
         try:
@@ -32,7 +33,7 @@ class Networks:
 
 
 def parse_networks(text: str) -> Networks:
-    """Of Linux's /proc/net/route, whose numbers are hexadecimal in the machine's byte order. Other lines are left out."""
+    """Reads Linux's /proc/net/route, whose numbers are hexadecimal in the machine's byte order. Other lines are skipped."""
     own: list[IPv4Network] = []
     gateways: set[IPv4Address] = set()
     for line in text.splitlines()[1:]:

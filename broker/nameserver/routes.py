@@ -58,7 +58,7 @@ class Routes:
         self._tells_reached = networks is not None
         self._brokers: dict[str, _Broker] = {}
         self._addresses: dict[str, _Address] = {}
-        self._names: dict[str, str] = {}  # of the broker that an address was last registered for
+        self._names: dict[str, str] = {}  # the broker that an address was last registered for
         self._of_connection: dict[Session | None, dict[str, None]] = {}
         self._entries = 0  # topics of all brokers together
         self.kv: dict[str, dict[str, str]] = {}
@@ -77,8 +77,8 @@ class Routes:
         session: Session | None,
         external: str | None = None,
     ) -> Work[str | None]:
-        """Stores what a broker says about itself, all at the end. Returns the master's address, for a slave.
-        Raises LimitExceeded."""
+        """Stores a broker's registration, all of it at the end. Returns the master's address, for a slave. Raises
+        LimitExceeded."""
         fresh: dict[str, QueueData] = {}
         for number, topic in enumerate(topics, 1):
             fresh[topic.name] = QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
@@ -98,7 +98,7 @@ class Routes:
         addresses = {number: other for number, other in broker.addresses.items() if other != address}
         addresses[broker_id] = address
         more = len(fresh.keys() - broker.topics.keys())
-        if session is not None:  # what strangers register keeps nobody from the broker of this process
+        if session is not None:  # a stranger's registration hides no topic of the broker in this process
             self._check_limits(name, len(addresses), len(broker.topics) + more, more)
         if name not in self._brokers:
             self._brokers[name] = broker
@@ -116,7 +116,7 @@ class Routes:
         return broker.addresses.get(0)
 
     def _check_limits(self, name: str, addresses: int, topics: int, more: int) -> None:
-        """Of a broker with so many addresses and topics, which are so many more than before. Raises LimitExceeded."""
+        """Raises LimitExceeded for a broker with so many addresses and topics; `more` is how much they grew."""
         if name not in self._brokers and len(self._brokers) >= MAX_BROKERS:
             raise LimitExceeded(f"this name server knows {MAX_BROKERS} brokers and takes no more")
         if addresses > MAX_BROKER_ADDRESSES:
@@ -127,7 +127,7 @@ class Routes:
             raise LimitExceeded(f"this name server keeps {MAX_ROUTES} topics of all brokers together and takes no more")
 
     def ownership_fault(self, name: str, address: str) -> str | None:
-        """Why a stranger may not register, or unregister, this broker: it is the one in this process. None if it may."""
+        """Why a stranger may not register or unregister this broker: it runs in this process. None if it may."""
         if self._is_local(name):
             return f"the broker {name} runs with this name server, which takes its registration from nobody else"
         entry = self._addresses.get(address)
@@ -162,7 +162,7 @@ class Routes:
             log.info("broker_gone", broker=name, address=address)
 
     def _remember(self, broker: Departed) -> None:
-        """Only one with topics: whoever may register names could push out the others with names of nothing."""
+        """Only a broker that had topics. A client could otherwise push the others out by registering empty names."""
         if not broker.topics:
             return
         self._departed.pop(broker.name, None)

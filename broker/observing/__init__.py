@@ -1,5 +1,5 @@
-"""What Prometheus reads of a broker.
+"""A broker's metrics for Prometheus.
 
-metrics       what is measured
+metrics       the metrics
 metrics_port  serves it, and health checks
 """

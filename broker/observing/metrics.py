@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Collector:
-    """What is measured in a broker, and whether it can serve clients."""
+    """Reads a broker's metrics, and whether it can serve clients."""
 
     def __init__(self, broker: Broker, memory: Memory, connections: Sized) -> None:
         self._broker = broker

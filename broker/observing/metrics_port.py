@@ -30,7 +30,8 @@ _NO_ANSWER: Final = f"the event loop has not answered for {METRICS_ANSWER_S:g} s
 
 
 class Measured(Protocol):
-    """What is served. Both run in the event loop. `readiness`: what keeps it from serving clients; None if nothing does."""
+    """The source of the answers. Both methods run in the event loop. `readiness` is the reason why the broker cannot serve
+    clients, or None."""
 
     async def snapshot(self) -> list[Metric]: ...
 
@@ -38,8 +39,8 @@ class Measured(Protocol):
 
 
 class _Threads(ThreadingMixIn, WSGIServer):
-    """A thread for each connection. Of too many, the one that is open for longest makes room: who connects and asks nothing
-    must not use up the threads and descriptors of the broker."""
+    """A thread for each connection. When there are too many, the oldest one makes room: a client that connects and asks
+    nothing must not use up the broker's threads and descriptors."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -65,7 +66,7 @@ class _Threads(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Of what a client does, such as to hang up or to write nothing, nothing is said."""
+        """Logs defects, but no fault of a client, such as hanging up."""
         if not isinstance(sys.exc_info()[1], OSError):
             log.exception("metrics_request_failed")
 
@@ -140,7 +141,7 @@ class MetricsPort:
                 return found
             except TimeoutError:
                 status, text = "503 Service Unavailable", _NO_ANSWER
-            except (TypeError, ValueError):  # of prometheus-client, for an Accept with a version that is no number
+            except (TypeError, ValueError):  # prometheus-client raises these for an Accept whose version is no number
                 return self._metrics({**environ, "HTTP_ACCEPT": ""}, start_response)  # type: ignore[no-any-return]
         elif path in ("/healthz", "/readyz"):
             fault = self._fault(is_ready=path == "/readyz")
@@ -151,7 +152,7 @@ class MetricsPort:
         return [f"{text}\n".encode()]
 
     def _fault(self, *, is_ready: bool) -> str | None:
-        """What keeps the process from living, or with `is_ready` from serving clients."""
+        """Why the process is not alive or, with `is_ready`, not ready for clients; None if it is."""
         try:
             return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return] # a text, or None
         except TimeoutError:

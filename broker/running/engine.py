@@ -1,4 +1,4 @@
-"""What makes things happen later: tasks, turns and the clock that all of them read."""
+"""Makes things happen later: tasks, turns and the clock that all of them read."""
 
 from __future__ import annotations
 

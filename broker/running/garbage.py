@@ -1,10 +1,10 @@
 """The collector of circular garbage, in a process that runs servers only.
 
-Python frees an object when nothing refers to it any more. Its collector is for objects that refer to each other in a circle,
-and looks at all objects there are, again and again while they become more: with the 10,000 members of a large group it takes
-130 ms, in which nobody is served. A server leaves no circles behind, however its clients leave. So the collector looks at new
-objects only, and every second what has come to stay is set aside, which takes no time. What a library may have left in
-circles is found when memory has doubled: then all is looked at once.
+Python frees an object when nothing refers to it any more. Its collector is for objects that refer to each other in a
+circle, and looks at all objects there are, again and again while they become more: with the 10,000 members of a large group
+it takes 130 ms, in which nobody is served. A server leaves no circles behind, however its clients leave. So the collector
+looks at new objects only, and every second the survivors are set aside, which takes no time. Circles that a library leaves
+are found when memory has doubled: then the collector looks at all objects once.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def default_budget() -> int:
 
 
 def resident_bytes() -> int:
-    """What this process has in memory; 0 where the system does not say (it is Linux that does)."""
+    """Resident memory of this process; 0 on systems other than Linux, which do not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

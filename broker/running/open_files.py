@@ -49,7 +49,7 @@ def raise_limit() -> None:
 
 
 def shares() -> OpenFileShares:
-    """What the limit allows now. Raises TooFewOpenFiles if it is too low to run."""
+    """How the open files that are allowed now are shared out. Raises TooFewOpenFiles if they are too few to run."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     allowed = _WANTED if soft == resource.RLIM_INFINITY else soft
     if allowed < MIN_OPEN_FILES:

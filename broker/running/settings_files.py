@@ -43,7 +43,7 @@ class Watched:
         return self._still != self._taken
 
     def take(self, read: Callable[[], T]) -> T:
-        """What `read` gives or raises. Raises Unsettled if the files are others than two looks found."""
+        """Calls `read`. Raises Unsettled if the files have changed since the last two looks."""
         still = self._still
         try:
             return read()

@@ -62,7 +62,7 @@ Event = Opened | Received | Aborted
 
 
 class ConnectionFault(Exception):
-    """What the client sent ends the connection."""
+    """The client sent something that ends the connection."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -70,7 +70,7 @@ class ConnectionFault(Exception):
 
 
 class _StreamFault(Exception):
-    """What the client sent ends one stream."""
+    """The client sent something that ends one stream."""
 
     def __init__(self, stream_id: int, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -109,13 +109,13 @@ class Http2:
         self._stream_window = frames.DEFAULT_WINDOW_BYTES
         self._max_frame_bytes = frames.MIN_FRAME_BYTES
         self.answers.table_note = b""  # before the next block, once the client's table has become smaller
-        self._block: bytearray | None = None  # of HEADERS that CONTINUATION goes on
+        self._block: bytearray | None = None  # of HEADERS, until CONTINUATION ends it
         self._block_id = self._block_flags = self._block_frames = 0
         self._controls = self._resets = self._updates = 0
         self._since_s = 0.0
 
     def take(self) -> bytes:
-        """What is to be written."""
+        """Takes the bytes to be written."""
         out = self._out
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
@@ -123,13 +123,13 @@ class Http2:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of frames that are not complete."""
+        """How many bytes wait for the rest of their frames."""
         return len(self._rest) + (len(self._block) if self._block else 0)
 
     # Reading
 
     def receive(self, data: bytes, now_s: float) -> list[Event]:
-        """What has happened, in order. Raises nothing: see `is_over`."""
+        """The events that the bytes bring, in order. Raises nothing: see `is_over`."""
         if self.is_over:
             return []
         if now_s - self._since_s > CONTROL_SPAN_S:

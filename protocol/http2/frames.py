@@ -14,7 +14,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES: Final = 9
 DEFAULT_WINDOW_BYTES: Final = 65_535
 MAX_WINDOW_BYTES: Final = 0x7FFF_FFFF
-MIN_FRAME_BYTES: Final = 16_384  # of a payload, that every peer takes
+MIN_FRAME_BYTES: Final = 16_384  # every peer takes payloads of this size
 MAX_FRAME_BYTES: Final = 0xFF_FFFF
 LAST_STREAM_ID: Final = 0x7FFF_FFFF
 
@@ -46,7 +46,7 @@ CONTINUATION: Final = int(Kind.CONTINUATION)
 
 # Flags
 END_STREAM: Final = 0x01
-ACK: Final = 0x01  # of SETTINGS and PING
+ACK: Final = 0x01  # for SETTINGS and PING
 END_HEADERS: Final = 0x04
 PADDED: Final = 0x08
 PRIORITY: Final = 0x20  # HEADERS begin with a priority

@@ -190,7 +190,7 @@ def huffman_decoded(data: bytes) -> bytes:
 
 
 class Decoder:
-    """Of one connection: its table has what earlier blocks have added."""
+    """Decodes the header blocks of one connection. Its table has the fields that earlier blocks added."""
 
     __slots__ = ("_limit_bytes", "_table", "_table_bytes")
 
