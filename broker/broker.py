@@ -1,4 +1,4 @@
-"""A broker: assembles the state and runs the timers. What requests do with the state is in `requests/`."""
+"""A broker: assembles the state and runs the timers. The doors have the requests that use it."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class Broker:
         """The settings in force."""
         return self.settings.now
 
-    # What below reports to what above: made first, it cannot know the other
+    # Reports from lower rooms to upper ones: a lower part is made first and cannot know the upper one
 
     def _appended(self, queues: list[ConsumeQueue]) -> None:
         self.held_pulls.wake(queues)
@@ -254,7 +254,7 @@ class Broker:
         return self.pops.is_popped(group, topic)
 
     def _pulled_by(self, group: str, topic: str) -> str | None:
-        """Who has queues of a topic for its own, so that nobody else may pop its messages; None if nobody has."""
+        """The client that owns a queue of the topic, so that nobody else may pop its messages; None without one."""
         members = found.members if (found := self.groups.get(group)) else {}
         for queue_id in range(self.topics.queues_of(topic)):
             reader = self.watch.reader(group, topic, queue_id)
@@ -326,7 +326,8 @@ class Broker:
         self.registration.config_changed()
 
     def advertise(self, address: str | None, external: str | None) -> None:
-        """What clients are told from now on, inside of the broker's network and outside of it; None: as before."""
+        """Changes the addresses that clients are told, inside and outside of the broker's network. None leaves one as it
+        is."""
         former = self.config
         self.change_config(
             replace(former, address=address or former.address, external_address=external or former.external_address)
@@ -398,7 +399,7 @@ class Broker:
     async def expire_segments(self) -> None:
         config = self.config
         older_than_s = self._retention_time.now_s() - config.retain_hours * 3600
-        # What waits for its time is kept until then, and beside what is retained.
+        # Messages that wait for their time are kept until then, on top of the retained bytes.
         total_bytes = None if config.retain_bytes is None else config.retain_bytes + self.timers.waiting_bytes
         expiring = self.store.expiring(older_than_s=older_than_s, total_bytes=total_bytes, carry=self.timers.carrying)
         dropped = await self.do(expiring)

@@ -4,7 +4,7 @@ Whatever expires, is due or is stamped asks its broker's `Clock`, and waits with
 that a test moves forward: delayed messages, leases, checks of transactions and retention come at once. The simulation
 goes one level below: it replaces the time module and the event loop, so that the same `Clock` is virtual there.
 
-What waits for another process, such as a name server that does not answer, waits in the event loop's own time.
+Waiting for another process, such as a name server that does not answer, takes the event loop's own time.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What users pass when they make a client is checked here, before anything begins: a wrong argument is named, with what is
-allowed. Each function raises ConfigError."""
+"""Checks the arguments of a new client before anything begins. Each function raises ConfigError, which names the wrong
+argument and the allowed values."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def check_place(place: Any) -> None:
 
 
 def check_starts(starts: Any) -> None:
-    """What `on_assigned` returned."""
+    """Checks the return value of `on_assigned`."""
     if not isinstance(starts, Mapping):
         raise ConfigError(f"on_assigned returned {starts!r}; allowed are None and a mapping of offsets by queue")
     for queue, offset in starts.items():
@@ -161,7 +161,7 @@ def check_layers(layers: Any) -> None:
 
 
 def check_timeout(value: Any) -> None:
-    """Of a call, whose time may be over before it begins."""
+    """Checks the timeout of a call. It may be over before the call begins."""
     if type(value) not in (int, float) or math.isnan(value):
         raise ConfigError(f"timeout_s: {value!r} is not a number of seconds")
 

@@ -79,7 +79,8 @@ class Consumer(Receiver):
     - `broadcasting`: every member gets every message. `offsets_file` keeps this member's offsets between runs.
     - `start`: where a group without offsets begins. `strategy`: how members share queues. `pull`: how far to read ahead.
     - `max_reconsume_times`: how often a message is tried again; default 16.
-    - `drain_s`: how long a queue that is given up waits for running handlers. What still runs then is delivered again.
+    - `drain_s`: how long a queue that is given up waits for running handlers. Messages still in handlers then are delivered
+      again.
     - `commit_interval_s`: how often offsets are committed that neither a pull nor an idle queue has committed.
     - `on_assigned`, `on_revoked`: called with a set of queues that have come or gone. The first may return where to begin, an
       offset by queue.
@@ -181,7 +182,7 @@ class Consumer(Receiver):
         return self
 
     async def start(self) -> None:
-        """Joins the group and starts. What is sent from now on is received.
+        """Joins the group and starts. Messages that are sent from now on are received.
 
         Raises ConnectionFailed if no name server can be reached, BrokerRefused for a filter that brokers do not take, and
         ConfigError the second time.
@@ -258,7 +259,7 @@ class Consumer(Receiver):
 
     @property
     def _max_tries(self) -> int:
-        """Of a message in order, which its member tries itself."""
+        """How often a message in order is tried. Its member counts, not the broker."""
         return MAX_INT if self._max_reconsume_times is None else self._max_reconsume_times
 
     async def __aexit__(self, *exception: object) -> None:
@@ -376,7 +377,7 @@ class Consumer(Receiver):
         self._cluster.check_home()
         await self._commits.commit()
 
-    # What brokers ask (Asked)
+    # Brokers' questions (Asked)
 
     @property
     def queues(self) -> Mapping[Queue, ProcessQueue]:
@@ -384,7 +385,7 @@ class Consumer(Receiver):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What mqadmin shows of a consumer, by its names."""
+        """The settings that mqadmin shows of a consumer, by its names."""
         return {
             "PROP_NAMESERVER_ADDR": self._name_server,
             "PROP_CONSUMEORDERLY": str(self._orderly).lower(),

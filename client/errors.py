@@ -1,4 +1,4 @@
-"""What can go wrong, as a tree:
+"""The client's errors, as a tree:
 
 RocketletError
   ConfigError         a wrong argument or setting; the text names it
@@ -60,11 +60,11 @@ class BrokerRefused(RocketletError):
 
 
 class RequestFailed(RocketletError):
-    """Whoever consumed the request raised, or gave it up; the text says what. It may be delivered to it again."""
+    """The consumer of the request raised or gave it up; the text says which. The request may be delivered again."""
 
 
 class AnswerUnreadable(RocketletError):
-    """What a server answered cannot be read: it is not RocketMQ, or a newer one."""
+    """A server's answer cannot be read: the server is not RocketMQ, or a newer version."""
 
 
 _HINTS: Final[dict[int, str]] = {

@@ -45,4 +45,4 @@ class Lease:
         self.ends_s = -math.inf
 
 
-NO_LEASE: Final = Lease(0)  # of messages that no queue of ours brought
+NO_LEASE: Final = Lease(0)  # for messages that did not come from a queue of ours

@@ -34,8 +34,8 @@ class Outgoing:
 
 class SendResult(NamedTuple):
     """Where a message was stored. `message_id` is the sender's id, `offset_id` the broker's. A batch has several of both,
-    separated by commas. Of a one-way send, whose result only middleware sees, `status` is "unknown": there is no `offset_id`,
-    and `queue_offset` is -1. `recall_handle`: of a message that was sent to a time."""
+    separated by commas. For a one-way send, whose result only middleware sees, `status` is "unknown", `offset_id` is empty,
+    and `queue_offset` is -1. A message that was sent to a time has a `recall_handle`."""
 
     message_id: str
     offset_id: str
@@ -111,7 +111,7 @@ class Message:
 
     @property
     def tag(self) -> str | None:
-        """What kind of message it is, by which consumers filter. None without one."""
+        """The kind of the message, by which consumers filter. None without one."""
         return self.properties.get(props.TAGS)
 
     @property

@@ -20,7 +20,7 @@ Place = Literal["first", "last"] | int | Mapping[Queue, int]
 
 
 class Options(TypedDict, total=False):
-    """What a consumer can be given besides its handler and batch_size; for type checkers."""
+    """The options of a consumer besides its handler and batch_size; for type checkers."""
 
     concurrency: int
     orderly: bool
@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
 
 
 class ProducerOptions(TypedDict, total=False):
-    """What a producer can be given besides its name server and group. `SendMiddleware` stays Any: it is producer.py's."""
+    """The options of a producer besides its name server and group. `SendMiddleware` stays Any: it is producer.py's."""
 
     timeout_s: float
     retries: int
@@ -53,7 +53,7 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class MessageOptions(TypedDict, total=False):
-    """What any message can be given."""
+    """The options of any message."""
 
     tag: str | None
     keys: str | Sequence[str]
@@ -62,7 +62,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class SendOptions(MessageOptions, total=False):
-    """What a plain send can be given besides."""
+    """The further options of a plain send."""
 
     delay_level: int
     delay: timedelta | float | None

@@ -52,8 +52,8 @@ log = get_logger("rocketlet.producer")
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What middleware of a producer sees: where messages are to go. Not `is_batch`: one message. A `half` is the message of a
-    transaction before its outcome; of one that is sent `oneway` nobody says whether it was stored."""
+    """A send, as a producer's middleware sees it. Unless `is_batch` it has one message. A `half` is the message of a
+    transaction before its outcome; a `oneway` send gets no answer."""
 
     topic: str
     messages: tuple[Outgoing, ...]

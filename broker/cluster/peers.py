@@ -1,6 +1,7 @@
 """A broker's connections to other brokers, opened when there is something to say, and closed when there is nothing for long.
 
-One request at a time to each. What is to be said of a group while another request is under way is said once, as it is then.
+Each gets one request at a time. Changes of a group that come while a request is under way are sent once, in their latest
+state.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Peers:
         self._links: dict[str, Link] = {}
         self._due: dict[str, dict[str, tuple[Make, Failed]]] = {}  # by address and group
         self._idle: dict[str, Timer] = {}
-        self._refused: set[str] = set()  # of which the log has it
+        self._refused: set[str] = set()  # logged already
         self._is_crowded = False  # the log has it
         self._asking = 0
         self._is_closed = False
@@ -146,7 +147,7 @@ class Peers:
                 link.close()
 
     def close(self) -> None:
-        """Nothing is said any more. Whoever owns the tasks ends them."""
+        """Sends nothing any more. The owner of the tasks ends them."""
         self._is_closed = True
         for timer in self._idle.values():
             timer.cancel()

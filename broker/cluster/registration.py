@@ -81,7 +81,7 @@ class Registration:
             self._wake.set()
 
     def config_changed(self) -> None:
-        """What a broker says of its topics follows its settings."""
+        """Registers anew: topics are registered with the broker's settings."""
         self._register_locally(list(self._topics))
         self._wake.set()
 

@@ -1,5 +1,5 @@
-"""What pulling means: the checks in Apache's order, whether the queue is the member's to read now, the read, and the hold
-when nothing is there.
+"""Pulls messages: the checks in Apache's order, whether the queue is the member's to read now, the read, and the hold when
+nothing is there.
 
 A pull gets its outcome at once, or waits: for a message, for a filter that is parsed, or for its turn in a queue that
 changes hands.
@@ -52,7 +52,7 @@ _new_tuple = tuple.__new__
 
 
 class Outcome(Enum):
-    """What a pull finds at its offset."""
+    """The result of a pull at its offset."""
 
     FOUND = auto()
     """Messages that its subscription takes."""
@@ -303,7 +303,7 @@ class Pulling:
             )
 
     def _subscription(self, session: Session, header: PullMessage) -> Subscription | None:
-        """What to filter by; None takes all."""
+        """The filter of a pull; None takes all messages."""
         if header.sys_flag & codes.PULL_SUBSCRIPTION:
             if header.subscription == ALL and header.expression_type in (TAG, None):  # as most that bring their filter
                 return None
@@ -434,6 +434,6 @@ def _held_bytes(header: PullMessage, subscription: Subscription | None, matches:
 
 
 def _text_bytes(header: PullMessage) -> int:
-    """What a pull that waits keeps of its client's texts."""
+    """The size of the client's texts that a waiting pull keeps."""
     texts = header.consumer_group, header.topic, header.subscription, header.expression_type, header.topic_identity
     return sum(map(len, filter(None, texts)))

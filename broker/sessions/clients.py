@@ -21,7 +21,7 @@ from .events import Answer, Question
 from .session import Session
 
 _NONE: frozenset[str] = frozenset()
-MAX_NUMBER = 0x7FFF_FFFF  # of a question: as the remoting protocol numbers its requests
+MAX_NUMBER = 0x7FFF_FFFF  # a question's number: as the remoting protocol numbers its requests
 Answered = Callable[[Answer | None], None]
 
 
@@ -94,8 +94,8 @@ class Clients:
         return {group: list(members.values()) for group, members in self._producers.items()}
 
     def any_producer(self, group: str, topic: str) -> Session | None:
-        """A session of the group that may send to the topic, each in turn; None without one. Whoever knows a group's
-        name can join it, and would be shown the messages of others."""
+        """A session of the group that may send to the topic, each in turn; None without one. Any client that knows a
+        group's name can join it, and would otherwise see the messages of others."""
         may_publish = self._may_publish
         sessions = [
             session for session in self._producers.get(group, ()) if may_publish is None or may_publish(session, topic)

@@ -1,4 +1,4 @@
-"""What the state tells clients, and what it asks them. A door says how each is written."""
+"""The state's events for clients, and its questions. Each door writes them in its own protocol."""
 
 from __future__ import annotations
 

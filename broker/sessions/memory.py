@@ -1,9 +1,9 @@
-"""What all connections together may hold: half frames, requests that wait, answers that nobody reads, held pulls.
+"""The memory of all connections together: half frames, requests that wait, answers that nobody reads, held pulls.
 
 A connection counts itself when it holds something large; a sweep counts the others that have read or written since, so that
-idle ones cost nothing. Beyond the budget those that hold most of
-it are closed, the ones first that were silent for longest; who holds little stays. If that is not enough, because very many
-hold a little, requests are refused with a reason until there is room again.
+idle ones cost nothing. Beyond the budget, connections that hold much are closed, those first that were silent for longest;
+small ones stay. If that is not enough, because very many hold a little, requests are refused with a reason until there is
+room again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Memory:
         return self.used_bytes > self.budget_bytes
 
     def count(self, holder: Holder) -> None:
-        """What a connection holds has changed."""
+        """Counts a connection whose memory has changed."""
         self._marked[holder] = None
         self._recount(holder)
         if self.is_full:

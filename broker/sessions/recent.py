@@ -1,4 +1,4 @@
-"""What was refused lately, to be told while it goes on: a client that is refused comes again."""
+"""Remembers recent refusals, to report them while they go on: a client that is refused comes again."""
 
 from __future__ import annotations
 

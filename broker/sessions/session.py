@@ -1,7 +1,7 @@
-"""Who is there: a client, whichever door it came in by.
+"""A client, whichever door it came in by.
 
-State keeps sessions as the identity of members, owners, readers and waiters. It charges them for what it keeps, and tells and
-asks them in values (`events`). A door says how those are written, and what a session is: a connection of the remoting
+State keeps sessions as the identity of members, owners, readers and waiters. It charges them for what it keeps, and tells
+and asks them in values (`events`). A door writes those, and decides what a session is: a connection of the remoting
 protocol, or a client id over several HTTP/2 connections.
 """
 
@@ -18,9 +18,9 @@ def is_loopback(address: str) -> bool:
 
 
 class Session(Protocol):
-    """Hashable by identity. What it is charged for counts against `--memory` until it is gone.
+    """Hashable by identity. Its charges count against `--memory` until it is gone.
 
-    `known` is what the check of accounts keeps of it. `held_pulls` is how many of its pulls wait.
+    `known` belongs to the check of accounts. `held_pulls` is how many of its pulls wait.
     """
 
     held_pulls: int

@@ -35,9 +35,7 @@ from .written import Written
 
 _MAGIC: Final = MAGIC.to_bytes(4, "big")
 _HEAD_BYTES: Final = 36  # up to the position in the log
-_LONGEST: Final = (
-    MAX_RECORD_BYTES - MAX_BODY_BYTES + MAX_FRAME_BYTES
-)  # of an earlier release, whose replies had no limit
+_LONGEST: Final = MAX_RECORD_BYTES - MAX_BODY_BYTES + MAX_FRAME_BYTES  # earlier releases had no limit on replies
 
 Buffer = bytes | memoryview
 IsNamed = Callable[[str, int, int, int, int], bool]
@@ -70,8 +68,8 @@ class CommitLog(SegmentedFile):
             self.written = Written(self.end)
 
     def read_written(self, position: int, size: int) -> Buffer:
-        """What was written at a position, which must be one that `written` has. Raises Damaged if it is another now, also
-        near these bytes."""
+        """The bytes that were written at a position, which must be one that `written` has. Raises Damaged if they, or bytes
+        nearby, have changed."""
         if not 0 < size <= self.end - position:
             raise Damaged(f"{self.directory} has no {size} bytes at {position}")
         begin, end, before, behind = self.written.part(position, position + size)
@@ -140,8 +138,8 @@ class CommitLog(SegmentedFile):
     # Behind damage
 
     def _behind(self, position: int, is_named: IsNamed) -> int | None:
-        """Where a record begins behind one that is damaged; None if nothing says so. What its head covers is searched only
-        where that head cannot be right."""
+        """Where a record begins behind a damaged one; None if nothing says so. The bytes that its head covers are searched
+        only if the head must be wrong."""
         size = self._size_at(position, _LONGEST)
         if size and self._leads_on(position, size, is_named):
             return position + size if position + size < self.end else None

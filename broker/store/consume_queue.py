@@ -28,7 +28,7 @@ _pack = ENTRY.pack
 
 
 class QueueState(NamedTuple):
-    """What a checkpoint says of a queue: its first and its next offset, and its segments' sums by start.
+    """A queue in a checkpoint: its first and its next offset, and its segments' sums by start.
 
     `sums` is None in checkpoints of earlier releases, which have the next offset alone.
     """
@@ -126,7 +126,7 @@ class ConsumeQueue:
 
     @property
     def checkpoint_entry(self) -> bytes:
-        """What a checkpoint says of the queue, after `flush`: `"topic@queue":[begin,next,start of a segment,its sum,...]`."""
+        """The queue's entry in a checkpoint, after `flush`: `"topic@queue":[begin,next,start of a segment,its sum,...]`."""
         if self._entry_of != (self.begin, self._tail_at):
             values = [self.begin, self._tail_at]
             for start, found in (self._file.sums or {}).items():

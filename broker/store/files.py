@@ -1,4 +1,4 @@
-"""What the store's files share: errors, descriptors, state files, the folder's lock."""
+"""Errors, descriptors, state files and the folder's lock: the common part of the store's files."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class StoreFull(StoreError):
 
 
 class StoreFailed(StoreFull):
-    """The device failed. What was written before may be lost, too, so nothing is written until the next start."""
+    """The device failed. Earlier writes may be lost, too, so nothing is written until the next start."""
 
 
 class Damaged(StoreError):
-    """What is read is not what was written, or is gone."""
+    """The bytes that were read differ from those written, or are gone."""
 
 
 class Unreadable(StoreError):
@@ -141,7 +141,7 @@ def find_state(path: Path, *, is_derivable: bool = False) -> State:
 
 
 def state_fault(path: Path) -> str | None:
-    """What is wrong with a state file; None if it is whole."""
+    """Why a state file cannot be used; None if it is whole."""
     try:
         _state_of(disk.read_file(path))
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def _state_of(data: bytes) -> Any:
     value, mark, found = data.rpartition(_SUM_MARK)
     if not mark:
         state = orjson.loads(data)
-        if not isinstance(state, (dict, list)):  # what is left of a checksum's digits may be a number
+        if not isinstance(state, (dict, list)):  # the remaining digits of a checksum may be a number
             raise ValueError("its beginning is gone")
         return state
     if found.strip() != b"%08x" % zlib.crc32(value):
@@ -172,8 +172,8 @@ def write_state(path: Path, value: Any, *, sync: bool = True, mode: int = 0o644)
 def replace_state(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
     """Replaces a state file whole: a reader sees the old value or the new one. Raises StoreFull.
 
-    The file is JSON, a line of its own with the JSON's CRC-32 behind it; the one before is kept as `.old`.
-    sync: it is on the device, too. What is written every few seconds while clients wait is not synced.
+    The file is JSON, a line of its own with the JSON's CRC-32 behind it; the one before is kept as `.old`. sync: it is on
+    the device, too. A file that is written every few seconds while clients wait is not synced.
     """
     temporary = path.with_suffix(".new")
     try:
@@ -244,7 +244,7 @@ class Folder:
         return []
 
     def queues(self) -> list[tuple[str, int]]:
-        """Topic and number of the queues that have an index here. What no topic can be called is not ours."""
+        """Topic and number of the queues that have an index here. A folder whose name no topic can have is not ours."""
         return [
             (topic, int(number))
             for topic in self.subfolders("consumequeue")

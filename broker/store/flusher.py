@@ -1,8 +1,9 @@
-"""`--flush sync`: answers wait until what they tell of is on the device. One sync at a time serves all that came before.
+"""`--flush sync`: answers wait until the data that they confirm is on the device. One sync at a time serves all that came
+before.
 
-What is to be synced is in the commit log and in the journals of topics and groups. After a failed sync nobody knows what the
-device holds, and a second sync may still succeed ("fsyncgate"). So the store takes nothing more, and every sender that waits
-gets an error.
+That data is in the commit log and in the journals of topics and groups. After a failed sync nobody knows what the device
+holds, and a second sync may still succeed ("fsyncgate"). So the store takes nothing more, and every sender that waits gets
+an error.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     int32 size of the content, int32 CRC-32 of the content, content
 
-The last frame may be cut off, by a crash; what it said was never acknowledged. What the content means is not known here.
+A crash may cut off the last frame; its content was never acknowledged. This module does not interpret content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .files import StoreError, StoreFull
 log = structlog.get_logger("rocketlet.store")
 
 _HEAD: Final = Struct(">II")
-_LAST_BYTES: Final = 64 * 1024  # of frames that came while the file was written anew, which are written at once
+_LAST_BYTES: Final = 64 * 1024  # frames that came while the file was written anew; they are written at once
 
 
 def framed(content: bytes) -> bytes:
@@ -138,7 +138,7 @@ class Frames:
 
 
 def _content(data: bytes, position: int) -> bytes | None:
-    """What the frame at a position holds; None if it is not whole."""
+    """The content of the frame at a position; None if it is not whole."""
     if len(data) - position < _HEAD.size:
         return None
     size, checksum = _HEAD.unpack_from(data, position)

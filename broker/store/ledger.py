@@ -49,7 +49,7 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """What differs after each start of the machine; empty where the system does not say."""
+    """An id that changes with each start of the machine; empty where the system has none."""
     with contextlib.suppress(OSError):
         return disk.read_file(_BOOT).decode().strip()
     return ""
@@ -84,7 +84,7 @@ class Ledger:
         self._saved_epoch = self._least_epoch = 0  # the file's, and what it is at least if it is the journal's
         self._changes: list[object] = []
         self._freed: list[object] = []
-        self._count = 0  # of the changes in the journal
+        self._count = 0  # changes in the journal
         self._saved = 0  # leases in the file
         self.leases: dict[Key, Former] = {}
         self.epoch = 0

@@ -58,7 +58,7 @@ Entry = tuple[int, int, int]  # queue offset, commit log position, size
 
 
 class Fetched(NamedTuple):
-    """What a read found: the records' bytes in pieces, how many, and the offset after the last entry looked at."""
+    """The result of a read: the records' bytes in pieces, their number, and the offset after the last entry looked at."""
 
     pieces: list[Buffer]
     messages: int
@@ -179,8 +179,8 @@ class Reader:
         return self._read_runs(positions, sizes)
 
     def _read_once(self, position: int, size: int, last_size: int) -> Buffer:
-        """Groups that keep up pull the same messages one after the other: they share a read. The log is never rewritten.
-        Who drains a backlog gets much at once, which would only push the next read out of the processor's cache."""
+        """Groups that keep up pull the same messages one after the other, so they share a read: the log is never rewritten.
+        A large read of a backlog is not kept; it would only push the next one out of the processor's cache."""
         latest = self._latest
         if latest[0] == position and latest[1] == size and position >= self._log.begin:
             return latest[2]
@@ -229,7 +229,7 @@ class Reader:
         return ([block] if count == len(entries) and span == total else pieces), count
 
     def _bytes(self, position: int, size: int) -> bytes:
-        """What the log holds where the index has a record."""
+        """The log's bytes where the index has a record."""
         is_possible = 0 < size <= MAX_RECORD_BYTES and position >= self._log.begin
         return self._log.read_up_to_damage(position, size) if is_possible else b""
 

@@ -1,11 +1,11 @@
-"""What happens at a start: the log is trusted, the indexes are checked.
+"""Recovers the store at a start: it trusts the log and checks the indexes.
 
 The checkpoint names a commit log position below which every message is in its queue's index file, where each queue
 began and ended, and a sum of every index file. Recovery cuts the indexes back to it and reads the log from there on. An
 index that differs from the checkpoint is rebuilt from the whole log; the others stay as they are.
 
-Where the log has no whole record, the next one is searched for. What lies between is damage: it is kept aside and
-logged. What follows the last whole record is torn: it was never acknowledged, so it is kept aside and cut off.
+Where the log has no whole record, recovery searches for the next one. The bytes between are damage: they are kept aside and
+logged. The bytes behind the last whole record are torn: nothing there was acknowledged, so they are kept aside and cut off.
 
 Records of a topic that was deleted stay in the log; `since`, the position at which a topic was created, and the one at which
 it was deleted keep them from coming back. A checkpoint from before either speaks of an earlier topic with that name.
@@ -38,8 +38,8 @@ class Lost(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What recovery found: records read, bytes of a torn tail cut off, queues whose index was rebuilt and why, damage
-    in the log, messages that are lost, and how many queues belong to unknown topics."""
+    """The findings of a recovery: records read, bytes of a torn tail cut off, queues whose index was rebuilt and why,
+    damage in the log, lost messages, and how many queues belong to unknown topics."""
 
     records: int = 0
     torn_bytes: int = 0
@@ -114,7 +114,7 @@ class Recovery:
         self._unknown: dict[str, int] = {}
         self._known_until = 0  # where the log is behind what the checkpoint knows
         self._most_lost = 0  # messages of a queue: no log that was as long as this one can have had more
-        self._known_end = 0  # of the log, by what the indexes hold behind the checkpoint
+        self._known_end = 0  # the log's end, by the index entries behind the checkpoint
         self._rebuilt: list[str] = []
         self._lost: list[Lost] = []
         self._damage: list[Damage] = []
@@ -122,7 +122,7 @@ class Recovery:
     def run(
         self, checkpoint: Checkpoint | None, on_disk: Iterable[tuple[str, int]], *, rebuilds: bool = False
     ) -> Recovered:
-        """What was found."""
+        """Recovers, and returns the findings."""
         states = self._states(checkpoint) if checkpoint else {}
         for key, state in states.items():
             if self._is_wanted(*key, is_known=state.next > 0):  # a topic that was deleted is in no checkpoint
@@ -144,7 +144,8 @@ class Recovery:
         )
 
     def _states(self, checkpoint: Checkpoint) -> dict[tuple[str, int], QueueState]:
-        """What the checkpoint says of queues that are there still: of topics that were neither made nor deleted after it."""
+        """The checkpoint's entries for queues that still exist, because their topics were neither made nor deleted after
+        it."""
         changed_at = {**self._deleted, **self._since}  # 0: before the first record, so before any checkpoint
         return {
             (topic, queue_id): state
@@ -218,7 +219,7 @@ class Recovery:
         if record.queue_offset < queue.next or record.physical_offset < self._since[record.topic]:
             return
         if record.queue_offset > queue.next:
-            if queue.begin == queue.next and not self._is_complete:  # what was before it may have expired
+            if queue.begin == queue.next and not self._is_complete:  # earlier messages may have expired
                 queue.restart(record.queue_offset)
             elif not self._lose_until(queue, record.queue_offset, record.physical_offset):
                 return

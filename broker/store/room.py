@@ -35,7 +35,7 @@ class Room:
         self._free_bytes = self._free_now()
 
     def save_failed(self, error: StoreFull) -> None:
-        """Of one file of many: the others may still be written, unless the disk is full."""
+        """One file of many could not be saved. The others may still be written, unless the disk is full."""
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
             self.write_failed(error)
 

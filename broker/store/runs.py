@@ -191,8 +191,8 @@ def _remove(path: Path) -> None:
 
 
 def open_runs(folder: Path, end: int) -> list[Run]:
-    """The runs in a folder, by offsets, without gaps from the first on. What cannot be used is removed: what a crash left,
-    what a larger run holds, and what points behind the queue's `end`."""
+    """The runs in a folder, by offsets, without gaps from the first on. Runs that cannot be used are removed: leftovers of
+    a crash, runs that a larger one holds, and runs that point behind the queue's `end`."""
     found: list[tuple[int, int, int, str]] = []
     try:
         names = disk.names_in(folder)

@@ -1,8 +1,8 @@
-"""Which messages of a queue wait, in the order of their times.
+"""The messages of a queue that wait, in the order of their times.
 
-The keys of the newest messages are a heap in memory. When they are many they become a run: sorted, and written to a file with
-the next checkpoint (`runs`). Of a file, one block is in memory. Files of about one size become one. All of it is made of the
-queue's index, whose third field is the time, and again where a file is lost or damaged.
+The keys of the newest messages are a heap in memory. When they are many they become a run: sorted, and written to a file
+with the next checkpoint (`runs`). Each file has one block in memory. Files of about one size are merged. Everything derives
+from the queue's index, whose third field is the time, and a lost or damaged file is made again from it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Schedule:
         self._heap_begin = 0  # the first offset that is in no run
 
     def load(self, end: int, delivered: int, behind: Iterable[int]) -> None:
-        """What of the offsets below `end` waits: what is above the key that was delivered last, and the offsets `behind`."""
+        """Loads the offsets below `end` that wait: those above the key that was delivered last, and the offsets
+        `behind`."""
         at, runs = self._queue.begin, []
         for run in open_runs(self._folder, end):
             try:
@@ -91,7 +92,7 @@ class Schedule:
             self._seal(end)
 
     def _seal(self, end: int) -> None:
-        """What came back after a failure stays in the heap."""
+        """Keys that came back after a failure stay in the heap."""
         begin = self._heap_begin
         self._runs.append(Run(begin, end, sorted(key for key in self._heap if offset_of(key) >= begin)))
         self._heap = [key for key in self._heap if offset_of(key) < begin]
@@ -151,14 +152,14 @@ class Schedule:
     # Files
 
     def saving(self, delivered: Callable[[], int], behind: Callable[[], Iterable[int]]) -> Job[None]:
-        """Writes what is sorted in memory only, and makes one file of several. What a full disk refuses stays in memory."""
+        """Writes the runs that are in memory only, and merges files. Runs that a full disk refuses stay in memory."""
         try:
             yield from self._writing()
             runs = self._mergeable()
             if runs:
                 made = yield from merging(self._folder, runs, lambda key: not self._is_done(key))
                 self._replace(runs, made, delivered() + 1, behind())
-        except (StoreFull, Damaged) as error:  # of a damaged one, who delivers finds it, too
+        except (StoreFull, Damaged) as error:  # delivery finds a damaged file, too
             log.error("timer_runs_not_written", reason=str(error), hint="it is tried again")
 
     def _writing(self) -> Job[None]:

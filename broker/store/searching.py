@@ -20,7 +20,7 @@ from .reading import Reader
 
 
 class Place(NamedTuple):
-    """What an index says of a message."""
+    """A message's place, by an index."""
 
     position: int
     size: int

@@ -19,7 +19,7 @@ from ..running.jobs import Call
 from . import disk
 from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull, Unreadable
 
-# What was written before such an error may be lost, too: the system forgets which pages it could not write (fsyncgate).
+# Earlier writes may be lost after such an error, too: the system forgets which pages it could not write (fsyncgate).
 _DEVICE_FAILED: Final = (errno.EIO, errno.ENXIO, errno.ENODEV)
 _UNREADABLE: Final = (errno.ENOENT, errno.EIO)
 _SUM_BYTES: Final = 1024 * 1024
@@ -196,7 +196,7 @@ class SegmentedFile:
 
     def syncs(self) -> list[Call]:
         """The calls, in this order, after which everything written so far, names included, is on the device. They are for
-        the one thread that waits for the device. Of a file that `syncs` and whose last segment `stays_open`."""
+        the one thread that waits for the device. Needs a file that `syncs` and whose last segment `stays_open`."""
         calls: list[Call] = [partial(_sync_and_close, descriptor) for descriptor in self._retired]
         self._retired.clear()
         if self._unsynced:
@@ -275,7 +275,7 @@ class SegmentedFile:
     # Cutting
 
     def truncate(self, end: int) -> None:
-        """Cuts off everything from `end` on. What the system refuses to cut is not read, and is cut before the next
+        """Cuts off everything from `end` on. Bytes that the system refuses to cut are not read, and are cut before the next
         append."""
         if not self._starts or end >= self.end:
             return

@@ -1,7 +1,7 @@
 """The commit log and its indexes together: append, read, search, expire.
 
-The way of a message: `stage` gives it its place and its bytes, `commit` writes everything staged at once. Whoever
-stages commits before anything else looks at the store; the broker does so once per socket read.
+The way of a message: `stage` gives it its place and its bytes, `commit` writes everything staged at once. The caller of
+`stage` commits before anything else looks at the store; the broker does so once per socket read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = structlog.get_logger("rocketlet.store")
 Carry = Callable[[int], Job[int]]
 
 _HOST_FLAGS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
-_MARKED_PROPERTIES: Final = MAX_PROPERTY_BYTES - CHECKSUM_BYTES - BEGIN_BYTES  # of more, a record goes without a mark
+_MARKED_PROPERTIES: Final = MAX_PROPERTY_BYTES - CHECKSUM_BYTES - BEGIN_BYTES  # a record with more goes without a mark
 NOTHING_DELETED: Final[Mapping[str, int]] = {}
 _NO_HOST: Final = socket.inet_aton("0.0.0.0") + b"\0\0\0\0"
 
@@ -70,7 +70,7 @@ class Store:
         self._marks = Marks(read_state(folder / marks.FILE, is_derivable=True))
         self._log = CommitLog(folder, segment_bytes, self._open_files, self._marks, is_synced=is_synced)
         self._staged: list[bytes] = []  # in pieces: a message, or a batch
-        self._staged_queues: list[ConsumeQueue] = []  # of each piece, as `_staged_counts`: its messages
+        self._staged_queues: list[ConsumeQueue] = []  # of each piece; `_staged_counts` has its messages
         self._staged_counts: list[int] = []
         self._deletions = 0
         self._left: set[str] = set()  # deleted topics whose index files could not be taken out of the way
@@ -123,7 +123,7 @@ class Store:
             queue.expire_before(self._log.begin)
             queue.drop_expired()
         for key in on_disk:
-            if key not in self.queues:  # of a topic that was deleted
+            if key not in self.queues:  # its topic was deleted
                 ConsumeQueue(*key, self.folder.index_of(*key), self._open_files).delete()
         if checkpoint is not None and found == Recovered():
             self._checkpointed = (self._log.end, len(self.queues), False)
@@ -184,7 +184,7 @@ class Store:
         self._checkpointed = state
 
     def _save_checkpoint(self, begin: int | None, *, sync: bool, closes: bool = False) -> Job[None]:
-        """What comes while this goes on may be in the indexes already; the next start reads the log from `position`."""
+        """Messages that come meanwhile may be in the indexes already; the next start reads the log from `position`."""
         entries: list[bytes] = []
         deletions = -1
         while deletions != self._deletions:  # a topic that was deleted meanwhile must not come back

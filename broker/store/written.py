@@ -1,8 +1,8 @@
-"""What this process wrote to the commit log, by running sums: so much of it as is read can be checked at once.
+"""Running sums of this process's writes to the commit log, by which any part that is read can be checked at once.
 
-The sum at a position is the CRC-32 of everything written up to there. That of a part of the log, begun with the sum before
-it, must give the sum behind it. It takes one call for any number of records; to check each one by its own checksums takes
-forty steps for each.
+The sum at a position is the CRC-32 of everything written up to there. The CRC-32 of a part of the log, begun with the sum
+before it, must give the sum behind it. It takes one call for any number of records; to check each one by its own checksums
+takes forty steps for each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Written:
         self._sums = array("I", (0,))
 
     def add(self, data: bytes | bytearray | memoryview) -> None:
-        """What was appended to the log."""
+        """Adds the bytes that were appended to the log."""
         size = len(data)
         if size > SUMMED_AT_ONCE_BYTES:
             data = self._add_large(data, size)
@@ -60,7 +60,7 @@ class Written:
         return places[first], places[last], sums[first], sums[last]
 
     def forget_before(self, position: int) -> None:
-        """What begins before a position of the log is there no more."""
+        """The log was cut before a position: forgets the sums there."""
         first = bisect_left(self._places, position)
         if first == len(self._places):  # the log goes on before the next sum
             self._places.append(self._end)

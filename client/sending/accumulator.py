@@ -44,7 +44,7 @@ _is_done = methodcaller("done")
 
 
 class Batch:
-    """What goes to one queue in this turn. `born_ms` is when the first message came, `due_s` when its time is up (the
+    """The messages for one queue in this turn. `born_ms` is when the first message came, `due_s` when its time is up (the
     connection's `running_s`). It may hold `limit` messages. `ids` and `texts`, the properties, are those of the messages
     once the batch is closed."""
 
@@ -83,7 +83,7 @@ class Batch:
     def close(self, keys: UniqueKeys) -> None:
         """Leaves out the messages whose senders gave up, and gives the others their ids, all at once: they keep them from
         now on, however often they are sent."""
-        if len(self.messages) == 1:  # whoever waits for each result pays for no lists
+        if len(self.messages) == 1:  # a caller that awaits each result pays for no lists
             future, key, _, text, _, _ = self.messages[0]
             if future.done():
                 self.messages, self.ids, self.texts = [], (), ()
@@ -91,7 +91,7 @@ class Batch:
                 key = key or keys.next()
                 self.ids, self.texts = (key,), (text or PLAIN + key,)
             return
-        if not self.messages:  # of one that was refused, nothing came in
+        if not self.messages:  # a refused message left it empty
             self.ids, self.texts = (), ()
             return
         futures, ids, _, texts, _, _ = zip(*self.messages, strict=True)
@@ -208,8 +208,8 @@ class Accumulator:
         batch.connection.write_now()
 
     def flush(self, connection: Connection) -> None:
-        """Sends what was taken for a broker, in order: whoever sends it something else first calls this. What waits for
-        another broker, which reads nothing, waits on."""
+        """Sends the messages taken for a broker, in order. Call it before sending that broker anything else. Messages for
+        another broker, which may read nothing, wait on."""
         for batch in self._waiting.pop(connection, ()):
             self._send(batch)
         self._end_turn()
@@ -254,7 +254,7 @@ class Accumulator:
         if waiting:
             asyncio.get_running_loop().call_later(waiting[0].left_s(), self._expire, connection)
         else:
-            self._waiting.pop(connection, None)  # who comes next sets a timer again
+            self._waiting.pop(connection, None)  # the next message sets a timer again
 
     def _send(self, batch: Batch) -> None:
         batch.close(self._keys)
@@ -278,7 +278,7 @@ class Accumulator:
 
 
 def _body(batch: Batch) -> bytes:
-    """Of a request with several messages."""
+    """The body of a request with several messages."""
     return encode_columns(
         repeat(0), [message[2] for message in batch.messages], [text.encode() for text in batch.texts]
     )

@@ -1,4 +1,5 @@
-"""What a message is on the wire: its properties' text, and what may not be sent. Each function raises MessageIllegal."""
+"""Turns a message into its wire form, and refuses messages that no broker would take. Each function raises
+MessageIllegal."""
 
 from __future__ import annotations
 

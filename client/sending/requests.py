@@ -31,7 +31,7 @@ REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
 MESSAGE_TYPE: Final = "MSG_TYPE"
 REPLY: Final = "reply"
-FAILURE: Final = "ROCKETLET_FAILURE"  # of a reply that says that the consumer failed, and why
+FAILURE: Final = "ROCKETLET_FAILURE"  # a property of replies: the consumer failed, and why
 
 
 def request_properties(text: str, correlation_id: str, client_id: str, timeout_s: float) -> str:

@@ -117,7 +117,7 @@ class Sender:
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
         for message, key, text in zip(batch.messages, batch.ids, batch.texts, strict=True):
-            if message[0].done():  # who gave up does not want it to be tried again
+            if message[0].done():  # the caller gave up: no further try
                 continue
             task = asyncio.create_task(self._settle(batch, message, key, text, answer))
             self._resending.add(task)
@@ -173,7 +173,7 @@ class Sender:
             return None
         if message_id or tag or keys or properties:
             key = checked_id(message_id) if message_id else self._keys.next()
-            # what it refuses may leave the batch empty
+            # a refused message may leave the batch empty
             text = properties_text(tag, keys, properties, key, "", is_again=bool(message_id))
             size_bytes = batch.size_bytes + len(body) + len(text)
         else:
@@ -228,7 +228,7 @@ class Sender:
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
             packed, packed_flag = compressed(body)
-            if len(packed) < len(body):  # what does not shrink is sent as it is: compression would make it larger
+            if len(packed) < len(body):  # a body that does not shrink is sent as it is
                 body, sys_flag = packed, packed_flag
         ext = self._header(topic, text, now_ms)
         ext["f"] = sys_flag
@@ -294,7 +294,7 @@ class Sender:
             self._keep_times.add(connection)
         if not connection.is_writable:
             await _writable(connection, timeout_s)
-        if self._accumulator is not None:  # what was sent before goes first
+        if self._accumulator is not None:  # earlier messages go first
             self._accumulator.flush(connection)
         answer = await connection.ask(code, ext, body, timeout_s)
         if answer.code and answer.code not in STORED:
@@ -377,7 +377,7 @@ class Sender:
     def _has_greeted(self, connection: Connection, task: asyncio.Task[None]) -> None:
         del self._greetings[connection]
         if not task.cancelled():
-            task.exception()  # whoever waits has it; perhaps nobody does any more
+            task.exception()  # the caller has it, unless nobody waits any more
 
     async def _say_hello(self, connection: Connection) -> None:
         body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))

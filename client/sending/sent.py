@@ -36,7 +36,7 @@ def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:
 
 
 def sent_results(answer: Frame, keys: Sequence[str], queue: Queue) -> Iterable[SendResult]:
-    """Of the messages of one request, which lie one behind the other. Raises AnswerUnreadable."""
+    """The results of one request's messages, which lie one behind the other. Raises AnswerUnreadable."""
     first = sent_result(answer, keys[0], queue)
     offset_ids = first.offset_id.split(",")
     if len(offset_ids) != len(keys):

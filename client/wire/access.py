@@ -54,7 +54,7 @@ class Access:
             raise ConfigError("key_file is given, cert_file is not")
 
     def __getstate__(self) -> dict[str, object]:
-        """What was made for this process stays in it."""
+        """Leaves out the parts that belong to this process."""
         return {name: value for name, value in self.__dict__.items() if name not in ("ssl_context", "_signer")}
 
     @property

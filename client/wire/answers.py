@@ -1,4 +1,4 @@
-"""Reads what servers answer. What cannot be read is an error of the client's tree, as all others."""
+"""Reads servers' answers. An unreadable one raises an error of the client's tree, like every other failure."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ from .running_time import running_timeout
 log = get_logger("rocketlet.connection")
 
 _PYTHON = int(Language.PYTHON)
-_JOINED_BYTES = 16_384  # what is more is not copied once more to be one piece
+_JOINED_BYTES = 16_384  # larger data is not copied into one piece
 
 Answered = Callable[[Frame | Exception], None]
 OnRequest = Callable[["Connection", Frame], None]
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._heard_s = 0.0
         self._out: list[bytes] = []
         self._answered_out = self._out
-        self._answered_bytes = 0  # of it
+        self._answered_bytes = 0  # its size
         self._is_flush_due = False
         self._before_flush: deque[Callable[[], None]] = deque()
         self._has_ended = False  # nothing is written any more
@@ -303,8 +303,8 @@ class Connection(asyncio.Protocol):
             self._flush_soon()  # behind all whom the answers wake: what they ask now leaves in the turn in which they run
 
     def _identify(self) -> None:
-        """With TLS a Rocketlet broker is shown once whose the connection is; what is signed is worth nothing elsewhere.
-        Whoever does not take that gets signatures as before."""
+        """With TLS, proves once to a Rocketlet broker whose connection this is; the proof is worth nothing elsewhere. Other
+        servers get signatures as before."""
         tls = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
         binding = tls.get_channel_binding("tls-unique") if tls is not None else None
         if binding:
@@ -336,7 +336,7 @@ class Connection(asyncio.Protocol):
             answered(ConnectionFailed(f"{self.address} closed the connection before it answered {request_name(code)}"))
 
     def close(self) -> None:
-        """Ends what we send, and reads on until the peer hangs up; then asyncio closes. Who waits no longer calls `abort`.
+        """Ends our side, and reads on until the peer hangs up; then asyncio closes. `abort` does not wait for that.
 
         A socket that is closed while answers come resets the connection (RFC 1122, 4.2.2.13). A peer that writes then gives
         it up, and what it has not read yet is lost: an unlock, for which nobody waits."""
@@ -427,7 +427,7 @@ class Connections:
     def _opened(self, address: str, task: asyncio.Task[Connection]) -> None:
         self._opening.pop(address, None)
         if not task.cancelled():
-            task.exception()  # whoever waits for it raises it
+            task.exception()  # the waiting caller raises it
 
     async def _connect(self, address: str) -> Connection:
         if self._is_closed:

@@ -14,7 +14,7 @@ from typing import Final
 
 from ..config import DEADLINE_SWEEP_S
 
-_LONGEST_S: Final = 1e9  # what stands for an endless one
+_LONGEST_S: Final = 1e9  # stands for an endless one
 
 
 @asynccontextmanager
