@@ -102,7 +102,7 @@ class Broker:
         self.peers = Peers(self.tls, sign, self.tasks, clock)
 
         self.store = _store(config, clock)
-        self._retention_time = RetentionTime(clock)
+        self.retention_time = RetentionTime(clock)
         self.turns = Turns()
         self.searches = Line(self.turns, limits.MAX_SEARCHES, limits.MAX_WAITING_SEARCHES)
         self.filters = Filters(self.turns)
@@ -303,13 +303,22 @@ class Broker:
         self.held_pulls.answer_all()
         self.pops.stop()
         await self.turns.done()
+        try:
+            async with asyncio.timeout(limits.DEVICE_STOP_S):
+                await self._device_is_done()
+        except TimeoutError:  # the call that hangs may still write: the folder stays locked until the process ends
+            self.store.fail(f"the disk has not answered for {limits.DEVICE_STOP_S:g} s")
+            self._device.shutdown(wait=False, cancel_futures=True)
+            return
+        self._device.shutdown(wait=False)
+        self.persist(closes=True)
+        self.store.close()
+
+    async def _device_is_done(self) -> None:
         if self.flusher is not None:
             await self.flusher.drain()
         # not in the loop's own executor: a handler in the same loop may have shut that down
         await asyncio.get_running_loop().run_in_executor(self._device, _nothing)
-        self._device.shutdown(wait=False)
-        self.persist(closes=True)
-        self.store.close()
 
     def when_kept(self, action: Callable[[], None], otherwise: Callable[[], None]) -> None:
         """Calls `action` at once; with `--flush sync` when everything stored is on the device, or `otherwise`."""
@@ -398,7 +407,7 @@ class Broker:
 
     async def expire_segments(self) -> None:
         config = self.config
-        older_than_s = self._retention_time.now_s() - config.retain_hours * 3600
+        older_than_s = self.retention_time.now_s() - config.retain_hours * 3600
         # Messages that wait for their time are kept until then, on top of the retained bytes.
         total_bytes = None if config.retain_bytes is None else config.retain_bytes + self.timers.waiting_bytes
         expiring = self.store.expiring(older_than_s=older_than_s, total_bytes=total_bytes, carry=self.timers.carrying)

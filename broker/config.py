@@ -40,6 +40,7 @@ MAX_STATUSES_BYTES: Final = 4 * 1024 * 1024  # of all their answers; members bey
 MAX_ASKED: Final = 2000  # questions to one client, or because of one client, that are not answered yet
 ASKED_BYTES: Final = 1024  # counted for each, for the client because of which another one is asked
 DRAIN_TIMEOUT_S: Final = 5.0  # how long a broker that stops waits for connections to close
+DEVICE_STOP_S: Final = 20.0  # and for the disk; then it saves nothing, and the next start reads the log again
 GARBAGE_SWEEP_S: Final = 1.0
 GARBAGE_GROWTH: Final = 2.0  # of the process' memory, after which all objects are looked at for circles
 GARBAGE_MIN_BYTES: Final = 128 * 1024 * 1024  # of growth beside that

@@ -12,7 +12,8 @@ PORT_STEP: Final = 3  # from one broker's port to the next: each also has the on
 RESTART_DELAY_S: Final = 0.1  # before a broker that died is started again; doubled each time that it dies soon
 MAX_RESTART_DELAY_S: Final = 10.0
 STEADY_S: Final = 60.0  # a broker that was ready for so long did not die soon
-STOP_S: Final = 25.0  # how long a broker may take to stop, before it is killed
+STOP_S: Final = 25.0  # how long a broker may take to stop, before it is killed, or ends without having saved
+SUPERVISOR_STOP_S: Final = 35.0  # the same of a process whose brokers have so long
 
 REPEAT_INTERVAL_S: Final = 60.0  # between two lines of the log that are alike
 REPEATS_KNOWN: Final = 1_000  # lines; of one that was written before them, another may come sooner

@@ -132,6 +132,11 @@ class Collector:
             "rocketlet_store_full", "1 if the disk has no room for what is sent", int(store.room.now() is not None)
         )
         yield self._gauge(
+            "rocketlet_clock_ahead_seconds",
+            "By how much the machine's clock jumped ahead, while segments expire by the time before; else 0",
+            self._broker.retention_time.ahead_s,
+        )
+        yield self._gauge(
             "rocketlet_registered", "1 if a name server knows the broker", int(self._broker.registration.is_registered)
         )
         yield self._counter(

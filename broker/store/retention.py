@@ -27,6 +27,11 @@ class RetentionTime:
     def _wall_ahead_s(self) -> float:
         return self._clock.time_s() - self._clock.monotonic_s()
 
+    @property
+    def ahead_s(self) -> float:
+        """By how much the wall clock jumped, while the time before counts on; else 0."""
+        return self._ahead_s if self._clock.monotonic_s() < self._doubted_until_s else 0.0
+
     def now_s(self) -> float:
         offset_s, now_s = self._wall_ahead_s(), self._clock.monotonic_s()
         jump_s, self._offset_s = offset_s - self._offset_s, offset_s

@@ -131,6 +131,7 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
         *_writes(broker.name, status),
         *_disk(broker.name, status),
         *_clock(broker.name, skew_s),
+        *_jump(broker.name, status),
         *_refused(broker.name, status),
         *_unauthorized(broker.name, status),
         *_certificates(broker.name, status),
@@ -204,6 +205,15 @@ def _clock(broker: str, skew_s: float) -> Iterator[Finding]:
         yield Finding(
             Harm.RISK, "clock_skew", broker, text, "synchronise both; delays, retention and resets by time go by it"
         )
+
+
+def _jump(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    """Only Rocketlet's brokers tell."""
+    ahead_s = int(status.get("clockAheadSeconds") or 0)
+    if ahead_s:
+        text = f"its machine's clock jumped {ahead_s} s ahead; segments expire by the time before for as long, a day at most"
+        cure = "if that clock is wrong set it back before then: messages would be deleted too early"
+        yield Finding(Harm.RISK, "clock_set_ahead", broker, text, cure)
 
 
 def _duration_s(text: str) -> float | None:

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -32,6 +33,7 @@ from ...broker.store.files import StoreError
 from ...client.arguments import parse_addresses
 from ...client.errors import RocketletError
 from ...host.address import local_address
+from ..config import STOP_S, SUPERVISOR_STOP_S
 from ..plumbing import logs
 from . import console, control, layout
 from .listening import listening_fault
@@ -196,7 +198,7 @@ async def _start_controlled(
 
 async def _start_several(options: argparse.Namespace) -> int:
     """A name server in this process, and brokers in others."""
-    done = _termination()
+    done = _termination(stop_s=SUPERVISOR_STOP_S)
     routes = Routes()
     async with Server(
         options.host,
@@ -426,21 +428,37 @@ def _announce(broker: Broker) -> None:
         log.info("recovered", messages=found.records)
 
 
-def _termination(options: argparse.Namespace | None = None) -> asyncio.Event:
+def _termination(options: argparse.Namespace | None = None, stop_s: float = STOP_S) -> asyncio.Event:
     """Set by SIGTERM or Ctrl-C, from before the broker says that it is ready; with --stop-with-stdin by its end, too."""
     done = asyncio.Event()
+    stop = partial(_stop, done, stop_s)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(logs.report_unhandled)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, done.set)
+        loop.add_signal_handler(number, stop)
     if getattr(options, "stop_with_stdin", False):
-        loop.add_reader(sys.stdin.fileno(), _read_stdin, done)
+        loop.add_reader(sys.stdin.fileno(), _read_stdin, stop)
     return done
 
 
-def _read_stdin(done: asyncio.Event) -> None:
+def _stop(done: asyncio.Event, stop_s: float) -> None:
+    if not done.is_set():
+        done.set()
+        watch = threading.Timer(stop_s, _give_up, (stop_s,))
+        watch.daemon = True
+        watch.start()
+
+
+def _give_up(stop_s: float) -> None:
+    """As after SIGKILL: what was acknowledged is kept. A disk that does not answer would keep the process for ever."""
+    hint = "check the disk; the next start reads the log again"
+    log.critical("stop_given_up", reason=f"it did not stop within {stop_s:g} s", hint=hint)
+    os._exit(1)
+
+
+def _read_stdin(stop: Callable[[], None]) -> None:
     """Somebody has written to standard input, or it has ended."""
     descriptor = sys.stdin.fileno()
     if not os.read(descriptor, 4096):
         asyncio.get_running_loop().remove_reader(descriptor)
-        done.set()
+        stop()

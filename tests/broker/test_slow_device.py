@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.store import disk
+from rocketlet.broker.store.files import Folder, StoreError
 from rocketlet.broker.store.store import Store
 from rocketlet.protocol.codes import RequestCode as Code
+from structlog.testing import capture_logs
 
 from ..conftest import Connect, Nodes, create_topic, eventually
+from ..support.requests import send
 from ..support.stores import HOST
 
 
@@ -122,3 +125,25 @@ def test_a_job_syncs_the_log_and_its_names_with_nothing_between(tmp_path: Any, m
     call()
     assert made == ["file", "file", "folder", "folder"]
     store.close()
+
+
+async def test_a_broker_stops_though_the_device_never_answers_and_leaves_its_folder_to_nobody(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.config.DEVICE_STOP_S", 0.05)
+    node = await nodes.start(flush="sync")
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    slow = Slow(monkeypatch)
+    sending = asyncio.create_task(send(wire))
+    await eventually(lambda: slow.syncs > 0)
+    with capture_logs() as logs:
+        await node.stop()
+    assert [entry["event"] for entry in logs if entry["log_level"] == "critical"] == ["store_stopped_writing"]
+    with pytest.raises(StoreError, match="another broker uses"):
+        Folder(node.config.data_dir)
+    slow.may_sync.set()
+    node.broker._device.shutdown(wait=True)
+    node.broker.store.close()
+    with pytest.raises(ConnectionResetError):
+        await sending

@@ -22,6 +22,8 @@ from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S
 
+RUN = "import sys; from rocketlet.command import cli; sys.exit(cli.main(sys.argv[1:]))"
+
 
 class Process:
     def __init__(self, child: asyncio.subprocess.Process, address: str) -> None:
@@ -53,10 +55,12 @@ class Process:
 async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     running: list[Process] = []
 
-    async def start_broker(*options: str, port: int | None = None, before: Callable[[], None] | None = None) -> Process:
+    async def start_broker(
+        *options: str, port: int | None = None, before: Callable[[], None] | None = None, program: str = RUN
+    ) -> Process:
         port = port or free_port()
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rocketlet.command.cli", "start", "--host", "127.0.0.1", "--port", str(port),
+            sys.executable, "-c", program, "start", "--host", "127.0.0.1", "--port", str(port),
             "--data", str(tmp_path / "data"), *options,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=before,
         )  # fmt: skip
@@ -294,3 +298,28 @@ async def test_a_broker_says_when_other_machines_can_reach_it(start: Start) -> N
 @pytest.mark.parametrize("command", [["start"], ["broker", "--nameserver", "x:1"], ["nameserver"]])
 def test_the_default_host_is_this_machine(command: list[str]) -> None:
     assert parser().parse_args(command).host == "127.0.0.1"
+
+
+HANGS = """
+import sys, threading
+from rocketlet.broker.store import disk
+from rocketlet.command import cli
+from rocketlet.command.serving import serve
+serve._termination.__defaults__ = (None, 0.2)
+disk.sync = lambda descriptor: threading.Event().wait()
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+async def test_a_broker_whose_disk_hangs_at_the_end_ends_and_keeps_what_was_acknowledged(
+    start: Start, tmp_path: Path
+) -> None:
+    port = free_port()
+    process = await start(port=port, program=HANGS)
+    async with Producer(process.address) as producer:
+        await producer.send("t", b"kept")
+    _, err = await process.end()
+    assert process.child.returncode == 1
+    assert b"stop_given_up" in err
+    again = await start(port=port)
+    assert await consume_all(again.address, "t", 1) == {b"kept"}

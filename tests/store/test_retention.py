@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import MAX_CLOCK_DOUBT_S, RETENTION_JUMP_S, RETENTION_SWEEP_S
+from rocketlet.broker.observing.metrics import Collector
 from rocketlet.broker.store.retention import RetentionTime
+from rocketlet.client import AdminClient
+from rocketlet.client.admin.diagnosis import Patience, diagnose
 from structlog.testing import capture_logs
 
-from ..conftest import Connect, Nodes, create_topic, eventually
+from ..conftest import Connect, Node, Nodes, create_topic, eventually
 from ..support.requests import bodies_of, send
 
 DAY_S = 86_400.0
@@ -66,6 +69,12 @@ def test_a_clock_that_is_set_right_again_counts_at_once() -> None:
     assert time.now_s() < clock.time_s() - 29 * DAY_S
 
 
+async def metric(node: Node, name: str) -> float:
+    families = await Collector(node.broker, node.server.memory, ()).snapshot()
+    (sample,) = (sample for family in families for sample in family.samples if sample.name == name)
+    return sample.value
+
+
 async def test_a_clock_that_is_30_days_ahead_deletes_nothing(nodes: Nodes, connect: Connect) -> None:
     clock = WallClock(stands=True)
     node = await nodes.start(clock=clock, segment_bytes=1000)
@@ -79,9 +88,14 @@ async def test_a_clock_that_is_30_days_ahead_deletes_nothing(nodes: Nodes, conne
     await node.broker.expire_segments()
     assert node.broker.store._log.segments == segments
     assert len(await bodies_of(wire)) == 10
+    assert await metric(node, "rocketlet_clock_ahead_seconds") == 30 * DAY_S
+    async with AdminClient(node.address) as admin:
+        findings = [found for found in await diagnose(admin, Patience(0, 0, 0)) if found.kind == "clock_set_ahead"]
+    assert ["2592000 s ahead" in found.text for found in findings] == [True]
     clock.set_s = 0.0
     clock.advance(RETENTION_SWEEP_S)
     await node.broker.expire_segments()
     assert node.broker.store._log.segments == segments
+    assert await metric(node, "rocketlet_clock_ahead_seconds") == 0
     clock.advance(node.broker.config.retain_hours * 3600 + DAY_S)
     await eventually(lambda: node.broker.store._log.segments < segments)

@@ -120,6 +120,7 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[B
         "dispatchBehindBytes": 0,
         "residentBytes": resident_bytes(),  # from here to `members` they are ours
         "writeFault": store.write_fault() or "",
+        "clockAheadSeconds": round(broker.retention_time.ahead_s),
         "leases": len(broker.locks),
         "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
         "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
