@@ -1,4 +1,4 @@
-"""The `rocketlet` command. What a command does not need is not imported: it answers at once."""
+"""The `rocketlet` command. It imports only the modules that the given command needs, and so answers at once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our output has enough
+    except BrokenPipeError:  # the reader of our output has enough
         sys.stderr.close()
         return 1
 
@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def parser(command: str = "") -> argparse.ArgumentParser:
-    """Of one command if it is one, otherwise of all."""
+    """The parser of one command if it is one, otherwise of all."""
     whole = SettingsParser(
         prog="rocketlet",
         description="Start RocketMQ brokers and name servers, and administer clusters, Rocketlet's or Apache's.",

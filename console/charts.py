@@ -111,7 +111,7 @@ def timeline(
     left: int = 150,
     row_height: int = 18,
 ) -> Timeline:
-    """Who owned which of the `queues` (`broker:number`) in a time. `marks`: a moment (ms) and what happened then."""
+    """Draws who owned which of the `queues` (`broker:number`) in a time. `marks`: a moment (ms) and what happened then."""
     index = {queue: row for row, queue in enumerate(queues)}
     scale = (width - left) / max(end_ms - begin_ms, 1)
     bars = []

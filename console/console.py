@@ -1,4 +1,4 @@
-"""What all pages share."""
+"""The state that all pages share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was filled in, checked: a wrong field is a ConfigError that names it."""
+"""Checks a filled-in form: a wrong field is a ConfigError that names it."""
 
 from __future__ import annotations
 

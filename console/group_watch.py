@@ -197,7 +197,7 @@ class GroupWatch:
         self.total.append((ms, self.look.lag))
 
     async def _judge(self) -> None:
-        """What `rocketlet doctor` would find in the group, from two looks some seconds apart."""
+        """Finds what `rocketlet doctor` would find in the group, from two looks some seconds apart."""
         names = {topic for member in self.look.members for topic in member.subscriptions}
         names |= {queue.topic for queue in self.look.progress}
         found = await side_by_side(self._topic, sorted(name for name in names if not name.startswith("%")))

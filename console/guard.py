@@ -1,9 +1,9 @@
-"""What a request must have, and what every answer says.
+"""The conditions for every request, and the headers of every answer.
 
 - The host that it names must be known. A page of another site that makes its own name point at this machine (DNS rebinding)
   sends that name.
-- What changes something must come from a page of ours: the browser says so (Origin, or Sec-Fetch-Site), it has our cookie
-  (SameSite=Strict), and the form has the token that belongs to the cookie.
+- A request that changes something must come from a page of ours: the browser says so (Origin, or Sec-Fetch-Site), it has
+  our cookie (SameSite=Strict), and the form has the token that belongs to the cookie.
 - Nothing but our own scripts, styles and pictures is loaded, and no other page may show ours in a frame.
 """
 
@@ -98,7 +98,7 @@ class Guard:
 
 
 def token(request: Request) -> str:
-    """What a form of a page that answers this request must hold."""
+    """The token that a form must hold on a page that answers this request."""
     return hmac.digest(_SECRET, str(request.state.cookie).encode(), "sha256").hex()
 
 

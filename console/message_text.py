@@ -43,7 +43,7 @@ class Body:
 
 
 def body_of(message: Message) -> Body:
-    """What a page shows of a body. No more of it is inflated than that."""
+    """The part of a body that a page shows. No more of it is inflated."""
     stored, flag = message.record.body, message.record.sys_flag
     try:
         plain, is_all = message.body_begin(SHOWN_BODY_BYTES)
@@ -107,7 +107,7 @@ def _message_pack(body: bytes) -> BodyForm | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say: bytes as hex, other keys and values as text."""
+    """The value in JSON's types: bytes as hex, other keys and values as text."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else repr(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -37,7 +37,7 @@ LIVE: Final = "live_"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a handler returns: a template and what it is given."""
+    """A handler's result: a template and its values."""
 
     template: str
     values: dict[str, Any] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Asks for one thing after another, again and again, at a cost that does not grow with how many there are.
 
 Asking takes at most ASKING_SHARE of the time: with few groups each is asked every 10 s, with very many each is asked less
-often. What an open page shows comes first, and a page that is loaded asks for what it shows.
+often. Things on an open page come first, and a page that is loaded asks for its own.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Rotation(Generic[S]):
         return sample
 
     def take(self, name: str, sample: S) -> None:
-        """What a page has asked for by itself needs no second question."""
+        """Takes a sample that a page has asked for itself, so that it is not asked for again."""
         self._asked_s[name] = self._shown_s[name] = time.monotonic()
         self.found[name] = sample
 

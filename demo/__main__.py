@@ -203,7 +203,8 @@ class Job:
         return spark_done and counts[1] >= self.flights and account(GROUP, self.flights, self.folder).missing == 0
 
     async def _look(self) -> list[dict[str, Any]]:
-        """Who owns which queue now; keeps the events that led there. Apache's brokers do not know: members are asked."""
+        """The owner of each queue now; keeps the events that led there. Apache's brokers do not know, so it asks the
+        members."""
         try:
             async with AdminClient(self.name_server) as admin:
                 if self._apache is not None:

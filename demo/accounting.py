@@ -19,7 +19,7 @@ DIFFERENCES_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one carrier and month: flights, those with a known departure delay, and the sum of those delays (min)."""
+    """One carrier's figures for a month: flights, those with a known departure delay, and the sum of those delays (min)."""
 
     flights: int = 0
     known: int = 0
@@ -55,7 +55,7 @@ def figures_of(flights: Iterable[Flight]) -> dict[Key, Figures]:
 
 
 def figures_of_spark(folder: Path) -> dict[Key, Figures]:
-    """What the query `delays` last wrote; empty before its first batch."""
+    """The last result of the query `delays`; empty before its first batch."""
     try:
         rows = orjson.loads((folder / "delays.json").read_bytes())["rows"]
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""The page that people share: who read which queue and when, in one HTML file that needs nothing else.
+"""Writes the page that people share: who read which queue and when, in one HTML file that needs nothing else.
 
-Times are ms since the page's beginning. What `page.html` does with them is in its script.
+Times are ms since the page's beginning. The script of `page.html` draws them.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Child:
 
 
 def java_fault() -> str | None:
-    """What is wrong with this machine's Java; None if Spark can use it."""
+    """Why Spark cannot use this machine's Java; None if it can."""
     advice = "install Java 17 or later, for example `apt install openjdk-17-jre-headless` or `brew install openjdk@17`"
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")

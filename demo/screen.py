@@ -1,4 +1,4 @@
-"""What the terminal shows while the job runs: progress, and which member owns which queue."""
+"""Shows on the terminal, while the job runs, its progress and which member owns which queue."""
 
 from __future__ import annotations
 

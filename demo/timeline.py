@@ -1,4 +1,5 @@
-"""Who owned which queue and when, and what each hand-over waited for: from the brokers' events and the members' own."""
+"""Tells who owned which queue and when, and what each hand-over waited for: from the brokers' events and the members'
+own."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a member said of one of its queues: `queue_assigned` or `queue_handed_over`, with the fields of the log event."""
+    """A member's report on one of its queues: `queue_assigned` or `queue_handed_over`, with the fields of the log event."""
 
     ms: int
     event: str
@@ -56,7 +57,7 @@ def double_owned_ms(spans: Sequence[Ownership]) -> int:
 
 
 def read_told(paths: Iterable[Path], topic: str) -> list[Told]:
-    """What members have written down, oldest first; a line that a killed one did not finish is left out."""
+    """The members' reports, oldest first. A line that a killed member did not finish is left out."""
     found: list[Told] = []
     for path in paths:
         for line in path.read_bytes().splitlines(keepends=True):
@@ -162,7 +163,7 @@ def _waited_ms(hand_over: Told | None) -> float:
 
 
 def _cause(before: Ownership, marks: Sequence[Mark], end: str) -> tuple[str, ...]:
-    """What happened last before the queue was free; a member's own log tells of its end a little later."""
+    """The last event before the queue was free; a member's own log tells of its end a little later."""
     earlier = [mark for mark in marks if mark.ms <= before.end_ms + 50]
     cause = max(earlier, key=lambda mark: mark.ms, default=None)
     facts = [] if cause is None else [f"after: {cause.text} ({max(before.end_ms - cause.ms, 0):,} ms before)"]

@@ -195,7 +195,7 @@ class Consumer:
 
         try:
             return _loop.run(received())
-        except BaseException:  # of a signal's handler, say: a message may have come at the same moment
+        except BaseException:  # such as a signal handler's exception: a message may have come at the same moment
             _loop.soon(forsake)
             raise
 

@@ -1,7 +1,8 @@
 """A broker for tests: the real one, on real sockets, in this process.
 
-It runs in the running event loop (`async with Broker() as broker`), or in a thread with its own (`with Broker() as broker`):
-that suits tests without asyncio, and one broker for many tests. What passes here passes against `rocketlet start`.
+It runs in the running event loop (`async with Broker() as broker`), or in a thread with its own (`with Broker() as
+broker`): that suits tests without asyncio, and one broker for many tests. A test that passes here passes against `rocketlet
+start`.
 """
 
 from __future__ import annotations

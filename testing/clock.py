@@ -29,8 +29,8 @@ class BrokerClock(MovableClock):
         return self.time_ms()
 
     def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None:
-        """Moves the broker's time on. What becomes due on the way is done when this returns: delayed messages are written to
-        the consumers that wait for them. Raises ValueError for a negative time, and for more than 366 days."""
+        """Moves the broker's time on. Everything that falls due on the way is done when this returns: delayed messages are
+        written to the consumers that wait for them. Raises ValueError for a negative time, and for more than 366 days."""
         total_s = seconds + 60 * minutes + 3600 * hours + 86_400 * days
         if total_s < 0:
             raise ValueError(f"the clock cannot go back by {-total_s} s; give a time of 0 or more")

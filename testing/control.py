@@ -1,7 +1,7 @@
 """The rig behind HTTP: `rocketlet start --control-port`.
 
-Whoever reaches it can delete everything, so it listens on this machine only unless told otherwise, and takes nothing that a
-web page in a browser here could send: a request with an `Origin`, or one for another host's name.
+Anybody who reaches it can delete everything, so it listens on this machine only unless told otherwise, and takes nothing
+that a web page in a browser here could send: a request with an `Origin`, or one for another host's name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Control:
 
 def application(rig: Rig, *, is_local: bool) -> Starlette:
     """is_local: takes only requests for names of this machine, so that no other name leads a browser here."""
-    changes = asyncio.Lock()  # what changes the broker's life waits for its turn
+    changes = asyncio.Lock()  # starts and stops of the broker wait for their turn
     routes = [
         Route(operation.path, partial(_answer, rig, operation, changes), methods=[operation.method])
         for operation in OPERATIONS

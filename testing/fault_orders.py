@@ -1,4 +1,4 @@
-"""Faults as JSON, and back. What Python refuses is refused here with the same words."""
+"""Faults as JSON, and back. An order that Python refuses is refused here with the same words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..protocol.codes import RequestCode
 from .faults import WHICH, Action, Fault
 from .shapes import FaultOrder
 
-_OWN: Final[Mapping[Action, tuple[str, ...]]] = {  # what each action takes, beside what narrows a fault down
+_OWN: Final[Mapping[Action, tuple[str, ...]]] = {  # an action's own fields, beside those that narrow a fault down
     "answer": ("code", "response", "remark"),
     "late": ("code", "delay_s"),
     "silence": ("code",),

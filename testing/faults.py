@@ -1,4 +1,4 @@
-"""What may go wrong between a client and a broker, ordered by a test.
+"""Faults between a client and a broker, ordered by a test.
 
     broker.faults.add(Fault.answer("SEND_MESSAGE_V2", code=ResponseCode.SYSTEM_BUSY, times=3))
     broker.faults.add(Fault.close("SEND_MESSAGE_V2", after=True, nth=2))       # stored, yet not acknowledged
@@ -34,7 +34,7 @@ _OF_BROKERS: Final = frozenset(
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
     }
 )
-"""What only a broker asks."""
+"""Requests that only a broker sends."""
 _OF_BOTH: Final = frozenset(
     {
         RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
@@ -42,7 +42,7 @@ _OF_BOTH: Final = frozenset(
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
     }
 )
-"""What administrators ask a broker, and it asks the client in turn."""
+"""Requests that an administrator sends to a broker, which asks the client in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Fault:
 
     @staticmethod
     def lose(code: str | int, **which: object) -> Fault:
-        """What the broker sends on its own, such as NOTIFY_CONSUMER_IDS_CHANGED, is lost on its way."""
+        """A request that the broker sends on its own, such as NOTIFY_CONSUMER_IDS_CHANGED, is lost on its way."""
         return _fault("lose", code, which)
 
     @staticmethod
@@ -149,7 +149,8 @@ class Fault:
     def route(
         topic: str, change: Callable[[Route], Route] | None = None, *, queues: int | None = None, **which: object
     ) -> Fault:
-        """Who asks for the topic's route is told what `change` makes of it, or of `queues` queues on each broker."""
+        """Clients that ask for the topic's route get the one that `change` makes of it, or one with `queues` queues on each
+        broker."""
         if (change is None) == (queues is None):
             raise ValueError("queues is missing; give a route's `queues` or a function that changes it, one of both")
         which.setdefault("times", None)
@@ -157,7 +158,7 @@ class Fault:
         return _fault("route", RequestCode.GET_ROUTEINFO_BY_TOPIC, fields, change_route=change, queues=queues)
 
     def changed(self, route: Route) -> Route:
-        """What a client is told, of a fault that changes routes."""
+        """The route that a client is told, for a fault that changes routes."""
         if self.change_route is not None:
             return self.change_route(route)
         count = self.queues or 0
@@ -319,7 +320,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What of a request faults go by."""
+    """The parts of a request that faults go by."""
 
     code: int
     client: str

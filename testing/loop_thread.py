@@ -38,7 +38,7 @@ class LoopThread:
 
         async def run() -> T:
             found = action()
-            await asyncio.sleep(0)  # what it has started begins before we go on
+            await asyncio.sleep(0)  # its tasks begin before we go on
             return found
 
         return self.wait(run())

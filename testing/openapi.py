@@ -87,8 +87,8 @@ def _query(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
 
 
 def allowed(wanted: Any, path: str) -> str:
-    """What a field of a body may be, as JSON schema; `path` is as in errors of msgspec, such as `$[0].nth`. Empty if it is
-    not known."""
+    """The allowed values of a field in a body, as JSON schema; `path` is as in errors of msgspec, such as `$[0].nth`. Empty
+    if it is not known."""
     (schema,), components = msgspec.json.schema_components([wanted], ref_template=_REF)
     for part in re.findall(r"\.(\w+)|\[", path):
         schema = _resolved(schema, components)

@@ -1,4 +1,4 @@
-"""What can be asked of a rig over HTTP: one table, from which the routes and their description are made."""
+"""The operations of a rig over HTTP: one table, from which the routes and their description are made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tap import Request
 
 
 class Call(NamedTuple):
-    """What came with a request: the names in its path, its query, its body."""
+    """A request's contents: the names in its path, its query, its body."""
 
     path: Mapping[str, str]
     query: Any
@@ -269,7 +269,7 @@ async def _start(rig: Rig, call: Call) -> shapes.Done:
 
 
 def _missing(rig: Rig, condition: shapes.AnyCondition) -> str:
-    """What lacks; empty if the condition holds."""
+    """Why the condition does not hold; empty if it does."""
     if isinstance(condition, shapes.Consumed):
         return state.consumed_fault(rig.running, condition.group, condition.topic)
     if isinstance(condition, shapes.Stored):

@@ -70,8 +70,8 @@ class RemoteBroker(BrokerUnderTest):
         return self._faults
 
     def advertise(self, address: str | None = None, *, external: str | None = None) -> None:
-        """What clients are told to connect to from now on, as `host:port`: inside of the broker's network, and outside of
-        it. Raises ValueError."""
+        """Changes the addresses, as `host:port`, that clients are told: inside of the broker's network, and outside of it.
+        Raises ValueError."""
         self._calls.do("PUT", "/advertised", shapes.Advertise(address, external))
 
     # Waiting

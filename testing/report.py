@@ -1,4 +1,4 @@
-"""What one needs to see when a test failed."""
+"""Reports what a developer needs to see when a test failed."""
 
 from __future__ import annotations
 

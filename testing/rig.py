@@ -227,8 +227,8 @@ class Rig:
         return [] if self._tap is None else list(self._tap.requests)
 
     async def reports(self, group: str) -> list[dict[str, Any]]:
-        """What each broker of the cluster says of a group. One that is alone is not asked over the wire, which would need an
-        account; with others the broker's account at its name server asks."""
+        """The reports of each broker of the cluster on a group. A broker that is alone is not asked over the wire, which
+        would need an account; others are asked with the broker's account at its name server."""
         broker = self.running
         if self._routes is not None and len(self._routes.brokers()) <= 1:
             return [finish(history_of(broker, group))]
@@ -264,7 +264,8 @@ class Rig:
         return wait_s is not None
 
     def advertise(self, address: str | None, external: str | None) -> None:
-        """What clients are told from now on, also after a restart: inside of the broker's network, and outside of it."""
+        """Changes the addresses that clients are told, also after a restart: inside of the broker's network, and outside of
+        it."""
         self._settings = replace(
             self._settings,
             address=address or self._settings.address,
@@ -277,7 +278,7 @@ class Rig:
         return connection.client if isinstance(connection, TappedConnection) else ""
 
     def _thaw(self) -> None:
-        """What waited for clients that are not frozen any more, goes on."""
+        """Goes on with the work that waited for clients that are not frozen any more."""
         if self._server is None or self._tap is None:
             return
         frozen = self.faults.frozen()
@@ -324,7 +325,7 @@ def _end_without(broker: RunningBroker, lose: int) -> int:
     entries = (
         queue.entry(offset) for queue in broker.store.queues.values() for offset in range(queue.begin, queue.next)
     )
-    # what an earlier power cut took has an entry, and no bytes
+    # a message that an earlier power cut took has an entry, but no bytes
     positions = [position for position, size, _ in entries if size and position + size <= broker.store.end]
     if lose > len(positions):
         raise ValueError(f"lose is {lose}; the broker has only {len(positions)} messages")

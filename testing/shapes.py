@@ -67,7 +67,7 @@ class Skipped(Struct):
 
 
 class FaultOrder(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What may go wrong. Which fields an action takes is in docs/testing.md; `times` null is without end."""
+    """A fault to inject. docs/testing.md says which fields an action takes; `times` null is without end."""
 
     action: Action
     code: Code | UnsetType = UNSET
@@ -106,7 +106,7 @@ class FaultActed(Struct):
 
 
 class Numbers(Struct):
-    """Of the faults, in the order in which they were given."""
+    """The numbers of the faults, in the order in which they were given."""
 
     numbers: list[int]
 

@@ -1,4 +1,4 @@
-"""What a running broker holds, as tests look at it."""
+"""A running broker's state, as tests look at it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lag(broker: Broker, group: str, topic: str) -> int:
 
 
 def consumed_fault(broker: Broker, group: str, topic: str) -> str:
-    """What the group still has to consume of the topic; empty if nothing."""
+    """Why the group has not consumed the topic; empty if it has."""
     missing = lag(broker, group, topic)
     if missing:
         return f"{missing} messages of {topic} are not consumed by {group}"
@@ -56,7 +56,7 @@ def consumed_fault(broker: Broker, group: str, topic: str) -> str:
 
 
 def owners(broker: Broker, group: str) -> dict[Queue, str]:
-    """Who holds which queue."""
+    """The owner of each queue."""
     held = broker.locks.owners(group)
     return {Queue(topic, broker.config.name, number): client for (topic, number), client in sorted(held.items())}
 
@@ -78,7 +78,7 @@ def topics(broker: Broker) -> dict[str, int]:
 
 
 def timeline(broker: Broker, group: str) -> list[dict[str, Any]]:
-    """What happened in a group: who joined, which queue went where, oldest first."""
+    """The events of a group: joins, leaves and queues that changed hands, oldest first."""
     return list(broker.history.of(group))
 
 

@@ -129,7 +129,7 @@ class Tap:
         return request
 
     def sent(self, connection: TappedConnection, buffers: Buffers) -> None:
-        """What the broker writes: answers, and requests of its own."""
+        """Takes the broker's writes: answers, and requests of its own."""
         client = self._client_of(connection)
         data = b"".join(buffers)
         if client in self._faults.frozen():

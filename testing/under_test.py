@@ -1,4 +1,4 @@
-"""What a test does with a broker, in the same words wherever the broker runs: in this process, in another, in a container."""
+"""A test's view of a broker, the same wherever the broker runs: in this process, in another, in a container."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class BrokerUnderTest(ABC):
     @property
     @abstractmethod
     def requests(self) -> list[Request]:
-        """What clients have asked since the last `clear`, oldest first."""
+        """The requests of clients since the last `clear`, oldest first."""
 
     def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
         """Those with a name such as `SEND_MESSAGE_V2`."""
@@ -126,7 +126,7 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def owners(self, group: str) -> dict[Queue, str]:
-        """Who holds which queue."""
+        """The owner of each queue."""
 
     @abstractmethod
     def members(self, group: str) -> list[str]:
@@ -134,7 +134,7 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def timeline(self, group: str) -> list[dict[str, Any]]:
-        """What happened in a group: who joined, which queue went where, oldest first."""
+        """The events of a group: joins, leaves and queues that changed hands, oldest first."""
 
     @property
     def injected(self) -> list[Injected]:
@@ -143,7 +143,7 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def report(self) -> str:
-        """What one needs to see when a test failed: faults, groups, and the last requests."""
+        """Everything a developer needs to see when a test failed: faults, groups, and the last requests."""
 
     # Ordering
 

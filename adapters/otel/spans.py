@@ -142,7 +142,7 @@ def _sender(context: Any) -> trace.SpanContext:
 
 
 def _about(operation: str, topic: str) -> Attributes:
-    """What span and metrics of an operation share: few values each."""
+    """The attributes that span and metrics of an operation share, with few values each."""
     return {
         "messaging.system": "rocketmq",
         "messaging.operation.name": operation,

@@ -187,7 +187,7 @@ class AdminClient:
         return sorted(name for name in found if system or not names.is_system_group(name))
 
     async def group(self, name: str) -> Group:
-        """What all brokers know of a group. Raises ConfigError if none does."""
+        """A group as all brokers know it. Raises ConfigError if none does."""
         masters = await self.masters()
         config, connections, progress = await asyncio.gather(
             self.group_configs(name, masters), self.connections(name, masters), self.progress(name, masters=masters)
@@ -225,7 +225,8 @@ class AdminClient:
     async def _owners(
         self, name: str, masters: Masters, connections: Mapping[str, GroupConnections]
     ) -> dict[Queue, str]:
-        """Of Rocketlet's brokers who holds each queue's lock; of Apache's what each member says that it reads."""
+        """The owner of each queue: the holder of its lock on Rocketlet's brokers, the member that says it reads it on
+        Apache's."""
         owners = locked(await self.told(name, masters))
         if not owners:
             for client_id, member in (await self.running(name, masters, connections)).items():
@@ -236,7 +237,7 @@ class AdminClient:
     async def running(
         self, group: str, masters: Masters | None = None, connections: Mapping[str, GroupConnections] | None = None
     ) -> dict[str, Running]:
-        """What each connected member says of itself, by client id; without those that do not answer."""
+        """Each connected member's report on itself, by client id, without those that do not answer."""
         masters = await self._known(masters)
         if connections is None:
             connections = await self.connections(group, masters)
@@ -254,7 +255,7 @@ class AdminClient:
         return {client_id: item for client_id, item in zip(at, found, strict=True) if item is not None}
 
     async def history(self, group: str, masters: Masters | None = None, *, since_ms: int = 0) -> list[dict[str, Any]]:
-        """What Rocketlet's brokers say of a group: members, owners, disagreements, and events since a time (ms since the
+        """A group's history on Rocketlet's brokers: members, owners, disagreements, and events since a time (ms since the
         epoch, by the broker's clock). Others refuse (BrokerRefused)."""
         header = write(GroupHistory(group, since_ms))
         answers = await self._each(await self._known(masters), RequestCode.GET_GROUP_HISTORY, header)
@@ -311,7 +312,7 @@ class AdminClient:
         return dict(sorted((queue, item) for table in found for queue, item in table.items()))
 
     async def preview_reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
-        """What `reset` would do, without doing it."""
+        """The changes that `reset` would make. Changes nothing."""
         found = await self.topic(topic)
         before = await self._committed(group, topic)
         wanted = await self._wanted(found, to)
@@ -448,7 +449,7 @@ class AdminClient:
         """Addresses of masters by broker name: who asks for much gives them to each request, so that the name server is
         asked once. Raises ConfigError for a name that it does not know, ConnectionFailed if it knows none."""
         known = {broker.name: broker.addresses[0] for broker in await self.brokers() if 0 in broker.addresses}
-        if not known:  # what is asked of all brokers would seem to be done
+        if not known:  # without a broker, nothing would be done and nothing said
             raise ConnectionFailed("the name servers know no broker; start one, or wait until it has registered")
         wanted = known if named is None else list(named)
         missing = [name for name in wanted if name not in known]

@@ -89,7 +89,7 @@ async def all_marks(admin: AdminClient) -> Marks:
 
 
 def _read(message: Message, broker: str) -> list[tuple[Queue, Mark]]:
-    """What a mark says; nothing if it is none of ours."""
+    """Reads a mark; nothing if it is not ours."""
     try:
         said: Any = json.loads(message.body)
         state, queue = said["state"], Queue(names.dlq_topic(said["group"]), broker, int(said["queue"]))

@@ -1,7 +1,7 @@
-"""What is wrong with a cluster, in order of harm, and what to do about it: `rocketlet doctor`.
+"""Finds what is wrong with a cluster, in order of harm, and says what to do about it: `rocketlet doctor`.
 
-Everything is asked over the wire that Apache's brokers have, too. What only Rocketlet's brokers tell (who owns which queue,
-disagreements that they have seen) makes some findings more exact.
+Everything is asked over the wire that Apache's brokers have, too. Rocketlet's brokers also tell who owns which queue and
+which disagreements they saw, which makes some findings more exact.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _refused(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _told(status: Mapping[str, str], name: str, kind: type[K]) -> K:
-    """What a Rocketlet broker tells as JSON; nothing of others'."""
+    """A value of the status that a Rocketlet broker tells as JSON; nothing for other brokers."""
     try:
         found = orjson.loads(status.get(name, "null"))
     except ValueError:

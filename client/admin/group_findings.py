@@ -1,4 +1,4 @@
-"""What is wrong with one group: checks of two looks at it, some seconds apart.
+"""Finds what is wrong with one group, by two looks at it some seconds apart.
 
 A queue is not called stuck because its offset stands: members commit every 5 s, a handler may take its time, and messages
 that no filter wants are skipped without a commit. It is stuck if a message that its owner wants has waited for long.
@@ -56,7 +56,7 @@ class Observed:
 
 
 def findings_of_group(seen: Observed) -> Iterator[Finding]:
-    """What is wrong with a group as it was seen twice."""
+    """The findings of all checks for a group that was looked at twice."""
     for check in _CHECKS:
         yield from check(seen)
 
@@ -220,7 +220,7 @@ _CHECKS: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
 
 
 def _owned(seen: Observed) -> dict[Queue, list[str]]:
-    """Who says that it reads each queue, and who holds its lock."""
+    """The members that say they read each queue, and the holder of its lock."""
     owners: dict[Queue, list[str]] = {queue: [client_id] for queue, client_id in seen.group.owners.items()}
     for client_id, member in seen.running.items():
         for queue in member.commit_offsets:

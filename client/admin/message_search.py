@@ -30,7 +30,7 @@ async def by_offset_id(cluster: Cluster, offset_id: str) -> Message | None:
     try:
         answer = await connection.request(RequestCode.VIEW_MESSAGE_BY_ID, write(LogOffset(position)))
     except BrokerRefused as error:
-        if error.code == ResponseCode.SYSTEM_ERROR:  # what both brokers answer where no message begins
+        if error.code == ResponseCode.SYSTEM_ERROR:  # both brokers answer this where no message begins
             return None
         raise
     return next(iter(_messages(answer, "")), None)
@@ -43,7 +43,9 @@ def parsed_offset_id(offset_id: str) -> tuple[str, int, int]:
         if len(data) not in (16, 28):
             raise ValueError
         host, port = decode_host(data[:-8])
-        if port > 65_535:  # of the four bytes that have it; a sender's id has as many digits, and its process there
+        if (
+            port > 65_535
+        ):  # a port has four bytes here; a sender's id has as many digits, and its process id in this place
             raise ValueError
     except (ValueError, OSError):
         raise ConfigError(f"{offset_id!r} is not an offset id, which has 32 or 56 hex digits") from None

@@ -63,14 +63,14 @@ class MessageTrace:
     async def __aexit__(self, *exception: object) -> None:
         """Writes what waits."""
         try:
-            async with self._writing:  # what is being written is not given up
+            async with self._writing:  # a write that is under way goes on
                 if self._task is not None:
                     await cancelled([self._task])
                 await self._write()
         finally:
             await self._producer.stop()
 
-    # What is noted
+    # Noting
 
     def sends(self, group: str) -> SendMiddleware:
         """Middleware of a producer of this group. As with Apache's client, a send that fails is not noted."""
@@ -90,7 +90,7 @@ class MessageTrace:
                 self._waiting.append(record)
         self._news.set()
 
-    # What is written
+    # Writing
 
     async def _write_on(self) -> None:
         while True:

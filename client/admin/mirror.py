@@ -132,7 +132,7 @@ class Mirror:
         self._progress: dict[tuple[str, Queue], int] = {}
         self.copies: dict[Queue, QueueCopy] = {}
         self.offsets: dict[tuple[str, Queue], int] = {}
-        """What was set over there, by group and queue over there."""
+        """The offsets set at the target, by its group and queue."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -183,7 +183,7 @@ class Mirror:
         return sum(copy.copied for copy in self.copies.values())
 
     async def waiting(self) -> Waiting:
-        """What is at the source now and will not be copied as it is."""
+        """The messages at the source that will not be copied as they are."""
         later = await delayed(self._source)
         topics = [topic.name for topic in await self._topics()]
         groups = {group for topic in topics for group in await self._groups_of(topic)}
@@ -297,9 +297,8 @@ class Mirror:
         return newest
 
     async def _target_as_copied(self, copies: Iterable[QueueCopy]) -> Mapping[Queue, Range]:
-        """What the queues over there hold, as soon as they show each copy that was acknowledged: Apache's brokers index a
-        message a moment later (ReputMessageService). What they do not show after some seconds was lost over there, and is
-        copied again."""
+        """The target's queues, as soon as they show each copy that was acknowledged: Apache's brokers index a message a
+        moment later (ReputMessageService). A copy that they do not show after some seconds was lost, and is made again."""
         wanted = {copy.target: copy.end for copy in copies}
         topic = next(iter(wanted)).topic
         deadline_s = _now_s() + MIRROR_INDEXED_LIMIT_S
@@ -383,7 +382,7 @@ class Mirror:
 
 
 def _batches(copy: QueueCopy, messages: Iterable[Message]) -> Iterable[list[Outgoing]]:
-    """What is sent in one request each."""
+    """Batches of messages, each for one request."""
     batch: list[Outgoing] = []
     size = 0
     for message in messages:

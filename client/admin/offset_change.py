@@ -14,8 +14,8 @@ To = Literal["first", "last"] | int | Mapping[Queue, int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetChange:
-    """What a reset does to a queue: messages that it skips, or that will be consumed again. `before` is None for a group that
-    has no offset there."""
+    """A reset's effect on a queue: the messages that it skips, or that will be consumed again. `before` is None for a group
+    that has no offset there."""
 
     before: int | None
     after: int

@@ -1,4 +1,4 @@
-"""Who owned which queue and when, and how queues changed hands: read from the events that Rocketlet's brokers keep, or on
+"""Tells who owned which queue and when, and how queues changed hands: from the events that Rocketlet's brokers keep, or on
 Apache's from one look after another.
 
 An event is `{"ms", "event", "client", "broker", ...}`, with `topic`, `queue` and `epoch` where it is about a lease. Each
@@ -17,7 +17,7 @@ Event = Mapping[str, Any]
 
 ENDS: Final = frozenset(("unlocked", "lock lost", "lock expired"))
 CAUSES: Final = frozenset(("joined", "left", "leaving", "closed", "expired", "subscribed"))
-"""What makes a group share its queues anew."""
+"""Events that make a group share its queues anew."""
 
 
 @dataclass(frozen=True, slots=True)

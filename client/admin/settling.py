@@ -19,7 +19,7 @@ _EVEN: Final = frozenset(("AVG", "AVG_BY_CIRCLE", "STICKY", ""))  # the last: Ap
 
 
 Look = Callable[[], Awaitable[list[dict[str, Any]]]]
-"""What each broker of a cluster says of a group, as by `AdminClient.history`."""
+"""Asks each broker of a cluster about a group, as `AdminClient.history` does."""
 
 
 async def settled(
@@ -63,7 +63,7 @@ def _is_hashed(owned_by: Mapping[Queue, str], clients: Sequence[str]) -> bool:
 
 
 def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, dict[str, int]]:
-    """What is missing, empty if nothing, and how many queues each member owns."""
+    """Why the group is not settled (empty if it is), and how many queues each member owns."""
     subscriptions = {item["clientId"]: item["subscriptions"] for report in reports for item in report["members"]}
     if members is not None and len(subscriptions) != members:
         return f"it has {len(subscriptions)} members", {}

@@ -1,4 +1,4 @@
-"""What became of a message in each group that reads its topic. Asked over the wire that Apache's brokers have, too."""
+"""Finds out what became of a message in each group that reads its topic, by requests that Apache's brokers have, too."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def _takes(message: Message, expression: str) -> bool:
 
 
 async def _retried(admin: AdminClient, message: Message, group: str) -> Track | None:
-    """Of a message that was handed back: it waits for its time in the broker's schedule, then in the retry topic."""
+    """The fate of a message that was handed back: it waits for its time in the broker's schedule, then in the retry
+    topic."""
     topic = names.retry_topic(group)
     tries = await _find(admin, message, topic)
     waits = [

@@ -68,7 +68,7 @@ class Assignment:
         self._on_resumed(process_queue)
         self._puller.pull(process_queue)
 
-    # What membership tells (QueueUser)
+    # Queues that come and go (QueueUser)
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
         self.queues[queue] = process_queue = ProcessQueue(queue, offset, lease, paused=self._is_paused)
@@ -129,7 +129,7 @@ class Assignment:
         if answer is not None:
             self.spawn(answer)
 
-    # What nobody waits for but the end
+    # Work that only the end waits for
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs beside; `finished` waits for it."""

@@ -65,8 +65,8 @@ def _around(layer: Callable[[Any, Called], Awaitable[Any]], call: Called) -> Cal
 
 
 def caught(handler: Callable[[Any], Any], argument: Any) -> tuple[Any, BaseException | None]:
-    """What a handler returned or raised in its thread. A future cannot hold every exception: StopIteration leaves it without
-    an end. Nobody has pressed Ctrl-C here: Python tells that the main thread alone."""
+    """A handler's result, or its exception, in its thread. A future cannot hold every exception: StopIteration leaves it
+    without an end. Nobody has pressed Ctrl-C here: Python tells that the main thread alone."""
     try:
         return handler(argument), None
     except (StopIteration, KeyboardInterrupt) as error:

@@ -1,7 +1,7 @@
-"""Messages for a consumer without a handler: handed out when they are asked for, settled by who got them.
+"""Messages for a consumer without a handler: handed out when they are asked for, settled by the caller.
 
-A run that is in hand counts as a running handler: a hand-over of its queue waits for it. What is given back unsettled is
-handed out again, first. A wait that is cancelled loses nothing and ends nothing.
+A run that is in hand counts as a running handler: a hand-over of its queue waits for it. A message that comes back
+unsettled is handed out again, first. A wait that is cancelled loses nothing and ends nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .process_queue import ProcessQueue, Run
 
 
 class Hand:
-    """Who has a run: the task that took it, and which message of it somebody works on. `is_received`: that message was asked
-    for alone, so that the run goes back when it is settled. `told`: who hears how it ends."""
+    """The holder of a run: the task that took it, and which message of it is being worked on. `is_received`: that message
+    was asked for alone, so that the run goes back when it is settled. `told`: who hears how it ends."""
 
     __slots__ = ("is_received", "message", "run", "task", "told")
 
@@ -302,12 +302,12 @@ class Batches:
 
 
 class Receiver:
-    """What a consumer offers that has no handler: iteration, and messages one by one that are settled by hand."""
+    """A consumer's methods when it has no handler: iteration, and messages one by one that are settled by hand."""
 
     def __init__(self, *, takes_batches: bool, has_handler: bool) -> None:
         self._takes_batches = takes_batches
         self._has_handler = has_handler
-        self._deliveries: Deliveries | None = None  # of a consumer that was started and has no handler
+        self._deliveries: Deliveries | None = None  # once a consumer without a handler has started
         self._messages: Messages | None = None
         self._failure = ""  # why it could not be started
         self._is_stopped = False

@@ -73,8 +73,8 @@ Settled = Callable[[Outcome], None]
 
 @runtime_checkable
 class DeliveryWatch(Protocol):
-    """Middleware that a consumer without a handler tells what it hands out: `begins` returns whom it tells how that ended.
-    What is given back has the outcome RetryLater: it will be delivered again."""
+    """Middleware for a consumer without a handler. It is told when messages are handed out, and `begins` returns the
+    callback for their outcome. A message that is given back has the outcome RetryLater: it will be delivered again."""
 
     def begins(self, messages: Sequence[Message]) -> Settled: ...
 
@@ -175,8 +175,8 @@ class Workers:
         return run
 
     def _offer(self, process_queue: ProcessQueue) -> None:
-        """Orderly: the queue waits for a worker, unless one has it. What arrives while its first run waits for another try
-        does not shorten that wait, as with Apache's ConsumeMessageOrderlyService."""
+        """Orderly: the queue waits for a worker, unless one has it. Messages that arrive while its first run waits for
+        another try do not shorten that wait, as with Apache's ConsumeMessageOrderlyService."""
         if process_queue.runs and not (
             process_queue in self._lined_up or process_queue.is_stopped or process_queue.is_suspended
         ):
@@ -279,12 +279,12 @@ class Workers:
             run.process_queue.leave()
 
     async def try_one(self, message: Message) -> Outcome:
-        """What the handler says of a message that nobody counts. Raises what the handler raises."""
+        """The handler's outcome for a message that nobody counts. Raises whatever the handler raises."""
         return cast("Outcome", await self._call([message] if self._takes_batches else message))
 
     async def _outcome(self, run: Run) -> Outcome:
-        """What the handler says of a run; whatever cannot be understood means: again, later. Raises CancelledError if the
-        worker itself is cancelled: it cannot send the messages back, so another does, by the run's outcome."""
+        """The handler's outcome for a run. A result that is none means: again, later. Raises CancelledError if the worker
+        itself is cancelled: it cannot send the messages back, so another does, by the run's outcome."""
         argument = run.messages if self._takes_batches else run.messages[0]
         try:
             outcome: Outcome = await self._call(argument)

@@ -1,4 +1,4 @@
-"""Who is told of queues that come and go: functions of the user, plain or async, which may raise anything."""
+"""The user's functions that hear of queues that come and go: plain or async, and free to raise anything."""
 
 from __future__ import annotations
 

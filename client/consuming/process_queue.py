@@ -1,4 +1,4 @@
-"""What was pulled of one queue and is not yet acknowledged, and how far the queue may be committed.
+"""The messages of one queue that were pulled and are not yet acknowledged, and how far the queue may be committed.
 
 Messages are kept in runs, the units in which the handler gets them. A run is acknowledged whole, or message by
 message from its front; the offset to commit is that of the first message not acknowledged.
@@ -44,8 +44,8 @@ class Run:
 
 
 class Pull:
-    """What is under way to fill a queue; the puller's own. A seek puts another in its place, so that an answer which is still
-    on its way finds that nobody waits for it. `request`: the fields that are sent again and again, with another offset."""
+    """The pull that fills a queue; the puller's own. A seek puts another in its place, so that an answer which is still on
+    its way finds that nobody waits for it. `request`: the fields that are sent again and again, with another offset."""
 
     __slots__ = ("began_ms", "is_pending", "is_throttled", "request")
 
@@ -139,7 +139,7 @@ class ProcessQueue:
         (decision 16)."""
         return self.lease.epoch > 0 or self.committed is not None
 
-    # What may happen with it
+    # Permissions
 
     @property
     def is_held(self) -> bool:
@@ -181,8 +181,8 @@ class ProcessQueue:
             await self._idle.wait()
 
     def stop(self) -> None:
-        """No message is handed out any more; what waits stays unacknowledged. What the broker has not taken back is sent back
-        again at once."""
+        """Hands out no more messages; those that wait stay unacknowledged. Messages that the broker has not taken back are
+        sent back again at once."""
         self.is_stopped = True
         for send_back in list(self.untaken.values()):
             send_back()
@@ -195,7 +195,7 @@ class ProcessQueue:
 
     def clear(self) -> None:
         for run in self.runs:
-            run.done = len(run.messages)  # whoever still has it need not handle it, and its end counts for nothing
+            run.done = len(run.messages)  # its holder need not handle it, and its end counts for nothing
         self.runs.clear()
         self.waiting.clear()
         self.messages = self.size_bytes = 0
@@ -207,8 +207,8 @@ class ProcessQueue:
         self.next_offset = offset
 
     def move(self, offset: int) -> None:
-        """The broker does not have the next offset: goes on from another one. What is cached from before it stays. What came
-        behind it is not there any more, other messages have its offsets: of it nothing is handed out or counts."""
+        """The broker does not have the next offset: goes on from another one. Messages cached from before it stay. Those
+        behind it are gone, and others have their offsets, so they are neither handed out nor counted."""
         for run in self.runs:
             kept = sum(message.queue_offset < offset for message in run.messages)
             lost = run.messages[max(kept, run.done) :]

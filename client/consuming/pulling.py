@@ -167,7 +167,7 @@ class Puller:
         pull.is_pending = False
         if not isinstance(answer, Exception):
             process_queue.pull_commits = False
-        if process_queue.is_stopped or process_queue.is_suspended:  # what comes in a pause is kept
+        if process_queue.is_stopped or process_queue.is_suspended:  # messages that come in a pause are kept
             return
         if isinstance(answer, Exception):
             process_queue.committed = None  # the broker may or may not have taken what the pull committed

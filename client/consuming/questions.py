@@ -1,4 +1,4 @@
-"""What a broker asks a consumer on behalf of an administrator: its state, its offsets, new offsets, a trial of a message."""
+"""Answers a broker's questions on behalf of an administrator: state, offsets, new offsets, a trial of a message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .process_queue import ProcessQueue
 
 log = get_logger("rocketlet.questions")
 
-CLIENT_VERSION: Final = "V4_9_8"  # what mqadmin prints; it knows only Apache's names
+CLIENT_VERSION: Final = "V4_9_8"  # printed by mqadmin, which knows only Apache's names
 _TOPIC: Final = "topic"
 
 

@@ -25,7 +25,7 @@ def reason_of(error: BaseException) -> str:
     """An exception's type and text."""
     try:
         text = str(error)
-    except Exception:  # of a class of the user's
+    except Exception:  # the exception's class is the user's
         text = ""
     name = type(error).__qualname__
     return shown(f"{name}: {text}" if text else name)

@@ -104,7 +104,7 @@ class Broadcast:
         await cancelled(self._tasks)
 
     def unsettled(self) -> str:
-        """What `settled` waits for."""
+        """Why the member is not settled, in words; empty if it is."""
         topics = [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
         return f"no name server knows the topic {', '.join(topics)}" if topics else "a broker of its queues is away"
 

@@ -1,5 +1,5 @@
-"""What one member has to say of several queues at one time goes in one request per broker: commits, and commits with the
-unlock of queues that are handed over.
+"""Collects one member's news about several queues in one request per broker: commits, and commits with the unlock of queues
+that are handed over.
 
 Only Rocketlet's brokers take that. Elsewhere, and where it did not work, each queue has requests of its own (`leases`).
 """
@@ -25,7 +25,7 @@ log = get_logger("rocketlet.membership")
 
 
 class _Batch:
-    """What is handed over to one broker together."""
+    """The queues that are handed over to one broker together."""
 
     def __init__(self) -> None:
         self.offsets: dict[Queue, int] = {}
@@ -33,7 +33,7 @@ class _Batch:
 
 
 class HandOvers:
-    """Of one member."""
+    """Hands one member's queues over."""
 
     def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:
         self._cluster = cluster

@@ -51,7 +51,7 @@ _UNREACHED = (ConnectionFailed, RequestTimeout)
 
 
 class QueueUser(Protocol):
-    """What reads the queues: a consumer, or a Spark query."""
+    """The reader of the queues: a consumer, or a Spark query."""
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
         """The queue is ours, to be read from `offset`. When the lease is over, nothing of it may begin."""
@@ -107,7 +107,7 @@ class Leases:
         self._suspended: set[Queue] = set()
         self._locks = Locks(cluster, group, client_id)
         self._releasing: dict[Queue, Lease] = {}
-        self._unlocking: set[Queue] = set()  # of these, whose unlock is under way
+        self._unlocking: set[Queue] = set()  # the ones whose unlock is under way
         self._handing_over: dict[Queue, asyncio.Task[None]] = {}
         self._together = HandOvers(cluster, group, client_id)
         self._ending: dict[Queue, asyncio.Task[None]] = {}  # not ours, but handlers of them still run
@@ -394,7 +394,7 @@ class Leases:
         """Asks a broker whether these queues are still ours."""
         try:
             connection = await self._cluster.broker(broker_name)
-            # What was unlocked meanwhile, or is being unlocked, is not renewed: Apache's broker would lock it anew.
+            # A queue that was unlocked meanwhile, or is being unlocked, is not renewed: Apache's broker would lock it anew.
             held = {queue: lease for queue in queues if (lease := self._held(queue)) is not None}
             if not held:
                 return
@@ -404,7 +404,7 @@ class Leases:
             log.warning("locks_not_renewed", broker=broker_name, reason=str(error))
             return
         if not connection.is_open:
-            return  # what it said is not true any more
+            return  # its answer is out of date
         for queue, lease in held.items():
             if self._held(queue) is lease:
                 self._renewed(queue, lease, fresh.get(queue))
@@ -417,7 +417,7 @@ class Leases:
         if fresh is None or fresh.epoch != lease.epoch:
             self._lose(queue, "its lease ended" if fresh is None else "its broker has another epoch")
             return
-        # Also when nobody has noticed: what was held back then goes on now. What pulls committed at another address was not
+        # Also when nobody has noticed: work that was held back goes on now. Commits on pulls at another address were not
         # stored.
         goes_on = lease.is_over or lease.address != fresh.address or queue in self._suspended
         lease.renew(fresh)
@@ -448,8 +448,8 @@ class Leases:
         return lease is not None and queue not in self._suspended and not self._has_moved(queue, lease)
 
     async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
-        """Stores an offset that no message led to: where the user or an administrator wants to go on. sought: the broker has
-        named it. What an Apache broker has begun to store counts before. Raises nothing, as `commit`."""
+        """Stores an offset that no message led to: where the user or an administrator wants to go on. sought: the broker
+        has named it. An offset that an Apache broker has begun to store counts before it. Raises nothing, as `commit`."""
         lease = self.owned.get(queue)
         if lease is not None and not lease.epoch and self._user.is_pull_committing(queue):
             await self._offsets.pulls_stored(queue, offset)

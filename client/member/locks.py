@@ -32,7 +32,7 @@ log = get_logger("rocketlet.membership")
 
 
 class Locks:
-    """Of one member of one group."""
+    """The lock requests of one member of one group."""
 
     def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:
         self._cluster = cluster
@@ -75,7 +75,7 @@ class Locks:
     async def renew(
         self, connection: Connection, queues: Iterable[Queue], epochs: Mapping[Queue, int]
     ) -> dict[Queue, Lease]:
-        """Which of the queues are still locked for us. What has an epoch is not taken anew. Raises RocketletError and
+        """The queues that are still locked for us. One with an epoch is not taken anew. Raises RocketletError and
         BodyError."""
         return (await self._ask(connection, tuple(queues), epochs))[1]
 
@@ -103,7 +103,7 @@ class Locks:
     def _answered(self, asking: asyncio.Future[Frame]) -> None:
         del self._under_way[asking]
         if not asking.cancelled():
-            asking.exception()  # whoever still waits raises it
+            asking.exception()  # a waiting caller raises it
 
     # Doubt
 

@@ -155,7 +155,7 @@ class Membership:
         self._rebalance.add_topics(subscriptions)
 
     def unsettled(self) -> str:
-        """What `settled` waits for, in words."""
+        """Why the member is not settled, in words; empty if it is."""
         if self._rebalance.missing:
             topics = ", ".join(sorted(self._rebalance.missing))
             return f"no name server knows the topic {topics}; create it, or check its name"
@@ -182,7 +182,7 @@ class Membership:
         """Stores where the user or an administrator wants an owned queue to go on. sought: its broker named the offset."""
         await self._leases.commit_place(queue, offset, sought=sought)
 
-    # What is heard
+    # Events of brokers
 
     def _notified(self, connection: Connection, frame: Frame) -> None:
         """Members have changed, or the queues of a topic."""
@@ -198,7 +198,7 @@ class Membership:
         self._leases.suspend(address)
         self._wake.set()
 
-    # What heartbeats say
+    # Heartbeats
 
     def _described(self) -> Heartbeat:
         consumer = ConsumerData(

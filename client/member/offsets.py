@@ -66,7 +66,7 @@ class Position:
 
 
 class GroupOffsets:
-    """What one member asks and tells of its group's offsets.
+    """One member's requests about its group's offsets.
 
     start, starts: where queues are read from that the group has no offset of, the latter for single queues.
     """

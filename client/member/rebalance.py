@@ -32,7 +32,7 @@ log = get_logger("rocketlet.membership")
 
 
 class Rebalance:
-    """Of one member. `wake` starts a pass; `settled` is set while the member holds exactly its share."""
+    """Rebalances one member. `wake` starts a pass; `settled` is set while the member holds exactly its share."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Rebalance:
                     await self._wake.wait()
 
     async def _pass(self) -> None:
-        """What is mine, give up what is not, lock what is new."""
+        """Finds this member's share, gives up queues outside of it, and locks new ones."""
         await self._keep_in_touch()
         await self._look_up_grown()
         mine, complete = await self._share_of_all()

@@ -26,8 +26,8 @@ from ..wire.connection import Connection
 
 
 class Share(NamedTuple):
-    """Of one topic: the queues that are `mine`, of `queues` in all, among so many members. `unknown`: those of all on brokers
-    that only other members know."""
+    """A member's share of one topic: the queues that are `mine`, of `queues` in all, among so many members. `unknown` are
+    the ones on brokers that only other members know."""
 
     mine: list[Queue]
     queues: list[Queue]
@@ -36,8 +36,8 @@ class Share(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What a broker has said unasked of a topic: which of how many members this one is (`place`), or what its share is.
-    Both hold for the queues that the members saw then."""
+    """A broker's unasked news about a topic: this member's position among so many (`place`), or its share. Both hold for
+    the queues that the members saw then."""
 
     connection: Connection
     told_s: float
@@ -46,7 +46,7 @@ class _Told(NamedTuple):
 
 
 class Shares:
-    """Of one member of one group."""
+    """The shares of one member of one group."""
 
     def __init__(self, cluster: Cluster, group: str, client_id: str, strategy: Strategy) -> None:
         self._cluster = cluster
@@ -103,7 +103,7 @@ class Shares:
         shares = group_bodies.decode_shares(str(ext.get(EXT_SHARES, "{}")).encode())
         now_s = clock_s()
         if EXT_PLACES in ext or EXT_SHARES in ext:
-            # what it said before is over, also where it says nothing now: a member with another strategy has joined
+            # its earlier news is over, also where it has none now: a member with another strategy has joined
             self._told = {topic: told for topic, told in self._told.items() if told.connection is not connection}
         self._told |= {topic: _Told(connection, now_s, place=place) for topic, place in places.items()}
         self._told |= {topic: _Told(connection, now_s, share=share) for topic, share in shares.items()}
@@ -116,7 +116,7 @@ class Shares:
         return is_fresh and told.connection is first
 
     async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
-        """What the first broker of the queues that answers says of the members that subscribe to a topic."""
+        """The members that subscribe to a topic, by the first broker of its queues that answers."""
         error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
         ext: Ext = write(ConsumerGroup(self.group, topic)) | ({EXT_DETAIL: detail} if detail else {})
         if detail == "share":

@@ -41,7 +41,7 @@ async def report(
 
 
 async def _foreign_report(admin: AdminClient, group: str, output: Output) -> None:
-    """What an Apache broker and the members themselves say: no events, and owners by their own account."""
+    """The report from an Apache broker and the members themselves: no events, and owners by their own account."""
     found, running = await admin.group(group), await admin.running(group)
     members = {
         member.client_id: {

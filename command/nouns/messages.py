@@ -27,7 +27,7 @@ from ..tools.frames import body_fields
 
 TAIL_INTERVAL_S = 0.5
 SHOWN_BODY = 200
-SHOWN_ROWS = 500  # of a table; a long list is shown in several
+SHOWN_ROWS = 500  # rows of a table; a long list is shown in several
 _COLUMNS = ("time", "queue", "offset", "tag", "keys", "body")
 _DEAD_COLUMNS = ("time", "queue", "offset", "tag", "keys", "state", "reason", "body")
 

@@ -1,4 +1,4 @@
-"""What all commands share.
+"""The parts that all commands share.
 
 administration  asks a cluster and prints the answer
 access          how a command connects: TLS and accounts

@@ -49,7 +49,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
     try:
         async with AdminClient(options.nameserver, access=access_of(options)) as admin:
             return await command(options, admin, Output(as_json=options.json))
-    except BrokenPipeError:  # whoever reads our output has enough
+    except BrokenPipeError:  # the reader of our output has enough
         raise
     except (RocketletError, OSError) as error:
         complain(error)
@@ -60,7 +60,7 @@ def confirmed(options: argparse.Namespace, question: str) -> bool:
     """Whether to go on: with --yes, or when the user says so at a terminal."""
     if options.yes:
         return True
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # what is printed is for programs, too
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # programs read stdout
     answer = sys.stdin.readline()
     if not answer:
         print("nobody answers; add --yes to go on without a question", file=sys.stderr)
@@ -72,7 +72,7 @@ def changing(parser: argparse.ArgumentParser) -> None:
 
 
 def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """Of `name=value` texts. Raises ConfigError, which names the option."""
+    """Reads `name=value` texts. Raises ConfigError, which names the option."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

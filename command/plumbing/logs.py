@@ -19,7 +19,7 @@ log = structlog.get_logger("rocketlet")
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
-_place: dict[str, str] = {}  # of this process, said in each line
+_place: dict[str, str] = {}  # this process's place, said in each line
 
 
 def name_broker(name: str) -> None:
@@ -28,8 +28,8 @@ def name_broker(name: str) -> None:
 
 
 def configure(level: str = "info") -> None:
-    """Logs go to stderr, so that stdout belongs to the commands' own output. What the client, asyncio and other libraries
-    log through the standard `logging` looks the same."""
+    """Logs go to stderr, so that stdout belongs to the commands' own output. Records of the client, asyncio and other
+    libraries, which use the standard `logging`, look the same."""
     on_terminal = sys.stderr.isatty()
     repeats = Repeats()
     context: list[structlog.typing.Processor] = [structlog.contextvars.merge_contextvars, _with_place]
@@ -65,7 +65,7 @@ def configure(level: str = "info") -> None:
 
 
 def report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What escapes from a timer or a callback of the loop is an event of the log like any other."""
+    """Logs an exception that escapes from a timer or a callback of the loop as an event like any other."""
     error = context.get("exception")
     log.error("unhandled_error", reason=context.get("message"), action=str(context.get("handle", "")), exc_info=error)
 

@@ -99,7 +99,7 @@ async def _served(options: argparse.Namespace) -> int:
 @asynccontextmanager
 async def beside_broker(options: argparse.Namespace, address: str) -> AsyncIterator[str | None]:
     """The console of `rocketlet start`, if it is wanted; its URL. It signs with the keys of the environment."""
-    if getattr(options, "console_port", None) is None:  # of `rocketlet broker`, which has no such option
+    if getattr(options, "console_port", None) is None:  # `rocketlet broker` has no such option
         yield None
         return
     access = Access(

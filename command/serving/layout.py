@@ -26,7 +26,8 @@ PASSED: Final = (
 
 
 class Place(NamedTuple):
-    """Of one broker. `advertise` and `external` are what clients are told, as in `--advertise` and `--advertise-external`."""
+    """The place of one broker. `advertise` and `external` are the addresses that clients are told, as in `--advertise` and
+    `--advertise-external`."""
 
     name: str
     port: int
@@ -111,7 +112,7 @@ def _shifted(address: str | None, steps: int) -> str | None:
 
 
 def arguments(options: argparse.Namespace, place: Place, name_server: str) -> list[str]:
-    """The command that runs one broker. What is a limit for all together is shared out."""
+    """The command that runs one broker. Limits for all brokers together are shared out."""
     shared = {
         "memory": options.memory or default_budget(),
         "retain_bytes": options.retain_bytes,

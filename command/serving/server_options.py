@@ -64,7 +64,7 @@ def _control_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _identity_options(parser: argparse.ArgumentParser) -> None:
-    """Who the broker is, and where clients find it."""
+    """The broker's name, and where clients find it."""
     parser.add_argument(
         "--name", default=DEFAULT_NAME, help=f"the broker's name in the cluster (default: {DEFAULT_NAME})"
     )
@@ -98,7 +98,7 @@ def _grpc_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _store_options(parser: argparse.ArgumentParser) -> None:
-    """What is kept, where, and for how long."""
+    """Where messages are kept, and for how long."""
     parser.add_argument(
         "--data",
         type=Path,
@@ -191,7 +191,7 @@ def add_parent_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_registration_options(parser: argparse.ArgumentParser) -> None:
-    """Of a broker with name servers in other processes."""
+    """Options of a broker whose name servers are other processes."""
     parser.add_argument(
         "--nameserver-tls",
         type=Path,

@@ -1,4 +1,4 @@
-"""What the supervisor of several brokers measures; imported only if there is a metrics port."""
+"""The metrics of a supervisor of several brokers; imported only if there is a metrics port."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`rocketlet dump PORT --to HOST:PORT`: stands between clients and a broker or name server, and shows each frame.
 
-What clients send and get is passed on byte for byte, but for routes: the brokers' addresses in them become ports of this
-process, so that the clients come through here to them, too. What is no frame, such as TLS, is passed on unread.
+It passes bytes on unchanged, both ways, except for routes: the brokers' addresses in them become ports of this process, so
+that the clients reach the brokers through here, too. Bytes that are no frame, such as TLS, are passed on unread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .frames import fields, lines
 
 READ_BYTES: Final = 65_536
 LENGTH_BYTES: Final = 4
-KEPT_REQUESTS: Final = 10_000  # of one connection, that wait for their answers
+KEPT_REQUESTS: Final = 10_000  # requests of one connection that wait for their answers
 HOST: Final = "127.0.0.1"
 
 
@@ -142,7 +142,7 @@ class Dump:
         writer.write_eof()
 
     async def _shown(self, way: Way, piece: bytes, frame: Frame) -> bytes:
-        """What is passed on of a frame, after it was shown."""
+        """Shows a frame, and returns the bytes to pass on."""
         asked = way.asked(frame)
         self._show(way, frame, asked)
         if asked in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO) and not frame.code:
@@ -219,7 +219,8 @@ class Way:
         self._is_readable = True
 
     def read(self, data: bytes) -> list[tuple[bytes, Frame | None]]:
-        """What has come, cut into frames; the rest waits. Once something was no frame, all is passed on as it comes."""
+        """The new bytes, cut into frames; the rest waits. Behind bytes that were no frame, everything is passed on as it
+        comes."""
         if not self._is_readable:
             return [(data, None)]
         data = self._waiting + data

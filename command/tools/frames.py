@@ -36,8 +36,8 @@ def text_of(data: bytes) -> str:
 
 
 def fields(frame: Frame, asked: int | None, inflated_bytes: int = MAX_INFLATED_BYTES) -> dict[str, Any]:
-    """A frame for programs. `asked`: the code of the request that it answers; None if it is a request. Of a compressed body
-    it has so many bytes at most."""
+    """A frame for programs. `asked`: the code of the request that it answers; None if it is a request. It shows so many
+    bytes of a compressed body at most."""
     found: dict[str, Any] = {
         "request": request_name(frame.code if asked is None else asked).partition(" ")[0],
         "opaque": frame.opaque,
@@ -116,7 +116,8 @@ def _messages(frame: Frame, asked: int | None, inflated_bytes: int) -> Iterator[
 
 
 def body_fields(record: message.Record, inflated_bytes: int = MAX_INFLATED_BYTES) -> dict[str, Any]:
-    """The body as text; a compressed one as far as that, which is then said. What cannot be read is shown as it is stored."""
+    """The body as text; a compressed one as far as that, which is then said. A body that cannot be read is shown as it is
+    stored."""
     if not record.sys_flag & SYS_COMPRESSED:
         return {"body": text_of(record.body)}
     try:

@@ -76,7 +76,7 @@ def _print(findings: list[Finding], recovered: Recovered | None) -> None:
 
 
 def _repair(folder: Path) -> Recovered:
-    """What a start does, for the whole log."""
+    """Does the same as a start, for the whole log."""
     topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), MACHINE, on_change=lambda topic: None)
     tag_code = partial(tag_code_of, levels_ms=DELAY_LEVELS_MS)
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=tag_code)

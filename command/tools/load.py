@@ -57,7 +57,8 @@ class Load:
 
 @dataclass(slots=True)
 class Half:
-    """What was sent, or what was consumed. Waits: of a send for its answer, of a consumed message since its send."""
+    """The sends of a run, or its consumed messages. Waits: how long a send waited for its answer, or a message for its
+    consumer."""
 
     waits_ms: array[float] = field(default_factory=lambda: array("d"))
     began_s: float = 0.0

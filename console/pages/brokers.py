@@ -115,7 +115,7 @@ async def shown(request: Request) -> Page:
 
 
 async def doctor(request: Request) -> Page:
-    """What is wrong in the whole cluster; looked for when it is asked for, because it asks about everything."""
+    """The findings for the whole cluster. It looks only when the user asks, because it asks about everything."""
     console = console_of(request)
     findings: list[Finding] | None = None
     if query_of(request).text("look"):

@@ -47,7 +47,7 @@ async def listed(request: Request) -> Page:
 
 
 def place_of(message: Message) -> str:
-    """What a form names a message by."""
+    """The name of a message in a form."""
     return f"{message.queue.broker_name}:{message.queue_id}:{message.queue_offset}"
 
 

@@ -1,4 +1,4 @@
-"""What can be done with a group: created, changed, deleted, its offsets reset."""
+"""Changes of a group: create, change, delete, reset its offsets."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def _hand_over_rows(events: Sequence[Event]) -> list[HandOverRow]:
 
 
 def _waited_for(item: HandOver) -> str:
-    """What the time of a hand-over went into, in its order."""
+    """Where the time of a hand-over went, in order."""
     parts = []
     if item.cause_ms is not None and item.cause_ms < item.ended_ms:
         parts.append(f"{duration(item.ended_ms - item.cause_ms)} for {_ENDINGS.get(item.end, item.end)}")

@@ -11,7 +11,7 @@ from .paging import Part, part_of
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the user asked for, all names that match, and the page of them that is shown."""
+    """The user's query, all names that match, and the page of them that is shown."""
 
     text: str
     system: str

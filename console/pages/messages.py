@@ -223,7 +223,7 @@ async def tailed(request: Request) -> Page:
 
 
 async def _fresh(console: Console, topic: Topic, tail: _Tail, tags: str) -> AsyncIterator[Message]:
-    """What came since the last look: of each queue the newest, if more came than a page can show."""
+    """The messages since the last look; the newest of each queue, if more came than a page can show."""
     for queue, span in topic.ranges.items():
         seen = tail.ends.get(queue, span.begin)
         begin = max(seen, span.end - TAIL_BATCH)
