@@ -20,7 +20,7 @@ from rocketlet.broker.access.accounts import Account
 from rocketlet.broker.access.acl import Acl
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.groups import members, settings
-from rocketlet.broker.groups.foreign import draining
+from rocketlet.broker.groups.foreign import moves
 from rocketlet.broker.groups.foreign.owners import owners_of
 from rocketlet.broker.groups.owning.offsets import Offsets
 from rocketlet.broker.listening import tls
@@ -393,7 +393,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "small-owners": Removal(
         "whose a queue is takes 8 bytes in groups with foreign members", "exhaustion", 1,
-        [Change(draining, "owners_of", _large_owners)], "memory", "changed groups",
+        [Change(moves, "owners_of", _large_owners)], "memory", "changed groups",
     ),
     "brokers": Removal(
         "a name server knows 1,000 brokers at most", "exhaustion", 1, [Change(routes, "MAX_BROKERS", _UNLIMITED)], "memory",

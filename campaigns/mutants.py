@@ -64,6 +64,8 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
     "broker/groups/foreign/claims.py": ("foreign-members", "foreign-members-of-two"),
     "broker/groups/foreign/drain.py": ("foreign-members", "foreign-members-of-two"),
     "broker/groups/foreign/draining.py": ("foreign-members", "foreign-members-of-two", "foreign-storm"),
+    "broker/groups/foreign/moves.py": ("foreign-members", "foreign-members-of-two"),
+    "broker/groups/foreign/notices.py": ("foreign-members", "foreign-members-of-two", "foreign-storm"),
     "broker/groups/foreign/given.py": ("foreign-members", "foreign-members-of-two"),
     "broker/groups/foreign/owners.py": ("foreign-members", "foreign-members-of-two"),
 }

@@ -15,6 +15,7 @@ from rocketlet.broker.consuming.commits import Commits
 from rocketlet.broker.groups.foreign.agreement import Agreement, Others
 from rocketlet.broker.groups.foreign.drain import Drain
 from rocketlet.broker.groups.foreign.draining import Draining
+from rocketlet.broker.groups.foreign.notices import Notices
 from rocketlet.broker.groups.member import Member
 from rocketlet.broker.groups.members import ConsumerGroup
 from rocketlet.broker.groups.notifications import Notifications
@@ -243,13 +244,13 @@ async def _overtake(self: MemberLocks, queue: Queue) -> None:
     """An unlock does not wait for the lock that is under way."""
 
 
-def _given_at_once(self: Draining, group: ConsumerGroup, connection: Connection) -> list[str]:
+def _given_at_once(self: Notices, group: ConsumerGroup, connection: Connection) -> list[str]:
     """A foreign member learns of a change while its queues are drained."""
     members = group.list_for(connection)
     member = group.foreign.get(connection)
     if member is None:
         return members.ids
-    self.allotment.give(group.name, connection, member.client_id, members)
+    self._allotment.give(group.name, connection, member.client_id, members)
     return members.told(member.client_id)
 
 
@@ -313,8 +314,8 @@ FAULTS: dict[str, list[Fault]] = {
     "foreign-commits-behind": [(Commits, "_stale_fault", lambda *about: None)],
     "foreign-not-drained": [(Draining, "holds_back", lambda self, connection, header: False)],
     "foreign-told-at-once": [
-        (Draining, "is_kept_back", lambda self, group, connection: False),
-        (Draining, "given", _given_at_once),
+        (Notices, "is_kept_back", lambda self, group, connection: False),
+        (Notices, "given", _given_at_once),
     ],
     "connection-loss-ignored": [(Membership, "_lost_connection", lambda self, address: None)],
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],

@@ -74,7 +74,7 @@ class Notifications:
     def _telling_members(self, group: ConsumerGroup) -> Work[None]:
         if not self._may_tell(group):
             return
-        keeps = self._draining.is_kept_back
+        keeps = self._draining.notices.is_kept_back
         told = 0
         for number, (at, member) in enumerate(list(group.members.items()), 1):
             if at in group.members and not (member.is_foreign and keeps(group.name, at)):

@@ -71,7 +71,7 @@ async def test_what_one_broker_gives_the_other_one_knows(two: Two) -> None:
     await told(newcomer.a, "c1", "c2")
     group = two.b.broker.groups.get("g")
     assert group is not None
-    given = two.b.broker.draining._given
+    given = two.b.broker.draining.allotment.given
     await eventually(
         lambda: [found.ids for item in group.members if (found := given.of("g", item))] == [["c1", "c2"]] * 2
     )
@@ -350,7 +350,7 @@ async def test_who_was_given_no_list_is_not_in_the_one_of_before(node: Node, wir
     await create_topic(wire, "t", 2)
     await join(wire, "c1")
     draining = node.broker.draining
-    await eventually(lambda: "c1" in draining._settled.get("g", ()))
+    await eventually(lambda: "c1" in draining.notices._settled.get("g", ()))
     known = routes_known_later(node)
     await join(await connect(node.address), "c2")
     assert await members(wire) == []

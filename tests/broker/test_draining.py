@@ -109,7 +109,7 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
     await join(wire, "c2")
     ours = await connect(node.address)
     await join(ours, "c1", strategy="AVG")
-    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_open)
+    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
     assert sorted(await members(wire)) == ["c1", "c2"]
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, flags=SUBSCRIBED))
     assert not await locks(ours, "c1", 1), "c1 has not heard that c2 is here"
@@ -130,7 +130,7 @@ async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
     ours = await connect(node.address)
     await join(ours, "c2", strategy="AVG")
     draining = node.broker.draining
-    await eventually(lambda: members_of(node) == 2 and not draining._drains["g"].is_open)
+    await eventually(lambda: members_of(node) == 2 and not draining._drains["g"].is_finding)
     looked: list[str] = []
 
     async def find_route(topic: str) -> None:
@@ -227,7 +227,7 @@ async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
     assert await members(two) == ["c1", "c2"]
     await join(three, "c0")  # c0 gets queue 0, c1 queue 1, c2 nothing: both queues move
     await eventually(lambda: node.broker.draining.is_draining("g", "t", 0))
-    await eventually(lambda: not node.broker.draining._drains["g"].is_open)
+    await eventually(lambda: not node.broker.draining._drains["g"].is_finding)
     drain = node.broker.draining._drains["g"]
     group = node.broker.groups.get("g")
     assert group is not None
@@ -244,7 +244,7 @@ async def test_who_lets_go_gets_nothing_though_the_queue_is_its_own_again(
     two, three = await queue_1_moved(node, wire, connect), await connect(node.address)
     assert await members(two) == ["c1", "c2"]
     await join(three, "c0")  # c0 gets queue 0, c1 queue 1, c2 nothing
-    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_open)
+    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_finding)
     await send(wire, b"later", queue=1)
     await handled(two, 1, 1)
     flags = FLAGS | 0x1
@@ -309,13 +309,13 @@ async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
 
     def knows_what_moves() -> bool:
         drain = node.broker.draining._drains.get("g")
-        return drain is not None and not drain.is_open and drain.has(("t", 1))
+        return drain is not None and not drain.is_finding and drain.has(("t", 1))
 
     await join(two, "c2")
     await eventually(knows_what_moves)
     assert await members(two) == ["c1", "c2"], "it is told that the queue is its own"
     await join(three, "c3")  # and gets no queue
-    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_open)
+    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_finding)
     assert node.broker.draining.is_draining("g", "t", 1), "c1 still handles messages of it"
 
 
@@ -328,7 +328,7 @@ async def test_nobody_is_told_while_it_is_not_known_what_a_further_change_moves(
     two, three = await connect(node.address), await connect(node.address)
     await join(two, "c2")
     draining = node.broker.draining
-    await eventually(lambda: not draining._drains["g"].is_open)
+    await eventually(lambda: not draining._drains["g"].is_finding)
     known = routes_known_later(node)
     await join(three, "c3")
     await eventually(lambda: len(draining._drains["g"].kept) == 3)
@@ -342,8 +342,9 @@ async def test_who_is_given_the_list_that_it_had_is_told_again(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was told because nobody knew for too long what moves, and asks when that is known."""
-    for limit, seconds in {"DRAIN_LIMIT_S": 60.0, "DRAIN_MAX_S": 3600.0, "DRAINED_WAIT_S": 3600.0}.items():
-        monkeypatch.setattr(f"rocketlet.broker.groups.foreign.draining.{limit}", seconds)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 60.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", 3600.0)
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.notices.DRAINED_WAIT_S", 3600.0)
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     draining = node.broker.draining
@@ -368,7 +369,7 @@ async def test_a_further_change_gives_nothing_to_who_was_told_and_has_not_let_go
         await connect(node.address),
     )  # c1 lets go with its next commit
     await join(three, "c3")  # and gets no queue
-    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_open)
+    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_finding)
     await send(wire, b"later", queue=1)
     late = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
     assert late.code == ResponseCode.PULL_NOT_FOUND, "its former reader"
@@ -428,7 +429,7 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     for queue in range(2):
         assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
     await join(two, "c2")
-    await eventually(lambda: not node.broker.draining._drains["g"].is_open)
+    await eventually(lambda: not node.broker.draining._drains["g"].is_finding)
     for queue in (2, 3):
         await handled(wire, queue, 0)
     assert await members(wire) == ["c1", "c2"]
@@ -437,7 +438,7 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
         assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
     three = await connect(node.address)
     await join(three, "c0")  # of 4 queues: 0 and 1 to c0, 2 to c1, 3 to c2
-    await eventually(lambda: not node.broker.draining._drains["g"].is_open)
+    await eventually(lambda: not node.broker.draining._drains["g"].is_finding)
     assert node.broker.draining.is_draining("g", "t", 2)
     await handled(two, 2, 1)
     assert sorted(await members(two)) == ["c0", "c1", "c2"], "told"

@@ -82,7 +82,7 @@ async def test_members_that_are_told_later_are_passed_over_in_pieces(
     await settle(node)
     group = node.broker.groups.get("g")
     assert group is not None
-    monkeypatch.setattr(node.broker.notifications._draining, "is_kept_back", lambda *_: True)
+    monkeypatch.setattr(node.broker.draining.notices, "is_kept_back", lambda *_: True)
     assert pieces(node.broker.notifications._telling_members(group)) > MEMBERS // SLICE
     for member in peers:
         member.hang_up()

@@ -18,7 +18,7 @@ async def told_of_a_newcomer(node: Node, wire: Wire, connect: Connect) -> Wire:
     assert await members(wire) == ["c1"]
     two = await connect(node.address)
     await join(two, "c2")
-    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_open)
+    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
     await handled(wire, 1, 1)
     await wire.request(TOLD)
     return two

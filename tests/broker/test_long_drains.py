@@ -23,14 +23,14 @@ async def moved_between_busy_members(node: Node, wire: Wire, connect: Connect) -
     two = await connect(node.address)
     await join(wire, "c1")
     await join(two, "c2")
-    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_open)
+    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
     for member, queues in ((wire, (0, 1)), (two, (2, 3))):
         assert await members(member) == ["c1", "c2"]
         for queue in queues:
             await send(wire, queue=queue)
             assert (await member.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
     await join(await connect(node.address), "c0")
-    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_open)
+    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_finding)
     return two
 
 
@@ -75,7 +75,7 @@ async def test_a_reader_that_progresses_for_very_long_holds_up_its_own_queue_onl
     draining = node.broker.draining
     node.clock.advance(1.5)
     await join(await connect(node.address), "c9")  # 1 is c1's own again, 2 is c2's, and 3 is not
-    await eventually(lambda: members_of(node) == 4 and not draining._drains["g"].is_open)
+    await eventually(lambda: members_of(node) == 4 and not draining._drains["g"].is_finding)
     began_s = node.clock.monotonic_s()
     drain = draining._drains["g"]
     assert sorted(place for places in drain.waiting.values() for place in places) == [("t", 0), ("t", 3)]

@@ -38,7 +38,7 @@ async def joins(wire: Wire, client_id: str, *topics: str, strategy: str = "") ->
 
 def is_settled(node: Node, count: int) -> bool:
     group, drain = node.broker.groups.get("g"), node.broker.draining._drains.get("g")
-    return group is not None and len(group.members) == count and (drain is None or not drain.is_open)
+    return group is not None and len(group.members) == count and (drain is None or not drain.is_finding)
 
 
 async def claims(wire: Wire, client_id: str, topic: str, queues: int = QUEUES) -> list[int]:

@@ -51,7 +51,7 @@ class Others(NamedTuple):
     lists: Lists
 
 
-_NOBODY: Final = Others({}, {})
+NOBODY: Final = Others({}, {})
 
 
 @dataclass(slots=True)
@@ -167,7 +167,7 @@ class Agreement:
         addresses: dict[str, str] = {}
         digests: dict[str, blake2b] = {}
         if len(group.foreign) > MAX_AGREEING_MEMBERS:
-            return _NOBODY
+            return NOBODY
         for topic, route in routes.items():
             others = [broker for broker in route.brokers if broker.name != self._broker_name and 0 in broker.addresses]
             if topic.startswith(RETRY_PREFIX) or not others:  # every broker that a member knows has the retry topic
@@ -178,7 +178,7 @@ class Agreement:
                 addresses[broker.name] = broker.addresses[0]
                 digests.setdefault(broker.name, blake2b(digest_size=16)).update(blake2b(text).digest())
         if not addresses or len(addresses) > MAX_PEERS:
-            return _NOBODY
+            return NOBODY
         brokers = {name: (address, digests[name].hexdigest()) for name, address in addresses.items()}
         return Others(brokers, (yield from self._finding_lists(group)))
 

@@ -1,11 +1,21 @@
-"""A change of a group that not all foreign members know yet, and what it moves."""
+r"""A change of a group that not all foreign members know yet, and what it moves.
+
+    FINDING --find--> DRAINING --finish--> AGREEING --agree--> TOLD --(members have dropped their queues)--> forgotten
+       \--find nobody-----------------------^                   ^
+        FINDING, DRAINING, AGREEING --give up-------------------/
+
+A further change takes a drain of any stage back to FINDING. If all were told before it is known what moves, FIND begins
+anew from TOLD, with what the members claim by then.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from operator import attrgetter
+from typing import Final
 
 from ...clock import Timer
 from ...config import DRAIN_ROUNDS, MOVING_BYTES
@@ -15,6 +25,37 @@ from ..member import Member
 Place = tuple[str, int]  # topic, queue id
 
 
+class Stage(Enum):
+    FINDING = "which queues move is not known yet, so nobody may take any"
+    DRAINING = "readers still handle messages of what moves"
+    AGREEING = "all is handled here; other brokers are waited for"
+    TOLD = "every member was told, and drops its queues now"
+
+
+class Event(Enum):
+    CHANGE = "members or their topics have changed"
+    FIND = "the queues that move are known, and have readers"
+    FIND_NOBODY = "they are known, and nobody has messages of them"
+    FINISH = "the last reader is done, or is not waited for any more"
+    AGREE = "no other broker is waited for"
+    GIVE_UP = "nobody is waited for any longer"
+
+
+_S, _E = Stage, Event
+TRANSITIONS: Final = {
+    (_S.FINDING, _E.FIND): _S.DRAINING,
+    (_S.FINDING, _E.FIND_NOBODY): _S.AGREEING,
+    (_S.DRAINING, _E.FINISH): _S.AGREEING,
+    (_S.AGREEING, _E.AGREE): _S.TOLD,
+    (_S.FINDING, _E.GIVE_UP): _S.TOLD,
+    (_S.DRAINING, _E.GIVE_UP): _S.TOLD,
+    (_S.AGREEING, _E.GIVE_UP): _S.TOLD,
+    (_S.TOLD, _E.FIND): _S.DRAINING,
+    (_S.TOLD, _E.FIND_NOBODY): _S.AGREEING,
+    **{(stage, _E.CHANGE): _S.FINDING for stage in Stage},
+}
+
+
 @dataclass(slots=True)
 class Drain:
     """A change that not all foreign members know yet.
@@ -22,10 +63,10 @@ class Drain:
     moving: who gets nothing more of which queue: all whose last list gives it to them. waiting: what each reader has not
     handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list,
     and is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is
-    not done. rounds: how often each reader came back to each queue that it loses. is_open: who will move is not known
-    yet. is_agreed: no other broker is waited for. is_long: who is drained is told of itself alone until it is done.
-    since_s: how long each reader has been drained of each queue. stands_at_s: when it stands if nothing progresses.
-    refuses_ours: one of ours may have been refused a lock. charged: for how many queues each connection is charged.
+    not done. rounds: how often each reader came back to each queue that it loses. is_long: who is drained is told of itself
+    alone until all are told, whatever changes come. since_s: how long each reader has been drained of each queue.
+    stands_at_s: when it stands if nothing progresses. refuses_ours: one of ours may have been refused a lock. charged: for
+    how many queues each connection is charged.
     """
 
     began_s: float
@@ -37,8 +78,7 @@ class Drain:
     kept: dict[Session, None] = field(default_factory=dict)
     gated: dict[Place, list[Callable[[], None]]] = field(default_factory=dict)
     rounds: dict[Session, dict[Place, int]] = field(default_factory=dict)
-    is_open: bool = True
-    is_agreed: bool = True
+    stage: Stage = Stage.FINDING
     is_long: bool = False
     since_s: dict[tuple[Session, Place], float] = field(default_factory=dict)
     stands_at_s: float = 0.0
@@ -46,13 +86,93 @@ class Drain:
     timer: Timer | None = None
     charged: dict[Session, int] = field(default_factory=dict)
 
+    def turn(self, event: Event) -> None:
+        """Raises KeyError for what cannot happen."""
+        self.stage = TRANSITIONS[self.stage, event]
+
+    def change(self, members: Container[Session], now_s: float) -> None:
+        """Members or their topics have changed; readers that are no members any more are forgotten."""
+        if self.stage is Stage.TOLD:
+            self.began_s = now_s
+        self.turn(Event.CHANGE)
+        for of_readers in (self.waiting, self.drained, self.rounds):
+            for reader in [reader for reader in of_readers if reader not in members]:
+                del of_readers[reader]
+        self.since_s = {item: began_s for item, began_s in self.since_s.items() if item[0] in members}
+
+    def lose(self, losing: Iterable[tuple[Place, Session]], now_s: float) -> None:
+        """Which reader loses which queue is known. A reader that was drained of a queue before need not be drained of it
+        again; but it gets nothing of it."""
+        before, since_s = self.waiting, self.since_s
+        held = {place for places in before.values() for place in places}
+        self.moving, self.waiting, self.since_s, self.returning = {}, {}, {}, {}
+        for place, reader in losing:
+            self.moving.setdefault(place, set()).add(reader)
+            has_nothing = place in held and place not in before.get(reader, ())  # it waited for who is drained
+            if place not in self.drained.get(reader, ()) and not has_nothing:
+                self.waiting.setdefault(reader, set()).add(place)
+                self.since_s[reader, place] = since_s.get((reader, place), now_s)
+        self.refuses_ours = True
+        self.turn(Event.FIND if self.waiting else Event.FIND_NOBODY)
+
+    def forget_kept(self) -> None:
+        """A queue that a reader need not lose now, it reads on, and comes back to it when messages are there."""
+        for reader, places in self.drained.items():
+            places -= {place for place in places if reader not in self.moving.get(place, ())}
+        for reader, rounds in self.rounds.items():
+            for place in [place for place in rounds if reader not in self.moving.get(place, ())]:
+                del rounds[place]
+
+    def read_again(self, reader: Session) -> None:
+        """By a list that it was given just now, a reader may read again what it has let go of."""
+        self.drained.pop(reader, None)
+        self.rounds.pop(reader, None)
+        for place in self.returning.pop(reader, ()):
+            self.moving[place].discard(reader)
+
+    def finish(self, reader: Session, place: Place) -> None:
+        """A reader has handled all of a queue."""
+        self.drained.setdefault(reader, set()).add(place)
+        self._wait_no_more(reader, place)
+
+    def give_up(self, given_up: Iterable[tuple[Session, Place]]) -> None:
+        """These are not waited for any more."""
+        for reader, place in given_up:
+            self._wait_no_more(reader, place)
+
+    def _wait_no_more(self, reader: Session, place: Place) -> None:
+        self.since_s.pop((reader, place), None)
+        self.waiting[reader].discard(place)
+        if not self.waiting[reader]:
+            del self.waiting[reader]
+        if not self.waiting:
+            self.turn(Event.FINISH)
+
+    def give_up_all(self) -> None:
+        self.waiting.clear()
+        self.turn(Event.GIVE_UP)
+
+    def set_timer(self, timer: Timer) -> None:
+        """Of what ends this stage by itself; instead of the one before."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = timer
+
+    def end(self) -> None:
+        """It is over, and nothing more is held of it."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.let_all_on()
+        self.moving = {}
+        self.charge()
+
     @property
-    def is_drained(self) -> bool:
-        return not self.is_open and not self.waiting
+    def is_finding(self) -> bool:
+        return self.stage is Stage.FINDING
 
     @property
     def is_over(self) -> bool:
-        return self.is_drained and self.is_agreed
+        return self.stage is Stage.TOLD
 
     @property
     def oldest_s(self) -> float:
@@ -62,14 +182,6 @@ class Drain:
     def since(self, limit_s: float) -> list[tuple[Session, Place]]:
         """What is drained since then, or for longer."""
         return [item for item, began_s in self.since_s.items() if began_s <= limit_s]
-
-    def give_up(self, given_up: list[tuple[Session, Place]]) -> None:
-        """These are not waited for any more."""
-        for session, place in given_up:
-            del self.since_s[session, place]
-            self.waiting[session].discard(place)
-            if not self.waiting[session]:
-                del self.waiting[session]
 
     def has(self, place: Place) -> bool:
         """Whether messages of the queue are still handled by who loses it."""
@@ -84,13 +196,6 @@ class Drain:
             return []
         return [other for other in self.waiting.get(connection, ()) if rounds.get(other, count) <= count - DRAIN_ROUNDS]
 
-    def keep(self, members: Container[Session]) -> None:
-        """Forgets readers that are no members any more."""
-        for of_readers in (self.waiting, self.drained, self.rounds):
-            for reader in [reader for reader in of_readers if reader not in members]:
-                del of_readers[reader]
-        self.since_s = {item: began_s for item, began_s in self.since_s.items() if item[0] in members}
-
     def charge(self) -> None:
         """What moves counts against --memory, for who has it moved."""
         moving = Counter(connection for connections in self.moving.values() for connection in connections)
@@ -100,32 +205,15 @@ class Drain:
                 connection.charge(MOVING_BYTES * more)
         self.charged = dict(moving)
 
-    def release(self) -> None:
-        """It is over, and nothing more is held of it."""
-        self.moving = {}
-        self.charge()
-
     def waited_for(self, members: Mapping[Session, Member]) -> Iterator[str]:
         """The client ids of those that are drained."""
         return (members[connection].client_id for connection in self.waiting if connection in members)
 
-    def let_on(self, places: list[Place]) -> None:
+    def let_on(self, places: Iterable[Place]) -> None:
         """The pulls of these queues need not wait any more."""
         for place in places:
             for go_on in self.gated.pop(place, ()):
                 go_on()
 
-
-@dataclass(slots=True)
-class Found:
-    """What a change of a group moves: who loses which queue, who lets go of what it is drained of, and whose the queues are
-    then. retry_queues: of the group, on all brokers. taken: how much of it is counted."""
-
-    owners: dict[str, list[str]] = field(default_factory=dict)
-    losing: list[tuple[Place, Session]] = field(default_factory=list)
-    letting_go: set[tuple[Place, Session]] = field(default_factory=set)
-    retry_queues: int = 0
-    taken: int = 0
-
-    def clear(self) -> None:
-        self.owners, self.losing, self.letting_go = {}, [], set()
+    def let_all_on(self) -> None:
+        self.let_on(list(self.gated))

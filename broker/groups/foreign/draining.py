@@ -17,26 +17,23 @@ the queues out by. Where nobody was given a list, or of itself only (`allotment`
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from ....protocol.agreement import Members
-from ....protocol.allocation import TopicQueues
 from ....protocol.bodies import Route
 from ....protocol.headers import AgreeOnMembers, PullMessage
-from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
 from ...config import (
     BRIDGED_AFTER_S,
     DRAIN_LIMIT_S,
     DRAIN_MAX_S,
-    DRAINED_WAIT_S,
     MAX_BRIDGED,
     MAX_GATED,
     MAX_REPORTED,
-    TOLD_AGAIN,
     LimitExceeded,
 )
 from ...messages.held_pulls import HeldPulls, Until
@@ -44,16 +41,13 @@ from ...running.engine import Engine
 from ...sessions.session import Session
 from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
-from .agreement import Agreement, GivenElsewhere, Say
+from .agreement import Agreement, Say
 from .allotment import Allotment, Routes
-from .claims import Claims
-from .drain import Drain, Found, Place
-from .given import ALONE, MemberList
-from .owners import owners_of
+from .drain import Drain, Place
+from .moves import Found, Moves
+from .notices import Notices, Tell
 
 log = structlog.get_logger("rocketlet.groups")
-
-Tell = Callable[[ConsumerGroup, Iterable[Session]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +75,14 @@ class Draining:
         engine: Engine,
         outside: Outside,
     ) -> None:
-        self._broker_name = broker_name
         self._groups = groups
         self._watch = watch
         self._held_pulls = held_pulls
         self._tasks, self._turns, self._clock = engine
         self._on_drained = outside.on_drained
-        self._tell = outside.tell
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
         self._change = 0  # of any group; a number never comes again, also if its group is forgotten
-        self._is_finding = False
-        self._settled: dict[str, frozenset[str]] = {}  # who the members were when the last drain was over
         self.allotment = Allotment(
             broker_name,
             groups,
@@ -102,10 +92,9 @@ class Draining:
             change_of=self._changes.get,
             on_moved=self.changed,
         )
-        self._given = self.allotment.given
-        self._owners = self.allotment.owners
-        self._claims = Claims(broker_name, self._given, watch)
         self.agreement = Agreement(broker_name, self._clock, outside.say, self._peers_changed)
+        self._moves = Moves(broker_name, watch, self.allotment, self.agreement)
+        self.notices = Notices(self._drains, groups, watch, self.allotment, self.agreement, self._clock, outside.tell)
 
     # What others ask
 
@@ -114,60 +103,10 @@ class Draining:
         drain = self._drains.get(group)
         return drain is not None and not drain.is_over
 
-    def is_kept_back(self, group: str, connection: Session) -> bool:
-        """Whether this foreign member is to be told of the group's change later; it will be."""
-        drain = self._drains.get(group)
-        if drain is None or self._may_know(group, drain, connection, self.agreement.lets_tell):
-            return False
-        drain.kept[connection] = None
-        return True
-
-    def _may_know(self, name: str, drain: Drain, connection: Session, lets: Callable[[str, str], bool]) -> bool:
-        """Whether nobody waits for a member: no reader of queues here, nor another broker, by what it `lets`."""
-        if drain.is_open or connection in drain.waiting:
-            return False
-        group = self._groups.get(name)
-        member = group.members.get(connection) if group is not None else None
-        return drain.is_agreed or member is None or lets(name, member.client_id)
-
-    def given(self, group: ConsumerGroup, connection: Session) -> list[str]:
-        """The list of members that a member gets. A reader that is being drained gets the one that it had; it drops queues
-        by what it is given here."""
-        members = group.list_for(connection)
-        member = group.foreign.get(connection)
-        if member is None:
-            return members.ids
-        drain = self._drains.get(group.name)
-        had = self._given.of(group.name, connection)
-        if drain is not None and not self._may_know(group.name, drain, connection, self.agreement.lets_give):
-            drain.kept[connection] = None  # whatever it was told before
-            if drain.is_long and not drain.is_open:
-                self._give(group.name, connection, member.client_id, ALONE)
-                return ALONE.told(member.client_id)
-            if had is not None:
-                return had.told(member.client_id)
-            settled = self._settled.get(group.name, frozenset())
-            if not self._watch.reads(connection, group.name):  # what it took by this list nobody would know of
-                settled -= {member.client_id}
-            return [client_id for client_id in group.companions(connection).ids if client_id in settled]
-        self._give(group.name, connection, member.client_id, members)
-        if had is not members:
-            self.agreement.gave(group.name, member.client_id)
-        return members.told(member.client_id)
-
-    def _give(self, name: str, connection: Session, client_id: str, members: MemberList) -> None:
-        self.allotment.give(name, connection, client_id, members)
-        drain = self._drains.get(name)
-        if drain is not None:  # by this list it may read again what it has let go of
-            drain.drained.pop(connection, None)
-            drain.rounds.pop(connection, None)
-            for place in drain.returning.pop(connection, ()):
-                drain.moving[place].discard(connection)
-
     def is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether nobody else may have the queue yet."""
         drain = self._drains.get(group)
-        if drain is not None and (drain.is_open or drain.has((topic, queue_id))):
+        if drain is not None and (drain.is_finding or drain.has((topic, queue_id))):
             return True
         if self.allotment.is_read_by_its_owner(group, topic, queue_id):
             self.allotment.look(group)
@@ -200,7 +139,7 @@ class Draining:
         drain, group = self._drains.get(name), self._groups.get(name)
         if drain is None or group is None or connection not in group.foreign:
             return False
-        is_unknown = drain.is_open and self._given.of(name, connection) is None
+        is_unknown = drain.is_finding and self.allotment.given.of(name, connection) is None
         return drain.has(place) or (is_unknown and self._watch.reader(name, *place) is not connection)
 
     def gate(self, header: PullMessage, go_on: Callable[[], None]) -> None:
@@ -217,7 +156,7 @@ class Draining:
         given = self.agreement.heard(header, members)
         if group is None:
             return
-        late = [item for item in given if self._take_given(group, item)]
+        late = [item for item in given if self.notices.take(group, item)]
         if late:  # they read other queues than was thought: what moves now is found again
             self.changed(group)
         drain = self._drains.get(group.name)
@@ -225,25 +164,11 @@ class Draining:
             self._progressed(group.name, drain)
         self._peers_changed(group.name)
 
-    def _take_given(self, group: ConsumerGroup, given: GivenElsewhere) -> bool:
-        """Notes whom another broker has given a list; whether it is news of a change before the last one."""
-        ids, is_late = set(given.client_ids), False
-        for connection, member in group.foreign.items():
-            members = given.lists.get(member.topics) if member.client_id in ids else None
-            if members is None or self._given.of(group.name, connection) is members:
-                continue
-            if given.is_current:
-                self._give(group.name, connection, member.client_id, members)
-            else:
-                self.allotment.give(group.name, connection, member.client_id, members)
-                is_late = True
-        return is_late
-
     def _peers_changed(self, name: str) -> None:
         """Another broker has come further, or cannot be asked."""
         drain = self._drains.get(name)
         if drain is not None and not drain.is_over:
-            self._tell_kept(name, drain)
+            self.notices.tell(name, drain)
 
     # A drain
 
@@ -252,31 +177,22 @@ class Draining:
         self._change += 1
         self._changes[group.name] = change = self._change
         if group.foreign:
-            drain = self._drains.setdefault(group.name, Drain(self._clock.monotonic_s()))
-            if drain.is_over:
-                drain.began_s = self._clock.monotonic_s()
+            now_s = self._clock.monotonic_s()
             # Until `_start` knows what moves, nobody may take anything: members allocate as soon as they are told.
-            drain.is_open = True
-            drain.keep(group.members)
+            drain = self._drains.setdefault(group.name, Drain(now_s))
+            drain.change(group.members, now_s)
             self.agreement.opened(group.name)
             self._progressed(group.name, drain)
             self._tasks.spawn(self._start(group, drain, change))
             return
-        self._forget(group.name)
+        if (former := self._drains.pop(group.name, None)) is not None:
+            former.end()
         self.allotment.forget(group.name)
         self.agreement.forget(group.name)
         if not group.members:
             self._changes.pop(group.name, None)
-            self._settled.pop(group.name, None)
+            self.notices.forget(group.name)
             self.allotment.forget_owners(group.name)
-
-    def _forget(self, name: str) -> None:
-        drain = self._drains.pop(name, None)
-        if drain is not None:
-            if drain.timer is not None:
-                drain.timer.cancel()
-            drain.let_on(list(drain.gated))
-            drain.release()
 
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
         if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
@@ -285,160 +201,73 @@ class Draining:
         self._turns.do(self._finding(group, drain, change, routes))
 
     def _finding(self, group: ConsumerGroup, drain: Drain, change: int, routes: Routes) -> Work[None]:
-        """Finds what moves, in pieces; if another change comes meanwhile, that one counts. Of too many queues nobody is
-        drained: the members are told at once, as by Apache's broker."""
-        was_open = drain.is_open
+        """Finds what moves, in pieces."""
+        stage = drain.stage
         self.allotment.keep(group.name, group.members)
-        found = Found()
-        try:
-            for topic, route in routes.items():
-                yield
-                while self._is_finding:  # of one group at a time: members may claim very much of one topic
-                    yield
-                if self._changes.get(group.name) != change:
-                    return
-                if not (yield from self._finding_of(group, drain, TopicQueues(topic, route), found)):
-                    found.clear()
-                    break
-            is_uneven = bool(found.owners) and group.differs()
-            yield from group.binding(is_uneven=is_uneven, retry_queues=found.retry_queues)
-            others = yield from self.agreement.finding_others(group, routes if found.owners else {})
-            if self._changes.get(group.name) != change:
-                return
-        finally:
-            self._owners.give_back(found.taken)
-        self.allotment.put(group, found.owners)
-        if was_open and not drain.is_open:  # it took so long that all were told, and were given other lists
-            yield from self._letting_turns(group)
+        is_current = partial(self._is_current, group.name, change)
+        found = yield from self._moves.finding(group, drain, routes, is_current)
+        if found is None:
             return
-        drain.is_open = False
-        self._move(group, drain, found)
-        self.agreement.found(group.name, others, drain.waited_for(group.members))
-        drain.is_agreed = self.agreement.is_reached(group.name)
-        drain.let_on(list(drain.gated))  # those that still have to wait come back
-        self._progressed(group.name, drain)
-        self._tell_kept(group.name, drain)
-        if drain.waiting and not others.brokers and found.taken * len(group.foreign) <= MAX_BRIDGED:
-            self._clock.call_later(BRIDGED_AFTER_S, self._bridge, group.name, drain)
-        for connection in list(drain.waiting):
-            for pull in self._held_pulls.of(connection, group.name):
-                place = (pull.queue.topic, pull.queue.queue_id)
-                if connection in drain.moving.get(place, ()):
-                    self._held_pulls.let_go(pull)  # its member comes back at once, and says how far it is
-                    # It does not where another broker has told it already: it reads the queue no more.
-                    if pull.is_done and place in drain.waiting.get(connection, ()):
-                        self._drained(group.name, drain, connection, place)
+        self.allotment.put(group, found.owners)
+        # Else it took so long that all were told meanwhile, and were given other lists.
+        if drain.stage is stage and self._drains.get(group.name) is drain:
+            self._begin(group, drain, found)
         yield from self._letting_turns(group)
 
-    def _bridge(self, name: str, drain: Drain) -> None:
-        """A drain takes long. Members that may not have the new list yet are told of themselves alone, and claim all."""
-        group = self._groups.get(name)
-        if group is None or drain.is_open or not drain.waiting or self._drains.get(name) is not drain:
-            return
-        drain.is_long = True
-        self._tell(
-            group, [item for item in drain.kept if item in group.foreign and not self.allotment.is_alone(name, item)]
-        )
+    def _is_current(self, name: str, change: int) -> bool:
+        return self._changes.get(name) == change
+
+    def _begin(self, group: ConsumerGroup, drain: Drain, found: Found) -> None:
+        self._moves.begin(group, drain, found, self._clock.monotonic_s())
+        self.agreement.found(group.name, found.others, drain.waited_for(group.members))
+        drain.let_all_on()  # those that still have to wait come back
+        self._progressed(group.name, drain)
+        self.notices.tell(group.name, drain)
+        if drain.waiting and not found.others.brokers and found.taken * len(group.foreign) <= MAX_BRIDGED:
+            self._clock.call_later(BRIDGED_AFTER_S, self.notices.bridge, group.name, drain)
+        for session in list(drain.waiting):
+            self._ask(group.name, drain, session)
+
+    def _ask(self, name: str, drain: Drain, session: Session) -> None:
+        """A reader comes back at once with its held pulls of what it loses, and says how far it is."""
+        for pull in self._held_pulls.of(session, name):
+            place = (pull.queue.topic, pull.queue.queue_id)
+            if session in drain.moving.get(place, ()):
+                self._held_pulls.let_go(pull)
+                # It does not where another broker has told it already: it reads the queue no more.
+                if pull.is_done and place in drain.waiting.get(session, ()):
+                    self._drained(name, drain, session, place)
 
     def _letting_turns(self, group: ConsumerGroup) -> Work[None]:
         """Pulls that waited because the queue was another's come back if it is their member's own now."""
-        for connection in list(group.foreign):
-            pulls = [pull for pull in self._held_pulls.of(connection, group.name) if pull.until is Until.TURN]
+        for session in list(group.foreign):
+            pulls = [pull for pull in self._held_pulls.of(session, group.name) if pull.until is Until.TURN]
             if pulls:
                 yield
             for pull in pulls:
-                if not self.allotment.is_anothers(group.name, connection, pull.queue.topic, pull.queue.queue_id):
+                if not self.allotment.is_anothers(group.name, session, pull.queue.topic, pull.queue.queue_id):
                     self._held_pulls.let_go(pull)
 
-    def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: Found) -> Work[bool]:
-        """What moves of one topic; whether that is not too much."""
-        self._is_finding = True
-        topic = queues.topic
-        try:
-            here = queues.of_broker(self._broker_name)
-            claims = yield from self._claims.finding(group, queues)
-            if claims is None or not self._takes(found, here):
-                return False
-            owners = found.owners[topic] = owners_of(group.order(topic), queues, self._broker_name)
-            if topic.startswith(RETRY_PREFIX):
-                found.retry_queues = len(queues)
-            losing = list(self._claims.losing(group, topic, here, owners, claims))
-            if not self._takes(found, len(losing)):
-                return False
-            found.losing += losing
-            found.letting_go.update(self._claims.letting_go(group, drain, topic, here, claims))
-            return True
-        finally:
-            self._is_finding = False
-
-    def _takes(self, found: Found, more: int) -> bool:
-        is_taken = self._owners.takes(more)
-        found.taken += more if is_taken else 0
-        return is_taken
-
-    def _move(self, group: ConsumerGroup, drain: Drain, found: Found) -> None:
-        """What a reader was drained of in this drain before, it need not be drained of again; but it gets nothing of it. Nor
-        does who was told before and lets go just now, even if the queue is its own again: it learns that later."""
-        former, drain.moving, drain.returning = drain.moving, {}, {}
-        before, drain.waiting = drain.waiting, {}
-        since_s: dict[tuple[Session, Place], float] = {}
-        now_s = self._clock.monotonic_s()
-        drain.refuses_ours = True
-        held_by = {place for places in before.values() for place in places}
-        for place, connection in found.losing:
-            drain.moving.setdefault(place, set()).add(connection)
-            has_nothing = place in held_by and place not in before.get(connection, ())  # it waited for who is drained
-            if place not in drain.drained.get(connection, ()) and not has_nothing:
-                drain.waiting.setdefault(connection, set()).add(place)
-                since_s[connection, place] = drain.since_s.get((connection, place), now_s)
-        for place, connections in former.items():
-            for connection in connections:
-                member = group.members.get(connection)
-                if member is None or self.allotment.is_alone(group.name, connection):  # that one gets nothing anyhow
-                    continue
-                if member.client_id == self._owners.of(group.name, *place):
-                    if (place, connection) not in found.letting_go:
-                        continue
-                    drain.returning.setdefault(connection, set()).add(place)
-                drain.moving.setdefault(place, set()).add(connection)
-        drain.since_s = since_s
-        for connection, places in drain.drained.items():  # what it need not lose now, it reads on
-            places -= {place for place in places if connection not in drain.moving.get(place, ())}
-        for connection, rounds in drain.rounds.items():  # and comes back to it when messages are there
-            for place in [place for place in rounds if connection not in drain.moving.get(place, ())]:
-                del rounds[place]
-        drain.charge()
-
-    def _drained(self, name: str, drain: Drain, connection: Session, place: Place) -> None:
+    def _drained(self, name: str, drain: Drain, session: Session, place: Place) -> None:
         """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
-        places = drain.waiting[connection]
-        places.discard(place)
-        drain.since_s.pop((connection, place), None)
-        drain.drained.setdefault(connection, set()).add(place)
-        self._watch.let_go(connection, name, *place)
-        self._on_drained(name, place, connection)
-        if not places:
-            del drain.waiting[connection]
+        drain.finish(session, place)
+        self._watch.let_go(session, name, *place)
+        self._on_drained(name, place, session)
         drain.let_on([place])
         self._progressed(name, drain)
-        self._tell_kept(name, drain)
+        self.notices.tell(name, drain)
 
     def _progressed(self, name: str, drain: Drain) -> None:
-        if drain.timer is not None:
-            drain.timer.cancel()
         # A drain that progresses may go on, but not for ever: behind it the group's change waits.
         now_s = self._clock.monotonic_s()
         drain.stands_at_s = now_s + DRAIN_LIMIT_S
         limit_s = max(min(DRAIN_LIMIT_S, drain.oldest_s + DRAIN_MAX_S - now_s), 0.0)
-        drain.timer = self._clock.call_later(limit_s, self._give_up, name, drain)
+        drain.set_timer(self._clock.call_later(limit_s, self._give_up, name, drain))
 
     def _give_up(self, name: str, drain: Drain) -> None:
         now_s = self._clock.monotonic_s()
-        old = (
-            drain.since(now_s - DRAIN_MAX_S)
-            if drain.is_long and not drain.is_open and now_s < drain.stands_at_s
-            else None
-        )
+        progresses = drain.is_long and not drain.is_finding and now_s < drain.stands_at_s
+        old = drain.since(now_s - DRAIN_MAX_S) if progresses else []
         given_up = old or [(session, place) for session, places in drain.waiting.items() for place in places]
         left = sorted({place for _, place in given_up})
         if left:
@@ -450,49 +279,11 @@ class Draining:
             drain.give_up(old)
             drain.let_on(left)
             self._progressed(name, drain)
-            self._tell_kept(name, drain)
-            return
-        drain.waiting.clear()
-        drain.is_open = False
-        self.agreement.give_up(name)
-        drain.let_on(list(drain.gated))
-        self._tell_kept(name, drain)
-
-    def _tell_kept(self, name: str, drain: Drain) -> None:
-        """Tells those that are not kept back any more; at the end also who was refused a lock of what was drained."""
-        if drain.is_open:  # they would be given the lists that they had
-            return
-        group = self._groups.get(name)
-        if group is not None:
-            self.agreement.waits(name, drain.waited_for(group.members))
-        drain.is_agreed = self.agreement.is_reached(name)
-        lets_tell = self.agreement.lets_tell
-        told = dict.fromkeys(item for item in drain.kept if self._may_know(name, drain, item, lets_tell))
-        for connection in told:
-            del drain.kept[connection]
-        if group is not None:
-            if drain.is_drained and drain.moving and drain.refuses_ours:
-                drain.refuses_ours = False
-                told |= dict.fromkeys(item for item in group.members if item not in group.foreign)
-            self._tell(group, [item for item in told if item in group.members])
-            if drain.is_over:
-                drain.is_long = False
-                self._settled[name] = frozenset(group.client_ids())
-        if drain.is_over and self._drains.get(name) is drain:
-            if drain.timer is not None:
-                drain.timer.cancel()
-            # a reader that was told drops its queues at once; one that allocates in another way reads on after this
-            drain.timer = self._clock.call_later(DRAINED_WAIT_S, self._let_read_on, name, drain, TOLD_AGAIN)
-
-    def _let_read_on(self, name: str, drain: Drain, times: int) -> None:
-        """Members have dropped by now what they lose, unless they were not reached: those are told again."""
-        group = self._groups.get(name)
-        late = self.allotment.late(group, drain.moving.values()) if group is not None else []
-        if group is None or not late or not times:
-            self._forget(name)
-            return
-        drain.timer = self._clock.call_later(DRAINED_WAIT_S, self._let_read_on, name, drain, times - 1)
-        self._tell(group, late)
+        else:
+            drain.give_up_all()
+            self.agreement.give_up(name)
+            drain.let_all_on()
+        self.notices.tell(name, drain)
 
 
 def has_handled_all(header: PullMessage) -> bool:

@@ -121,7 +121,9 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
     group = broker.groups.get(header.consumer_group)
     client_ids: list[str] = []
     if group is not None:
-        client_ids = group.client_ids(header.topic) if header.topic else broker.draining.given(group, connection)
+        client_ids = (
+            group.client_ids(header.topic) if header.topic else broker.draining.notices.given(group, connection)
+        )
     if not client_ids:
         # ConsumerManageProcessor.getConsumerListByGroup: Apache's clients keep their queues when they get this.
         remark = f"no consumer for this group, {header.consumer_group}"

@@ -1,0 +1,89 @@
+"""State machines allow what they draw, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+import pytest
+from rocketlet.broker.groups.foreign import drain
+from rocketlet.broker.groups.foreign.drain import Drain
+from rocketlet.broker.pops import states
+from rocketlet.broker.pops.states import Delivery
+
+
+class Machine(NamedTuple):
+    """`make` gives one in a state; `legal`: by state what each event leads to, in the events' order, - where it cannot be."""
+
+    module: Any
+    stages: type[Enum]
+    make: Callable[[Any], Any]
+    field: str
+    legal: str
+
+
+def _drain(stage: drain.Stage) -> Drain:
+    made = Drain(0.0)
+    made.stage = stage
+    return made
+
+
+MACHINES = {
+    "drain": Machine(
+        drain,
+        drain.Stage,
+        _drain,
+        "stage",
+        """
+        change  find     find_nobody finish   agree give_up
+        FINDING DRAINING AGREEING    -        -     TOLD     FINDING
+        FINDING -        -           AGREEING -     TOLD     DRAINING
+        FINDING -        -           -        TOLD  TOLD     AGREEING
+        FINDING DRAINING AGREEING    -        -     -        TOLD
+        """,
+    ),
+    "delivery": Machine(
+        states,
+        states.State,
+        lambda state: Delivery(0, state),
+        "state",
+        """
+        pop       release change    acknowledge  refuse  finish   forget
+        IN_FLIGHT VISIBLE -         ACKNOWLEDGED -       -        FINISHED BEHIND
+        IN_FLIGHT -       IN_FLIGHT ACKNOWLEDGED -       -        FINISHED VISIBLE
+        IN_FLIGHT VISIBLE IN_FLIGHT ACKNOWLEDGED -       -        FINISHED IN_FLIGHT
+        IN_FLIGHT -       -         -            VISIBLE FINISHED FINISHED ACKNOWLEDGED
+        -         -       -         -            -       -        FINISHED FINISHED
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_allows_what_its_table_says(name: str) -> None:
+    module, stages, make, field, legal = MACHINES[name]
+    found = []
+    for stage in stages:
+        row = []
+        for event in module.Event:
+            machine = make(stage)
+            try:
+                machine.turn(event)
+            except KeyError:
+                assert getattr(machine, field) is stage
+                row.append("-")
+            else:
+                row.append(getattr(machine, field).name)
+        found.append([*row, stage.name])
+    events, *rows = (line.split() for line in legal.strip().splitlines())
+    assert [event.name.lower() for event in module.Event] == events
+    assert found == rows
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_is_drawn_where_it_lives(name: str) -> None:
+    machine = MACHINES[name]
+    picture = machine.module.__doc__
+    assert set(re.findall(r"\b[A-Z][A-Z_]{3,}\b", picture)) >= {stage.name for stage in machine.stages}
