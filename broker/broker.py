@@ -129,7 +129,9 @@ class Broker:
         pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
         journals = (self.topics.journal, self.group_configs.journal, self.timers.journal, pop_frames)
         self.flusher = Flusher(self.store, journals, self._apart) if config.flush == "sync" else None
-        self.retries = Retries(self.topics, self.appender, self.delays, self.group_configs.ensure)
+        self.retries = Retries(
+            self.topics, self.appender, self.delays, self.group_configs.ensure, self.statistics.note_sent_back
+        )
         self.sending = Sending(
             self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, config
         )

@@ -381,7 +381,7 @@ class Pulling:
             looks = SCAN_WORDS // matches.words if matches is not None else 0
             found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
             if found.messages:
-                self._statistics.got[f"{header.topic}@{header.consumer_group}"] += found.messages
+                self._statistics.note_got(f"{header.topic}@{header.consumer_group}", found.messages, found.pieces)
                 return _new_tuple(Pulled, (Outcome.FOUND, found.next_offset, begin, end, found.pieces))
             return Pulled(Outcome.NO_MATCH, found.next_offset, begin, end)
         if end == 0:

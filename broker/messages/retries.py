@@ -29,13 +29,19 @@ class Retries:
     """`ensure_group(name)`: the settings of a group, made if that is allowed; None without them."""
 
     def __init__(
-        self, topics: Topics, appender: Appender, delays: Delays, ensure_group: Callable[[str], GroupConfig | None]
+        self,
+        topics: Topics,
+        appender: Appender,
+        delays: Delays,
+        ensure_group: Callable[[str], GroupConfig | None],
+        note_sent_back: Callable[[str, str], None],
     ) -> None:
         self._topics = topics
         self._store = appender.store
         self._appender = appender
         self._delays = delays
         self._ensure_group = ensure_group
+        self._note_sent_back = note_sent_back
 
     def place_of(self, header: SendMessage, queue_id: int, text: str) -> tuple[str, int, str]:
         """Topic, queue and properties of a message that a client publishes to a retry topic itself: among the dead letters if
@@ -74,6 +80,7 @@ class Retries:
                 self._stage_retry(header.group, record, text, settings, level)
             else:
                 self._stage_dead(header.group, record, text)
+        self._note_sent_back(record.topic, header.group)
         if level:
             self._delays.expect(level)
 

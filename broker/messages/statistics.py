@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -20,11 +20,14 @@ from ..store.store import Store
 
 PUT = "TOPIC_PUT_NUMS"
 GOT = "GROUP_GET_NUMS"
+PUT_BYTES = "TOPIC_PUT_SIZE"
+GOT_BYTES = "GROUP_GET_SIZE"
+SENT_BACK = "SNDBCK_PUT_NUMS"
 
 _SAMPLES = int(3600 / SAMPLE_INTERVAL_S) + 1
 
 Key = tuple[str, str]
-"""A statistic's name in Apache's words (TOPIC_PUT_NUMS, GROUP_GET_NUMS) and its key (`topic`, `topic@group`)."""
+"""A statistic's name in Apache's words, and its key: `topic` of what was put, `topic@group` of the others."""
 
 
 class Rate(NamedTuple):
@@ -58,28 +61,43 @@ class Statistics:
         self._queues_of = queues_of
         self._samples: deque[_Sample] = deque()
         self._sampled = 0  # counters in all samples
-        self.got: Counter[str] = Counter()  # by `topic@group`; pulls add to it
+        self.got: Counter[str] = Counter()  # by `topic@group`; pulls add to it, and to the next
+        self.got_bytes: Counter[str] = Counter()
+        self.sent_back: Counter[str] = Counter()
         self.boot_ms = clock.time_ms()
         self._last = self._midnight = self._yesterday = finish(self.totals())
+        self._start = self._last.sums
         self._day, self._midnight_s = self._today(), clock.monotonic_s()
         self._samples.append(_Sample(clock.monotonic_s(), {}, self._last.sums))
+
+    def note_got(self, key: str, messages: int, pieces: Iterable[bytes | memoryview]) -> None:
+        self.got[key] += messages
+        self.got_bytes[key] += sum(map(len, pieces))
+
+    def note_sent_back(self, topic: str, group: str) -> None:
+        key = f"{topic}@{group}"
+        if key in self.sent_back or len(self.sent_back) < MAX_COUNTED_READS:
+            self.sent_back[key] += 1
 
     def totals(self) -> Work[Totals]:
         """What is counted now."""
         totals: dict[Key, int] = {}
-        for number, (name, count) in enumerate(list(self.got.items()), 1):
-            totals[GOT, name] = count
-            if number % LOOKS == 0:
-                yield
-        got = sum(totals.values())
-        put = 0
+        sums = dict.fromkeys((GOT, GOT_BYTES, SENT_BACK, PUT, PUT_BYTES), 0)
+        for kind, counted in ((GOT, self.got), (GOT_BYTES, self.got_bytes), (SENT_BACK, self.sent_back)):
+            for number, (name, count) in enumerate(list(counted.items()), 1):
+                totals[kind, name] = count
+                sums[kind] += count
+                if number % LOOKS == 0:
+                    yield
         for number, queue in enumerate(list(self._store.queues.values()), 1):
-            key = (PUT, queue.topic)
-            totals[key] = totals.get(key, 0) + queue.next
-            put += queue.next
+            for kind, count in ((PUT, queue.next), (PUT_BYTES, queue.put_bytes)):
+                if count:
+                    key = (kind, queue.topic)
+                    totals[key] = totals.get(key, 0) + count
+                    sums[kind] += count
             if number % LOOKS == 0:
                 yield
-        return Totals(totals, {GOT: got, PUT: put})
+        return Totals(totals, sums)
 
     def sampling(self) -> Work[None]:
         totals = yield from self.totals()
@@ -108,7 +126,8 @@ class Statistics:
                 if len(self.got) <= MAX_COUNTED_READS:
                     return
                 if not is_idle or (GOT, key) not in grown:
-                    del self.got[key]
+                    for counted in (self.got, self.got_bytes, self.sent_back):
+                        del counted[key]
                 if number % LOOKS == 0:
                     yield
 
@@ -118,10 +137,11 @@ class Statistics:
     def _now(self, key: Key) -> int:
         """Of one statistic."""
         name, of = key
-        if name == GOT:
-            return self.got.get(of, 0)
+        counted = {GOT: self.got, GOT_BYTES: self.got_bytes, SENT_BACK: self.sent_back}.get(name)
+        if counted is not None:
+            return counted.get(of, 0)
         queues = (self._store.queues.get((of, number)) for number in range(self._queues_of(of)))
-        return sum(queue.next for queue in queues if queue is not None)
+        return sum((queue.next if name == PUT else queue.put_bytes) for queue in queues if queue is not None)
 
     def _since(self, since_s: float) -> tuple[float, list[_Sample]]:
         """When the oldest sample since then was taken, or the newest of all, and those after it, newest first."""
@@ -157,6 +177,21 @@ class Statistics:
     def sums(self, name: str, now: Totals) -> tuple[int, int, int]:
         """The count of all keys yesterday morning, this morning, and now."""
         return self._yesterday.sums[name], self._midnight.sums[name], now.sums[name]
+
+    def since_start(self, now: Totals) -> Mapping[str, int]:
+        """The count of all keys, by statistic, since the broker started."""
+        return {name: count - self._start[name] for name, count in now.sums.items()}
+
+    def rate_of_all(self, name: str, now: Totals, window_s: float) -> Rate:
+        """As `rate`, of all keys together."""
+        now_s = self._clock.monotonic_s()
+        then = next((sample for sample in self._samples if sample.time_s >= now_s - window_s), self._samples[-1])
+        count = now.sums[name] - then.sums[name]
+        return Rate(count, count / max(now_s - then.time_s, 1.0))
+
+    def today_of_all(self, name: str, now: Totals) -> Rate:
+        count = now.sums[name] - self._midnight.sums[name]
+        return Rate(count, count / max(self._clock.monotonic_s() - self._midnight_s, 1.0))
 
     def rates(self, name: str, now: Totals) -> str:
         """Messages per second of all keys over 10 s, 1 min and 10 min, in Apache's form."""

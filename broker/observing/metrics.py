@@ -103,6 +103,8 @@ class Collector:
         )
         of_broker = {PUT: 0.0, GOT: 0.0}
         for number, ((kind, key), total) in enumerate(totals.of.items(), 1):
+            if kind not in of_broker:
+                continue
             rate = rates[kind, key]
             of_broker[kind] += rate
             if kind == PUT:

@@ -22,6 +22,7 @@ from .requests import (
     assignments,
     group_admin,
     membership,
+    monitoring,
     offsets,
     pops,
     pulls,
@@ -113,8 +114,8 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     # the broker
     Code.GET_BROKER_CONFIG: (admin.broker_config, ADMIN),
     Code.UPDATE_BROKER_CONFIG: (admin.update_broker_config, ADMIN),
-    Code.GET_BROKER_RUNTIME_INFO: (admin.runtime_info, ADMIN),
-    Code.VIEW_BROKER_STATS_DATA: (admin.view_stats, ADMIN),
+    Code.GET_BROKER_RUNTIME_INFO: (monitoring.runtime_info, ADMIN),
+    Code.VIEW_BROKER_STATS_DATA: (monitoring.view_stats, ADMIN),
     Code.GET_ALL_DELAY_OFFSET: (admin.all_delay_offsets, ADMIN),
     Code.CLEAN_EXPIRED_CONSUMEQUEUE: (admin.clean, ADMIN),
     Code.DELETE_EXPIRED_COMMITLOG: (admin.clean, ADMIN),

@@ -49,6 +49,7 @@ class ConsumeQueue:
         "_tail_at",
         "begin",
         "next",
+        "put_bytes",
         "queue_id",
         "topic",
         "topic_record",
@@ -63,12 +64,14 @@ class ConsumeQueue:
         self.begin = -(-self._file.begin // ENTRY_BYTES)
         self.next = self._tail_at = max(self._file.end // ENTRY_BYTES, self.begin)
         self._tail = bytearray()
+        self.put_bytes = 0  # of the records that were appended since the start
         self._entry_of = (-1, -1)
         self._entry = b""
 
     def append(self, position: int, size: int, tag_code: int) -> int:
         """The new message's queue offset."""
         self._tail += _pack(position, size, tag_code)
+        self.put_bytes += size
         offset = self.next
         self.next = offset + 1
         return offset
@@ -76,6 +79,7 @@ class ConsumeQueue:
     def extend(self, positions: Sequence[int], sizes: Sequence[int], tag_codes: Sequence[int]) -> int:
         """The first new message's queue offset. If a number does not fit, nothing is appended."""
         self._tail += b"".join(map(_pack, positions, sizes, tag_codes))
+        self.put_bytes += sum(sizes)
         offset = self.next
         self.next = offset + len(positions)
         return offset

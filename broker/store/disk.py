@@ -38,6 +38,11 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def size_and_free_bytes(path: Path) -> tuple[int, int]:
+    usage = shutil.disk_usage(path)
+    return usage.total, usage.free
+
+
 def read_file(path: Path) -> bytes:
     """The content of a file; raises OSError for what is none, such as a pipe, which would not end."""
     with open(os.open(path, READ | os.O_NONBLOCK), "rb") as file:

@@ -18,14 +18,16 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Room:
-    """`lack` is why the last write was refused; None if it was not."""
+    """`lack` is why the last write was refused, None if it was not; `refused` is how many were."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._free_bytes = 0
         self.lack: str | None = None
+        self.refused = 0
 
     def write_failed(self, error: StoreFull) -> None:
+        self.refused += 1
         if self.lack is None:
             free_bytes = self._free_now()
             log.error(
@@ -49,6 +51,10 @@ class Room:
         if self.lack is not None and self._free_now() - self._free_bytes >= ROOM_BYTES:
             self.wrote()
         return self.lack
+
+    def size_and_free_bytes(self) -> tuple[int, int]:
+        """Of the disk."""
+        return disk.size_and_free_bytes(self._folder)
 
     def _free_now(self) -> int:
         try:

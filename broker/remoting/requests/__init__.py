@@ -14,6 +14,7 @@ topics        the settings of topics
 assignments   QUERY_ASSIGNMENT
 name_server   the name server's requests
 admin         administration of the broker
+monitoring    what monitoring asks brokers
 accounts      administration of accounts
 group_admin   administration of groups
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -11,22 +10,19 @@ import orjson
 import structlog
 
 from ....protocol import admin_bodies
-from ....protocol.codes import MAX_PERM, VERSION, ResponseCode
+from ....protocol.codes import MAX_PERM, ResponseCode
 from ....protocol.frame import Frame
-from ....protocol.headers import ProducerGroup, ViewStats, read
+from ....protocol.headers import ProducerGroup, read
 from ....protocol.schema import BodyError
 from ....protocol.work import Work
 from ...broker import Broker
 from ...config import (
-    MAX_NAMED_MEMBERS,
     MAX_QUEUES_PER_TOPIC,
     MAX_RETAIN_HOURS,
     MAX_TRANSACTION_TIMEOUT_S,
     BrokerConfig,
     within,
 )
-from ...messages.statistics import GOT, PUT
-from ...running.machine import resident_bytes
 from ..answers import Buffers, answer
 from ..connection import Connection
 
@@ -93,78 +89,6 @@ def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -
     broker.change_config(replace(broker.config, **changes))
     log.info("settings_changed", **wanted)
     return answer(frame)
-
-
-def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
-    """GET_BROKER_RUNTIME_INFO: what clusterList and brokerStatus print."""
-    stats, store = broker.statistics, broker.store
-    totals = yield from stats.totals()
-    got_rates = stats.rates(GOT, totals)
-    table: dict[str, Any] = {
-        "brokerVersionDesc": "V4_9_8",
-        "brokerVersion": VERSION,
-        "bootTimestamp": stats.boot_ms,
-        "putTps": stats.rates(PUT, totals),
-        "getTransferedTps": got_rates,
-        "getTransferredTps": got_rates,  # as 5.x spells it
-        "getTotalTps": got_rates,
-        "getFoundTps": got_rates,
-        "getMissTps": "0.0 0.0 0.0",
-        "runtime": _spelled(broker.clock.time_ms() - stats.boot_ms),
-        "earliestMessageTimeStamp": store.earliest_ms(),
-        "commitLogMinOffset": store.begin,
-        "commitLogMaxOffset": store.end,
-        "commitLogDiskRatio": round(store.disk_ratio(), 4),
-        "pageCacheLockTimeMills": 0,
-        "remainHowManyDataToFlush": "0 B",
-        "dispatchBehindBytes": 0,
-        "residentBytes": resident_bytes(),  # from here to `members` they are ours
-        "writeFault": store.write_fault() or "",
-        "clockAheadSeconds": round(broker.retention_time.ahead_s),
-        "leases": len(broker.locks),
-        "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
-        "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
-        "certificates": _json({path.name: int(at_s) for path, at_s in broker.tls.expires_s.items()}),
-        "members": sum(len(group.members) for group in broker.groups),
-        "server": f"rocketlet, Python {sys.version.split()[0]}",
-    }
-    for pool in ("send", "pull", "query", "endTransaction"):
-        table[f"{pool}ThreadPoolQueueSize"] = 0
-        table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
-    for name, key in (("Put", PUT), ("Get", GOT)):
-        yesterday, morning, now = stats.sums(key, totals)
-        table[f"msg{name}TotalYesterdayMorning"] = yesterday
-        table[f"msg{name}TotalTodayMorning"] = morning
-        table[f"msg{name}TotalTodayNow"] = now
-    return answer(frame, body=admin_bodies.encode_table({name: str(value) for name, value in table.items()}))
-
-
-def _json(value: object) -> str:
-    return orjson.dumps(value).decode()
-
-
-def _spelled(duration_ms: int) -> str:
-    """As Apache's StoreStatsService.getFormatRuntime."""
-    minutes, seconds = divmod(duration_ms // 1000, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
-
-
-def view_stats(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """VIEW_BROKER_STATS_DATA: how many messages were put into a topic, or got by a group."""
-    header = read(ViewStats, frame.ext)
-    if header.stats_name not in (PUT, GOT):
-        remark = f"The stats <{header.stats_name}> not exist; TOPIC_PUT_NUMS and GROUP_GET_NUMS do"
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    stats = broker.statistics
-    rates = {
-        "statsMinute": stats.rate(*header, 60),
-        "statsHour": stats.rate(*header, 3600),
-        "statsDay": stats.today(*header),
-    }
-    value = {name: {"avgpt": 0.0, "sum": rate.total, "tps": rate.per_second} for name, rate in rates.items()}
-    return answer(frame, body=orjson.dumps(value))
 
 
 def clean(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

@@ -1,0 +1,211 @@
+"""What monitoring asks brokers: mqadmin's brokerStatus and statsAll, Apache's exporter for Prometheus, its dashboard.
+
+All that Apache's broker of 4.9.7 tells is told: the exporter takes a broker that leaves one thing out for none. What this
+broker does not have, such as pools of threads, is told as it is there while nothing waits.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any, Final
+
+import orjson
+
+from ....protocol import admin_bodies, names
+from ....protocol.codes import VERSION, RequestCode, ResponseCode
+from ....protocol.frame import Frame
+from ....protocol.headers import ViewStats, read
+from ....protocol.work import Work
+from ...broker import Broker
+from ...config import MAX_NAMED_MEMBERS
+from ...messages.statistics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
+from ...running.histogram import Histogram
+from ...running.machine import resident_bytes
+from ..answers import Buffers, answer
+from ..connection import Connection
+
+# BrokerConfig's defaults: dashboards divide what waits by how much may.
+_POOLS: Final = {"send": 10_000, "pull": 100_000, "query": 20_000, "EndTransaction": 100_000}
+_OF_BROKER: Final = {"BROKER_PUT_NUMS": PUT, "BROKER_GET_NUMS": GOT}
+_STATS: Final = (PUT, PUT_BYTES, GOT, GOT_BYTES, SENT_BACK)
+_SENDS: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+_PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+_LEVELS_MS: Final = (0, 10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)  # of StoreStatsService
+_LEVEL_NAMES: Final = (
+    "<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s", "3~4s", "4~5s", "5~10s",
+    "10s~",
+)  # fmt: skip
+_UNLIMITED: Final = (1 << 31) - 1
+
+
+def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """GET_BROKER_RUNTIME_INFO."""
+    totals = yield from broker.statistics.totals()
+    table = {
+        **_identity(broker),
+        **_rates(broker.statistics, totals),
+        **_store(broker),
+        **dict(_waiting()),
+        **_latencies(broker),
+        **dict(_delays(broker)),
+        **_ours(broker),
+    }
+    return answer(frame, body=admin_bodies.encode_table({name: str(value) for name, value in table.items()}))
+
+
+def _identity(broker: Broker) -> dict[str, Any]:
+    boot_ms = broker.statistics.boot_ms
+    return {
+        "brokerVersionDesc": "V4_9_8",
+        "brokerVersion": VERSION,
+        "bootTimestamp": boot_ms,
+        "startAcceptSendRequestTimeStamp": 0,  # as Apache's: a setting that keeps senders away for a while
+        "runtime": _spelled(broker.clock.time_ms() - boot_ms),
+    }
+
+
+def _rates(stats: Statistics, totals: Totals) -> dict[str, Any]:
+    got_rates, since_start = stats.rates(GOT, totals), stats.since_start(totals)
+    table: dict[str, Any] = {
+        "putTps": stats.rates(PUT, totals),
+        "getTransferedTps": got_rates,
+        "getTransferredTps": got_rates,  # as 5.x spells it
+        "getTotalTps": got_rates,
+        "getFoundTps": got_rates,
+        "getMissTps": "0.0 0.0 0.0",
+        "putMessageTimesTotal": since_start[PUT],
+        "putMessageSizeTotal": since_start[PUT_BYTES],
+        "putMessageAverageSize": since_start[PUT_BYTES] / max(since_start[PUT], 1),
+    }
+    for name, key in (("Put", PUT), ("Get", GOT)):
+        yesterday, morning, now = stats.sums(key, totals)
+        table[f"msg{name}TotalYesterdayMorning"] = yesterday
+        table[f"msg{name}TotalTodayMorning"] = morning
+        table[f"msg{name}TotalTodayNow"] = now
+    return table
+
+
+def _store(broker: Broker) -> dict[str, Any]:
+    store = broker.store
+    ratio, (total, free) = round(store.disk_ratio(), 4), store.room.size_and_free_bytes()
+    return {
+        "earliestMessageTimeStamp": store.earliest_ms(),
+        "commitLogMinOffset": store.begin,
+        "commitLogMaxOffset": store.end,
+        "commitLogDiskRatio": ratio,
+        f"commitLogDiskRatio_{broker.config.data_dir / 'commitlog'}": ratio,
+        "consumeQueueDiskRatio": ratio,
+        "commitLogDirCapacity": f"Total : {total / (1 << 30):.1f} GiB, Free : {free / (1 << 30):.1f} GiB.",
+        "putMessageFailedTimes": store.room.refused,
+        "pageCacheLockTimeMills": 0,
+        "remainHowManyDataToFlush": "0 B",
+        "remainTransientStoreBufferNumbs": _UNLIMITED,
+        "dispatchBehindBytes": 0,
+        "dispatchMaxBuffer": 0,
+    }
+
+
+def _waiting() -> Iterator[tuple[str, int]]:
+    for pool, capacity in _POOLS.items():
+        yield f"{pool}ThreadPoolQueueCapacity", capacity
+        name = pool[0].lower() + pool[1:]
+        yield f"{name}ThreadPoolQueueSize", 0
+        yield f"{name}ThreadPoolQueueHeadWaitTimeMills", 0
+    yield "EndTransactionQueueSize", 0
+
+
+def _latencies(broker: Broker) -> dict[str, Any]:
+    """What requests took, each rounded up to the bound of its bucket."""
+    puts = [broker.request_times[code] for code in _SENDS]
+    pulls = [broker.request_times[code] for code in _PULLS]
+    counts = [0] * len(_LEVEL_NAMES)
+    for histogram in puts:
+        for bound_ms, count in zip(_bounds_ms(histogram), histogram.counts, strict=True):
+            counts[bisect_left(_LEVELS_MS, bound_ms if bound_ms > 1 else 0)] += count  # Apache's counts whole ms
+    levels = " ".join(f"[{name}]:{count}" for name, count in zip(_LEVEL_NAMES, counts, strict=True))
+    return {
+        "putMessageDistributeTime": f"{levels} ",
+        "putLatency99": f"{_quantile_ms(puts, 0.99):.2f}",
+        "putLatency999": f"{_quantile_ms(puts, 0.999):.2f}",
+        "putMessageEntireTimeMax": round(_quantile_ms(puts, 1.0)),
+        "getMessageEntireTimeMax": round(_quantile_ms(pulls, 1.0)),
+    }
+
+
+def _bounds_ms(histogram: Histogram) -> list[float]:
+    return [bound_s * 1000 for bound_s in (*histogram.bounds_s, 2 * histogram.bounds_s[-1])]
+
+
+def _quantile_ms(histograms: list[Histogram], share: float) -> float:
+    counts = [sum(column) for column in zip(*(histogram.counts for histogram in histograms), strict=True)]
+    wanted, seen = share * sum(counts), 0
+    for bound_ms, count in zip(_bounds_ms(histograms[0]), counts, strict=True):
+        seen += count
+        if count and seen >= wanted:
+            return bound_ms
+    return 0.0
+
+
+def _delays(broker: Broker) -> Iterator[tuple[str, str]]:
+    for level in range(1, len(broker.config.delay_levels_ms) + 1):
+        queue = broker.store.queues.get((names.SCHEDULE_TOPIC, level - 1))
+        if queue is not None:
+            yield f"scheduleMessageOffset_{level}", f"{broker.delays.progress.get(level, 0)},{queue.next}"
+
+
+def _ours(broker: Broker) -> dict[str, Any]:
+    """For `rocketlet doctor`."""
+    return {
+        "residentBytes": resident_bytes(),
+        "writeFault": broker.store.write_fault() or "",
+        "clockAheadSeconds": round(broker.retention_time.ahead_s),
+        "leases": len(broker.locks),
+        "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
+        "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
+        "certificates": _json({path.name: int(at_s) for path, at_s in broker.tls.expires_s.items()}),
+        "members": sum(len(group.members) for group in broker.groups),
+        "server": f"rocketlet, Python {sys.version.split()[0]}",
+    }
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _spelled(duration_ms: int) -> str:
+    """As Apache's StoreStatsService.getFormatRuntime."""
+    minutes, seconds = divmod(duration_ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def view_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """VIEW_BROKER_STATS_DATA: of a topic, a group in a topic, or the broker."""
+    header = read(ViewStats, frame.ext)
+    stats = broker.statistics
+    if header.stats_name in _STATS:
+        rates = {
+            "statsMinute": stats.rate(*header, 60),
+            "statsHour": stats.rate(*header, 3600),
+            "statsDay": stats.today(*header),
+        }
+    elif header.stats_name in _OF_BROKER:
+        totals = yield from stats.totals()
+        kind = _OF_BROKER[header.stats_name]
+        rates = {
+            "statsMinute": stats.rate_of_all(kind, totals, 60),
+            "statsHour": stats.rate_of_all(kind, totals, 3600),
+            "statsDay": stats.today_of_all(kind, totals),
+        }
+    else:
+        remark = f"The stats <{header.stats_name}> not exist; these do: {', '.join((*_STATS, *_OF_BROKER))}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    value = {name: _told(rate) for name, rate in rates.items()}
+    return answer(frame, body=orjson.dumps(value))
+
+
+def _told(rate: Rate) -> dict[str, float]:
+    return {"avgpt": 0.0, "sum": rate.total, "tps": rate.per_second}
