@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 _listening: WeakSet[SparkSession] = WeakSet()
 _ledgers: dict[int, Ledger] = {}
-"""Of each JVM, by its process: several sessions may use it, at once or one after the other."""
+"""The ledger of each JVM, by its process: several sessions may use it, at once or one after the other."""
 
 __all__ = ["RocketletDataSource", "lag", "register", "stop"]
 

@@ -1,4 +1,4 @@
-"""What Spark's checkpoint keeps of a batch: its whole ranges, whose they are, and how the topics are recognized.
+"""A batch in Spark's checkpoint: its whole ranges, whose they are, and how the topics are recognized.
 
     {"$": {"membership": true, "group": "g", "topics": {"flights": {"broker-a": {"identity": "5f0c"}}}},
      "flights": {"broker-a": {"0": "100:250", "1": "90:260"}}}
@@ -31,7 +31,7 @@ def part_of(queue: Queue) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What one broker said about a topic when a batch was planned.
+    """A broker's word on a topic when a batch was planned.
 
     identity: changes when the topic is created again; empty on an Apache broker. newest_ms: no message of the topic was
     stored later, by the broker's clock. started_ms: when the broker started; 0 on an Apache broker. rewinds: how often the
@@ -58,7 +58,7 @@ UNMARKED: Final = Mark()
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one batch reads. membership is None where nothing was read yet, or by a checkpoint of an earlier release.
+    """The ranges of one batch. membership is None where nothing was read yet, or by a checkpoint of an earlier release.
 
     rewound: how often this query went back. Without it the first batch after a reset could equal the last one before, and
     Spark would see nothing new.

@@ -1,8 +1,8 @@
 """Rows as the entries of batches, without a Python object per row.
 
-What SEND_BATCH_MESSAGE carries is entry after entry: a head, the body, and the properties' text behind its length
-(`protocol.batch.encode_batch`). Each part of all rows is one Arrow column. Arrow joins them; the data of the joined
-column are the entries of all rows, one behind the other.
+SEND_BATCH_MESSAGE carries entry after entry: a head, the body, and the properties' text behind its length
+(`protocol.batch.encode_batch`). Each part of all rows is one Arrow column. Arrow joins them; the data of the joined column
+are the entries of all rows, one behind the other.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Entries:
 
 
 def to_entries(batch: pa.RecordBatch, ids: MessageIds) -> Entries:
-    """Of rows whose columns `sink.check_columns` has accepted. What is in a faulty row's entry is not to be sent."""
+    """The entries of rows whose columns `sink.check_columns` has accepted. The entry of a faulty row must not be sent."""
     count = batch.num_rows
     bodies = _column(batch, "body", pa.binary())
     body_sizes = _sizes(bodies)

@@ -44,7 +44,7 @@ NOTHING = Extent(0, 0)
 
 @dataclass(slots=True)
 class Seen:
-    """What brokers answered. Queues of brokers that are away are missing."""
+    """The brokers' answers. Queues of brokers that are away are missing."""
 
     extents: dict[Queue, Extent] = field(default_factory=dict)
     marks: dict[Part, Mark] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class RocketletDataSource(DataSource):
 
     @plainly()
     def schema(self) -> StructType:
-        """Of rows that are read, where no `.schema(...)` says which columns are wanted."""
+        """The columns of rows that are read, unless `.schema(...)` says which are wanted."""
         return schema_of(columns(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
@@ -64,7 +64,7 @@ class RocketletDataSource(DataSource):
 
 
 def lacking() -> str | None:
-    """What this PySpark cannot do; None if it can do everything."""
+    """Why this PySpark cannot stream; None if it can."""
     if _version() >= (4, 2):
         return None
     return (

@@ -21,6 +21,6 @@ def lag(progress: StreamingQueryProgress) -> dict[Queue, int]:
             told = json.loads(source.latestOffset or "null")
             ranges = from_offset(told["offsets"]).ranges
         except (KeyError, TypeError, ValueError):
-            continue  # of another source
+            continue  # from another source
         found |= {queue: end - planned for queue, (planned, end) in ranges.items()}
     return found

@@ -88,7 +88,7 @@ class Ledger:
         return False
 
     def forget(self, group: str) -> None:
-        """What earlier queries of the group have noted."""
+        """Removes the notes of earlier queries of the group."""
         for path, (_, has_ended) in self._notes(group):
             if has_ended:
                 path.unlink(missing_ok=True)

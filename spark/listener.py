@@ -1,4 +1,4 @@
-"""What the driver hears of its queries: which batches are finished, noted in the ledger.
+"""Notes in the ledger which batches of the driver's queries are finished.
 
 PySpark's listeners fetch some 60 values of each progress from the JVM, one by one, while the next batch runs. This one asks
 for one text.
@@ -16,7 +16,7 @@ from .ledger import Ledger
 
 
 class RocketletListener:
-    """What `addListener` takes: it asks for `_jlistener` once, when the JVM can call this process."""
+    """A listener for `addListener`, which asks for `_jlistener` once, when the JVM can call this process."""
 
     def __init__(self, context: SparkContext, ledger: Ledger) -> None:
         self._context = context

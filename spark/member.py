@@ -221,7 +221,7 @@ class Member(Planner):
             if not reading.leaving and (reading.is_cut_off or queue not in self._seen.extents)
         }
 
-    # What membership tells (QueueUser)
+    # Queues that come and go (QueueUser)
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
         self._cut_off.pop(queue, None)
@@ -261,7 +261,7 @@ class Member(Planner):
     def resume_queue(self, queue: Queue) -> None:
         self._readings[queue].suspended = False
 
-    # What an administrator tells
+    # Requests of an administrator
 
     def _reset(self, connection: Connection, frame: Frame) -> None:
         """RESET_CONSUMER_CLIENT_OFFSET: our queues continue there; those in a running batch when it is finished."""

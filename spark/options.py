@@ -109,7 +109,7 @@ KAFKAS: Final = {
     "maxoffsetspertrigger": "maxRowsPerTrigger",
     "includeheaders": "includeProperties",
 }
-"""What the options of Spark's Kafka connector are called here, where they have another name."""
+"""Options of Spark's Kafka connector that have another name here."""
 EARLIEST, LATEST = -2, -1
 Place = Start | Literal["committed"]
 _PLACES: Final[Mapping[str, Place]] = {"earliest": "first", "latest": "last", "committed": "committed"}
@@ -138,7 +138,8 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What source and batch read share. `topics` is empty if there is a pattern, `min_partitions` 0 if not given."""
+    """The options that source and batch read share. `topics` is empty if there is a pattern, `min_partitions` 0 if not
+    given."""
 
     connect: Connect
     group: str
@@ -391,7 +392,7 @@ class _Given:
         return number
 
     def seconds(self, name: str, default_ms: int) -> float:
-        """Of an option in ms."""
+        """The seconds of an option in ms."""
         return self.number(name, default_ms, most=MAX_TIMEOUT_MS) / 1000
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -426,7 +427,7 @@ class _Given:
         return int(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}[found[2]]
 
     def queues(self, name: str) -> frozenset[Queue]:
-        """Of a JSON list of queue ids per topic and broker."""
+        """The queues of an option that is a JSON list of queue ids per topic and broker."""
         try:
             queues = frozenset(
                 Queue(topic, broker_name, _queue_id(queue_id))

@@ -1,8 +1,8 @@
-"""What plans batches in the driver: a thread of its Python process with a loop of its own.
+"""Plans batches in the driver, in a thread of its Python process with a loop of its own.
 
-Spark asks for offsets between batches and is silent while one runs. What must continue meanwhile runs here. Two kinds of
-planner share this: `member.Member`, whose queues are what the group gives it, and `standalone.Standalone`, which reads
-all queues.
+Spark asks for offsets between batches and is silent while one runs. Work that must continue meanwhile runs here. Two kinds
+of planner share this: `member.Member`, which gets its queues from the group, and `standalone.Standalone`, which reads all
+queues.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ class Planner(ABC):
             return future.result(timeout_s)
         except TimeoutError:
             if future.done():
-                raise  # what the work itself raised
+                raise  # the work itself raised it
             future.cancel()
             raise RocketletError(f"brokers have not answered within {timeout_s:.0f} s; see the log") from None
 
-    # What Spark's thread asks
+    # Calls of Spark's thread
 
     def finish(self, batch: Batch) -> None:
         """Spark has finished this batch."""
@@ -111,8 +111,8 @@ class Planner(ABC):
         self._done = batch
 
     def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> Batch | None:
-        """The next batch; None if there is nothing new. What ends by itself waits for brokers that are away: for Spark, None
-        is its end. Raises DataLossError, and ConnectionFailed if they stay away."""
+        """The next batch; None if there is nothing new. A query that ends by itself waits for brokers that are away: for
+        Spark, None is its end. Raises DataLossError, and ConnectionFailed if they stay away."""
         patience = Patience(self._options.poll_timeout_s)
         while True:
             time.sleep(max(0.0, self._idle_until_s - time.monotonic()))
@@ -373,7 +373,7 @@ class Planner(ABC):
                 self._rewind(queue, begin)
 
     async def _readable(self, batch: Batch) -> Ranges:
-        """Of a batch that is run again, whose messages may be gone."""
+        """The readable part of a batch that is run again: its messages may be gone."""
         queues = [queue for queue, (begin, end) in batch.ranges.items() if begin < end]
         seen = await self._extents.of(queues)
         anew = await self._made_anew(seen, {queue: batch.ranges[queue][1] for queue in queues})
@@ -385,8 +385,8 @@ class Planner(ABC):
     # Offsets
 
     async def _look(self) -> Seen:
-        """What this query's queues hold. Raises ConnectionFailed if no broker has answered for as long as an answer may take,
-        from the first failure on."""
+        """The extents of this query's queues. Raises ConnectionFailed if no broker has answered for as long as an answer
+        may take, from the first failure on."""
         queues = self._queues()
         seen = await self._extents.of(queues)
         if seen.extents or not (queues or self._is_cut_off()):
@@ -414,7 +414,8 @@ class Planner(ABC):
         return {queue: at for queue, at in self._positions().items() if queue not in self._seen.extents}
 
     async def _owed(self) -> set[Queue]:
-        """What a query that ends by itself has yet to read: it could not when the batch was planned. Perhaps it can now."""
+        """The queues that a query which ends by itself has yet to read: it could not when the batch was planned. Perhaps it
+        can now."""
         targets, seen = self._targets or {}, self._seen
         out_of_reach = {queue for queue, position in self._out_of_reach().items() if position < targets.get(queue, 0)}
         return out_of_reach | {
@@ -424,7 +425,7 @@ class Planner(ABC):
         }
 
     async def _all(self) -> Seen:
-        """What all queues hold. Raises ConnectionFailed if a broker is away."""
+        """The extents of all queues. Raises ConnectionFailed if a broker is away."""
         seen = await self._extents.of(self._queues())
         if self._extents.away:
             raise ConnectionFailed(

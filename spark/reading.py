@@ -1,5 +1,5 @@
-"""What one task reads on an executor: ranges of queues, into Arrow batches. The next pull is under way while
-one is converted."""
+"""Reads one task's ranges of queues on an executor, into Arrow batches. The next pull is under way while one is
+converted."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class _Pulls:
     def __init__(self, span: QueueRange, connections: Connections) -> None:
         self._span = span
         self._offset = span.begin
-        self._rows_left = span.batch_rows  # of the Arrow batch
+        self._rows_left = span.batch_rows  # in the Arrow batch
         self._connections = connections
         self._pull: asyncio.Task[Frame] | None = None
 

@@ -78,7 +78,7 @@ class Records:
 
 
 def _read(data: bytes, at: Array, kind: np.dtype[Any]) -> Array:
-    """What stands at these bytes: picked from an array in which a value of this kind begins at every byte."""
+    """The values at these bytes, picked from an array in which a value of this kind begins at every byte."""
     count = max(len(data) - kind.itemsize + 1, 0)
     return np.ndarray((count,), kind, data, 0, (1,))[at]
 
@@ -110,7 +110,7 @@ def _walked(data: bytes) -> list[int]:
 
 
 def _garbled(data: bytes) -> MessageError:
-    """What the careful decoder says about bytes that are not records."""
+    """The careful decoder's error for bytes that are not records."""
     position = 0
     try:
         while position < len(data):

@@ -86,7 +86,7 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What one task has sent."""
+    """The messages that one task has sent."""
 
     messages: int = 0
     body_bytes: int = 0
@@ -107,12 +107,12 @@ class RocketletWriter(DataSourceArrowWriter):
         log.info("rows_written", **total(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What tasks have sent cannot be taken back."""
+        """Logs the failure: messages that tasks have sent cannot be taken back."""
         log.warning("write_failed", **total(messages), hint="what was sent stays, and is sent again with the next try")
 
 
 def total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:
-    """What all tasks have sent, for the log."""
+    """The totals of all tasks, for the log."""
     sent = [message for message in messages if isinstance(message, Sent)]
     return {
         "tasks": len(sent),
@@ -206,7 +206,7 @@ class _Sender:
         await asyncio.gather(*self._sends, return_exceptions=True)
 
     async def _sends_of(self, batch: pa.RecordBatch) -> list[Work]:
-        """What is sent at once: rows with keys queue by queue, others in a few lanes."""
+        """The sends that run at once: rows with keys queue by queue, others in a few lanes."""
         if not batch.num_rows:
             return []
         entries = to_entries(batch, self._ids)

@@ -167,7 +167,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """What is read is in `end` alone."""
+        """`end` alone has the ranges to read."""
         if start == end:
             return []
         from .batch import to_partitions

@@ -30,7 +30,7 @@ class RocketletStreamWriter(DataSourceStreamArrowWriter):
         log.info("batch_written", batch=batchId, **total(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What tasks have sent cannot be taken back."""
+        """Logs the failure: messages that tasks have sent cannot be taken back."""
         found = total(messages)
         log.warning(
             "batch_failed", batch=batchId, **found, hint="what was sent stays, and is sent again with the next try"

@@ -16,7 +16,7 @@ _FOLDER = str(Path(__file__).with_name("start"))
 
 @contextmanager
 def fast_start(context: SparkContext) -> Iterator[None]:
-    """What is registered meanwhile runs in processes that start fast; functions of others are left as they are."""
+    """Functions that are registered meanwhile run in processes that start fast; those of others stay as they are."""
     with known_within():
         before = context.environment
     path = filter(None, (_FOLDER, before.get("PYTHONPATH")))

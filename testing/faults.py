@@ -5,7 +5,8 @@
     broker.faults.add(Fault.freeze(client="10.0.0.7@4711"))
 
 A fault acts on requests of its code, and of its client, group, topic and queue where these are given; on the `nth` of them
-(from 1) and those behind it, `times` in all; or on each with a probability, by a seed. What acted is in `faults.injected`.
+(from 1) and those behind it, `times` in all; or on each with a probability, by a seed. `faults.injected` has the faults
+that acted.
 """
 
 from __future__ import annotations

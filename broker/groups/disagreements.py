@@ -68,7 +68,7 @@ def _differing(what: str, values: dict[str, list[str]]) -> Iterator[str]:
 def stale_counts(
     members: Iterable[Member], broker_name: str, queues_of: Callable[[str], int]
 ) -> Iterator[tuple[Member, str, int]]:
-    """Who sees which number of queues of which topic here, where there is another number."""
+    """The members that see a wrong number of queues here, with the topic and that number."""
     for member in members:
         for topic, count in member.data.queue_counts.get(broker_name, {}).items():
             if topic in member.subscriptions and count != queues_of(topic):

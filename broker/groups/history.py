@@ -1,4 +1,4 @@
-"""What happened to a group's queues and members: the newest events of each group, for administrators."""
+"""The newest events of each group's queues and members, for administrators."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class History:
                 oldest.popleft()
 
     def of(self, group: str, since_ms: int = 0) -> list[dict[str, Any]]:
-        """The events from a time on. Who looks every second asks for what is new."""
+        """The events from a time on, so that a command that looks every second gets only new ones."""
         found = self._events.get(group, ())
         if not since_ms:
             return list(found)

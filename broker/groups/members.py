@@ -1,8 +1,8 @@
-"""Who is a member of which consumer group, and what each member subscribes to.
+"""The members of each consumer group, and their subscriptions.
 
-Apache's broker keeps one table of subscriptions per group, which every heartbeat overwrites, so that members with
-different topics erase each other's. Here each member has its own; what a group subscribes to is the union.
-A member is a connection: a client that reconnects is a new one until the old connection is closed.
+Apache's broker keeps one table of subscriptions per group, which every heartbeat overwrites, so that members with different
+topics erase each other's. Here each member has its own; the group's subscription is their union. A member is a connection:
+a client that reconnects is a new one until the old connection is closed.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class ConsumerGroup:
     def __init__(self, name: str) -> None:
         self.name = name
         self.members: dict[Session, Member] = {}
-        self.foreign: dict[Session, Member] = {}  # of the members
+        self.foreign: dict[Session, Member] = {}  # those of the members
         self.topics: Counter[str] = Counter()  # how many members subscribe to each
-        # what was reported, so that each disagreement is logged once
+        # already reported, so that each disagreement is logged once
         self.reported: frozenset[str] = frozenset()
-        self._of_shape: dict[Shape, dict[Session, None]] = {}  # members by what they subscribe to
+        self._of_shape: dict[Shape, dict[Session, None]] = {}  # members by their subscriptions
         self._newest: dict[str, Subscription | None] = {}
         self._places: dict[str | None, dict[str, int]] = {}
         self._companions: dict[frozenset[str], MemberList] = {}
@@ -162,7 +162,7 @@ class ConsumerGroup:
         self.is_uneven, self._alone = is_uneven, alone
 
     def list_for(self, connection: Session) -> MemberList:
-        """What a foreign member is told, when it may know of the last change."""
+        """The list for a foreign member that may know of the last change."""
         member = self.foreign.get(connection)
         return ALONE if member is not None and member.topics in self._alone else self.companions(connection)
 
@@ -263,8 +263,8 @@ class ConsumerGroup:
 
 
 def _as_many_as_may_be(counts: dict[str, int]) -> dict[str, int]:
-    """Of brokers and how many queues each has, in order, as many as are shared out: what members say they see need not
-    be there."""
+    """Cuts brokers and their numbers of queues, in order, to as many as are shared out: members may claim to see queues
+    that do not exist."""
     if sum(counts.values()) <= MAX_SEEN_QUEUES:
         return counts
     kept: dict[str, int] = {}

@@ -17,14 +17,14 @@ from ..config import MAX_SHARED_QUEUES
 
 
 class StickyShares:
-    """Of one topic in one group. owners: who was to have each queue last, or has said that it does."""
+    """Shares out one topic in one group. owners: the member that was to have each queue last, or that says it does."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._shares: dict[str, list[Queue]] = {}
         self._of: tuple[dict[str, int], list[str]] | None = None  # the queues and members that these are of
         self._is_doubtful = True
-        self._count = 0  # of queues
+        self._count = 0  # queues
         self.owners: dict[Queue, str] = {}
 
     def claim(self, queue: Queue, client_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What a client says of messages in its hands: done, later, or given up."""
+"""A client's word on messages in its hands: done, later, or given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who asks: `authorization: MQv2-HMAC-SHA1 Credential=<key>[/...], SignedHeaders=x-mq-date-time, Signature=<hex>`.
+"""Finds out who asks: `authorization: MQv2-HMAC-SHA1 Credential=<key>[/...], SignedHeaders=x-mq-date-time,
+Signature=<hex>`.
 
 The accounts and their permissions are those of the other door. Clients sign the time that they state, which is their own, in
 their own zone: nobody can tell whether it is old. Only TLS protects against somebody on the way.

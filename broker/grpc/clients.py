@@ -1,4 +1,4 @@
-"""Who is there: the clients that this door has heard of, by their ids, and the stream on which the broker tells them things.
+"""The clients that this door has heard of, by their ids, and the stream on which the broker tells them things.
 
 A client says what it is in its settings, on a stream that stays open (Telemetry). Nothing depends on them: some clients send
 theirs again only five minutes after a restart of the broker.

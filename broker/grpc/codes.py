@@ -1,4 +1,4 @@
-"""What the status of an answer says. The numbers are RocketMQ's; clients decide by them whether to try again."""
+"""The status codes of answers. The numbers are RocketMQ's; clients decide by them whether to try again."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _REASONS: Final[Mapping[Reason, Code]] = {
 
 
 def refused(refusal: Refusal) -> Fault:
-    """What the state refuses, as this door says it."""
+    """A refusal of the state, in this door's terms."""
     return Fault(_REASONS[refusal.reason], str(refusal))
 
 

@@ -178,7 +178,7 @@ class GrpcConnection(asyncio.Protocol):
     # Writing
 
     def flush_soon(self) -> None:
-        """Has written what answers have added. What one turn adds is one write."""
+        """Has the added answers written. Those of one turn are one write."""
         if not (self._is_serving or self._is_flush_due):
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush_due)

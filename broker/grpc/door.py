@@ -40,7 +40,7 @@ _CLIENT_FAULTS = (LimitExceeded, StoreError, OverflowError)
 
 
 class Door:
-    """Of a broker, or of a name server alone, which serves no call and says so."""
+    """The door of a broker, or of a name server alone, which serves no call and says so."""
 
     def __init__(self, broker: Broker | None, acl: Acl | None = None) -> None:
         self._acl = acl
@@ -94,7 +94,7 @@ class Door:
                 self._serve(call, message)
                 if time.perf_counter() > end_s:
                     return
-        finally:  # what is staged belongs to this read
+        finally:  # staged messages belong to this read
             if sends.staged:
                 sends.settle()
 

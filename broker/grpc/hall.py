@@ -1,4 +1,4 @@
-"""What every handler has at hand."""
+"""The state that every handler needs."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _delivery_ms(system: Any, now_ms: int) -> int:
 
 
 def _group_key(found: dict[str, str], system: Any) -> str:
-    """Of order: also as a user property, by which 4.9's clients know it."""
+    """The key of a message group, which also becomes a user property, where 4.9's clients look for it."""
     if system.HasField("message_group"):
         key: str = system.message_group
         if not key.strip() or has_control(key) or len(key.encode()) > MAX_GROUP_KEY_BYTES:
@@ -187,7 +187,7 @@ def _plain(body: bytes, encoding: int) -> tuple[bytes, int]:
 
 
 def fill(message: Any, record: Record, attempt: int, handle: str = "") -> None:
-    """What a consumer gets of a record; `handle`: by which it acknowledges it."""
+    """Fills the message that a consumer gets from a record; it acknowledges by `handle`."""
     found = props.decode(record.properties)
     topic = record.topic
     if topic.startswith(names.RETRY_PREFIX):

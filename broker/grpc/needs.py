@@ -35,7 +35,7 @@ def is_of_group(request: Any) -> list[Need]:
 
 
 def settles(command: Any) -> list[Need]:
-    """Of telemetry: each topic that a producer names, and the group with each topic that a consumer does."""
+    """The needs of telemetry: each topic that a producer names, or a consumer's group with each of its topics."""
     settings = command.settings
     found = [topic(resource.name, PUB) for resource in settings.publishing.topics]
     if settings.HasField("subscription"):

@@ -148,14 +148,14 @@ def _pattern(call: Call, request: Any, holding: Holding) -> Any:
         endpoints = endpoints_of(holding.address)
     elif request.endpoints.addresses:
         endpoints = request.endpoints
-    else:  # what the client has connected to, as far as can be seen from here
+    else:  # the client's target, as far as can be seen from here
         endpoints = endpoints_of(call.text(b":authority") or call.session.reached)
     queue.broker.endpoints.CopyFrom(endpoints)
     return queue
 
 
 def endpoints_of(address: str) -> Any:
-    """Of `host:port`."""
+    """The endpoints of `host:port`."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     endpoints = Endpoints()

@@ -28,7 +28,7 @@ log = structlog.get_logger("rocketlet.grpc")
 
 PRODUCER, PUSH_CONSUMER, SIMPLE_CONSUMER = 1, 2, 3
 _NAMES: Final = {4: "PULL_CONSUMER", 5: "LITE_PUSH_CONSUMER", 6: "LITE_SIMPLE_CONSUMER"}
-# Of redeliveries, as Apache's: 1 to 30 s, 1 to 10 min, 20 and 30 min, 1 and 2 h
+# Redeliveries wait as Apache's do: 1 to 30 s, 1 to 10 min, 20 and 30 min, 1 and 2 h
 _BACKOFF_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
 _SEND_ATTEMPTS: Final = 3
 _VERSION: Final = 401  # as which tools show these clients: V5_0_0
@@ -158,7 +158,7 @@ def notify_termination(hall: Hall, call: Call, request: Any) -> Any:
 
 
 def tell(client: GrpcClient, event: Event) -> None:
-    """What the state tells a client: only producers hear something, of half messages whose outcome is not known."""
+    """Tells a client of an event. Only producers hear something: of half messages whose outcome is not known."""
     call = client.stream
     if call is not None and not call.is_over and isinstance(event, OutcomeWanted):
         call.send(recovery(event.half))

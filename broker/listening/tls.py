@@ -92,7 +92,7 @@ def _expiries(paths: Iterable[Path]) -> dict[Path, float]:
     """When the files' certificates expire, in seconds since the epoch."""
     found: dict[Path, float] = {}
     for path in paths:
-        with contextlib.suppress(OSError):  # whoever uses it says why it cannot
+        with contextlib.suppress(OSError):  # its user says why it cannot be read
             if (at_s := expires_s(path)) is not None:
                 found[path] = at_s
     return found

@@ -1,6 +1,6 @@
 """The only way of a message into the store: begin, stage, commit. Then those that wait for it are answered.
 
-What is staged in one turn of the event loop is committed in the same turn, so that nobody reads the store in between.
+Messages are committed in the turn of the event loop in which they were staged, so that nobody reads the store in between.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..store.store import Store
 
 
 class Appender:
-    """Who only reads uses `store` itself. wake: hears of the queues that messages have come to."""
+    """Readers use `store` itself. wake: hears of the queues that got messages."""
 
     def __init__(self, store: Store, wake: Callable[[list[ConsumeQueue]], None]) -> None:
         self.store = store

@@ -32,7 +32,7 @@ log = structlog.get_logger("rocketlet.delays")
 
 
 def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
-    """What a record's index entry holds in its third field: its tag's hash; of a delayed one, when it is due."""
+    """The third field of a record's index entry: its tag's hash, or the time at which a delayed message is due."""
     # As CommitLog.checkMessageAndReturnSize: the index alone says when something is due.
     if record.topic == TIMER_TOPIC:
         return int(props.find(record.properties, props.TIMER_OUT_MS) or 0)

@@ -18,7 +18,7 @@ from .sql_filter import Filter, FilterError, parsing
 
 log = structlog.get_logger("rocketlet.filters")
 
-_WORD_CHARS = 64  # of an expression that is refused, counted as a word
+_WORD_CHARS = 64  # so much of a refused expression counts as a word
 
 
 class Filters:

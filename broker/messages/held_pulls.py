@@ -27,7 +27,7 @@ K = TypeVar("K")
 
 
 class Until(Enum):
-    """What ends the wait of a pull, besides the end of its time and of the broker."""
+    """The event that ends a pull's wait, besides the end of its time and of the broker."""
 
     MESSAGE = auto()
     """A message that matches."""

@@ -20,7 +20,7 @@ class Fault(Enum):
 
 
 class Recall(NamedTuple):
-    """What became of a recall. `fault` is None for a message that was taken back; `reason` says it in words."""
+    """The outcome of a recall. `fault` is None for a message that was taken back; `reason` says it in words."""
 
     unique_key: str
     fault: Fault | None = None

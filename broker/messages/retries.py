@@ -72,7 +72,7 @@ class Retries:
         text = _sent_back(record, _reason(header, record, given_up=given_up))
         if level and not _has_room(
             header.group, text, level
-        ):  # of an earlier release, or sent to a retry topic by a client
+        ):  # from an earlier release, or sent to a retry topic by a client
             log.warning("retry_has_no_room", group=header.group, topic=record.topic, hint="it is a dead letter now")
             level = 0
         with self._appender.batch():

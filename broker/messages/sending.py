@@ -1,4 +1,5 @@
-"""What sending means: the checks, which topic and queue a message goes to, and where it waits if it is delayed or half sent.
+"""Sends messages: the checks, the topic and queue that a message goes to, and the place where a delayed or half message
+waits.
 
 The messages of one socket read are staged one by one and stored together, by one append.
 """
@@ -130,7 +131,7 @@ class Sending:
             placed = self.stage(header, body[at:end], born_host)
             self.commit()
             stored.append(placed)
-            header = header._replace(queue_id=placed.queue_id)  # of a client that leaves the choice to the broker
+            header = header._replace(queue_id=placed.queue_id)  # the client leaves the choice to the broker
             at = end
             yield
         return stored

@@ -9,11 +9,11 @@
                 | operand [NOT] BETWEEN number AND number
     operand     = name | number | text | TRUE | FALSE | "(" condition ")"
 
-Parsing takes time in proportion to the words, without recursion, and pauses after some of them (`protocol.work`). What
-RocketMQ's filters do not have, or read differently from SQL, is refused. Values follow RocketMQ's rules, compared with its
-own classes in tests: a property is text and becomes an integer, a decimal number or a boolean where it is compared with one;
-a missing property is NULL; logic has three values; what cannot be compared (`'x' > 5`, `'1.5' > 1`) ends the evaluation, and
-the message does not match.
+Parsing takes time in proportion to the words, without recursion, and pauses after some of them (`protocol.work`). Syntax
+that RocketMQ's filters do not have, or read differently from SQL, is refused. Values follow RocketMQ's rules, compared with
+its own classes in tests: a property is text and becomes an integer, a decimal number or a boolean where it is compared with
+one; a missing property is NULL; logic has three values; what cannot be compared (`'x' > 5`, `'1.5' > 1`) ends the
+evaluation, and the message does not match.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def parsing(expression: str) -> Work[Filter]:
 
 
 class _Kind(Enum):
-    """What a part of an expression is."""
+    """The kind of a part of an expression."""
 
     PROPERTY = auto()
     TEXT = auto()
@@ -120,7 +120,7 @@ _TOKENS: Final = re.compile(
 )
 _KEYWORDS: Final = frozenset(("AND", "OR", "NOT", "IN", "IS", "NULL", "BETWEEN", "TRUE", "FALSE"))
 _ORDER: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-_ENDS: Final = frozenset(("", ")", "AND", "OR"))  # what may stand behind a comparison
+_ENDS: Final = frozenset(("", ")", "AND", "OR"))  # allowed behind a comparison
 
 
 class _Open:
@@ -264,7 +264,7 @@ class _Parser:
         return sign * int(token.text)
 
     def _comparison(self, left: _Part) -> Work[_Part]:
-        """What begins with this part: itself, if no comparison does."""
+        """The comparison that begins with this part, or the part itself."""
         kind = self._token.kind
         if kind in _ENDS:
             return left
@@ -350,7 +350,7 @@ class _Parser:
         return terms[0] if len(terms) == 1 else all_of(terms)
 
     def _close(self, inner: _Open, last: _Part, end: int) -> _Part:
-        """What is in the parentheses; a single operand stays what it is."""
+        """Closes a parenthesis; a single operand stays what it is."""
         part = last._replace(begin=inner.begin, end=end)
         if inner.ors or inner.ands:
             inner.ands.append(last)

@@ -1,4 +1,4 @@
-"""What an SQL92 filter computes: functions of a message's properties, by RocketMQ's rules for texts, numbers and NULL."""
+"""The terms of an SQL92 filter: functions of a message's properties, by RocketMQ's rules for texts, numbers and NULL."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def is_one_of(value: Term, wanted: frozenset[str]) -> Term:
     return contains
 
 
-# What Long.valueOf and Double.valueOf take. Python takes more, such as 1_000 and inf, and less, such as 1d. Each pattern
-# takes time in proportion to the text: no two of its parts next to each other take the same character.
+# The numbers that Long.valueOf and Double.valueOf take. Python takes more, such as 1_000 and inf, and less, such as 1d.
+# Each pattern takes time in proportion to the text: no two of its parts next to each other take the same character.
 _LONG: Final = re.compile(r"[+-]?\d{1,1000}").fullmatch
 _DOUBLE: Final = re.compile(
     r"\s*[+-]?(?:NaN|Infinity|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?[fFdD]?)\s*", re.ASCII

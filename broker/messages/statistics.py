@@ -80,7 +80,7 @@ class Statistics:
             self.sent_back[key] += 1
 
     def totals(self) -> Work[Totals]:
-        """What is counted now."""
+        """The current counts."""
         totals: dict[Key, int] = {}
         sums = dict.fromkeys((GOT, GOT_BYTES, SENT_BACK, PUT, PUT_BYTES), 0)
         for kind, counted in ((GOT, self.got), (GOT_BYTES, self.got_bytes), (SENT_BACK, self.sent_back)):
@@ -120,7 +120,7 @@ class Statistics:
         yield from self._trimming(grown)
 
     def _trimming(self, grown: Mapping[Key, int]) -> Work[None]:
-        """Of too many topics and groups, forgets those that nobody reads now, then the oldest."""
+        """Forgets topics and groups beyond the limit: those that nobody reads now, then the oldest."""
         for is_idle in (True, False):
             for number, key in enumerate(list(self.got), 1):
                 if len(self.got) <= MAX_COUNTED_READS:
@@ -135,7 +135,7 @@ class Statistics:
         return time.localtime(self._clock.time_s()).tm_yday
 
     def _now(self, key: Key) -> int:
-        """Of one statistic."""
+        """The current count of one statistic."""
         name, of = key
         counted = {GOT: self.got, GOT_BYTES: self.got_bytes, SENT_BACK: self.sent_back}.get(name)
         if counted is not None:
@@ -151,7 +151,7 @@ class Statistics:
         return found[-1].time_s, found[:-1]
 
     def all_rates(self, window_s: float) -> Work[tuple[Totals, dict[Key, float]]]:
-        """What is counted now, and per second, of every statistic and key, over the last `window_s` seconds."""
+        """The current count of every statistic and key, and its rate per second over the last `window_s` seconds."""
         now_s, totals = self._clock.monotonic_s(), (yield from self.totals())
         then_s, samples = self._since(now_s - window_s)
         rates: dict[Key, float] = {}
@@ -163,7 +163,7 @@ class Statistics:
         return totals, rates
 
     def rate(self, name: str, of: str, window_s: float) -> Rate:
-        """What was counted in the last `window_s` seconds, an hour at most."""
+        """The count and rate of the last `window_s` seconds, an hour at most."""
         now_s, key = self._clock.monotonic_s(), (name, of)
         then_s, samples = self._since(now_s - window_s)
         count = self._now(key) - self._last.of.get(key, 0) + sum(sample.grown.get(key, 0) for sample in samples)

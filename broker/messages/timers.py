@@ -51,7 +51,7 @@ log = structlog.get_logger("rocketlet.timers")
 
 MARK: Final = "TIMER_D"  # the properties that ask for a time begin so
 _ASKING: Final = (props.TIMER_DELAY_SEC, props.TIMER_DELAY_MS, props.TIMER_DELIVER_MS)  # the first one counts
-_EARLY_S: Final = 1e-6  # what a time may lack after sums of floats
+_EARLY_S: Final = 1e-6  # how early a time may be after sums of floats
 _NOTHING: Final = -1
 
 
@@ -105,7 +105,7 @@ class Timers:
         end = self.queue.next
         self._delivered = key_of(*state.get("delivered", (0, 0)))
         self._taken = min(state.get("taken", 0), end)
-        self._carried = min(state.get("carried", 0), end)  # what is below was delivered, or is stored once more behind
+        self._carried = min(state.get("carried", 0), end)  # those below were delivered, or are stored once more behind
         self._behind = {offset for offset in state.get("behind", ()) if offset < self._taken}
         self.waiting = int(state.get("waiting", 0))
         self.waiting_bytes = int(state.get("bytes", 0))
@@ -126,7 +126,7 @@ class Timers:
         """Where the messages wait."""
         return self._store.queue(TIMER_TOPIC, 0)
 
-    # What waits, by time
+    # Waiting messages, by time
 
     def _is_done(self, key: int) -> bool:
         """Whether a message that was taken is delivered, or stored once more behind."""
@@ -293,7 +293,7 @@ class Timers:
                 yield None
             save = (yield from self.saving()) if self._carried != had else None
             if save is not None:
-                yield from self._store.syncing()  # what was delivered, and what is stored once more, before it is said
+                yield from self._store.syncing()  # messages delivered or stored once more, before that is noted
                 yield partial(save.write, True)
         except StoreFull as error:
             log.error("timed_messages_not_carried", reason=str(error), hint="what holds them in the log is kept")
@@ -355,7 +355,7 @@ class Timers:
     def saving_recalled(self) -> Job[None]:
         """Writes who was recalled whole when the journal has become long. Raises StoreFull."""
         if self.journal.lines > JOURNAL_LINES + self._kept:
-            # What progress that is saved does not know as done may come up again.
+            # A message that the saved progress does not have as done may come up again.
             self._recalled = {item: end for item, end in self._recalled.items() if item[0] >= due_of(self._saved)}
             self._kept = len(self._recalled)
             content = orjson.dumps([[*item, end] for item, end in self._recalled.items()])

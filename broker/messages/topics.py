@@ -53,7 +53,7 @@ class Topics:
         self._path: Path = config.data_dir / "topics.json"
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
-        self._queues = 0  # of all topics
+        self._queues = 0  # all topics'
         self._since: dict[str, int] = {}
         self._identities: dict[str, str] = {}
         self.deleted: dict[str, int] = {}
@@ -153,7 +153,7 @@ class Topics:
                 self._is_behind = True
 
     def identity(self, name: str) -> str:
-        """What a topic of this name that is created later, here or on another disk, does not have; empty if that is lost."""
+        """An id that no later topic of this name has, here or on another disk; empty if it is lost."""
         return self._identities.get(name, "")
 
     def is_built_in(self, name: str) -> bool:
@@ -220,7 +220,7 @@ class Topics:
         self._forget(name, position)
 
     def forget_deletions(self, begin: int) -> None:
-        """`begin`: of the commit log. What was deleted before can come back no more."""
+        """Topics that were deleted before `begin`, the commit log's first position, cannot come back."""
         for name in [name for name, position in self.deleted.items() if position <= begin]:
             del self.deleted[name]
 

@@ -1,5 +1,5 @@
-"""What receives in order were given, by attempt. A client that did not get the answer asks again in the same attempt, and
-gets the same: otherwise it would wait until the time of messages is over that it never saw."""
+"""The messages that receives in order were given, by attempt. A client that did not get the answer asks again in the same
+attempt, and gets the same: otherwise it would wait until the time of messages is over that it never saw."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Batches:
                 self._given.popitem(last=False)
 
     def again(self, request: Request, give: Give) -> Received | None:
-        """What the attempt was given and has in flight; None if it has nothing."""
+        """The messages that the attempt was given and has in flight; None if there are none."""
         given = self._given.pop(_key(request), None) if request.attempt_id else None
         if given is None:
             return None

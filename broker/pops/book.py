@@ -1,7 +1,7 @@
-"""What of the deliveries is on the disk. All that happens in a turn of the loop is one frame of the journal, and one write.
+"""Keeps deliveries on the disk. The events of one turn of the loop are one frame of the journal, and one write.
 
-An acknowledgement is answered behind that write. What is popped or gets another time is answered before it: a broker that is
-killed in between gives those messages again.
+An acknowledgement is answered after that write. A pop, or a change of time, is answered before it: a broker that is killed
+in between gives those messages again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Book:
         self._is_behind = False  # whether the file lacks something that was not acknowledged to anybody
 
     def read(self) -> list[KeptQueue]:
-        """What the run before has left. Raises StoreError."""
+        """Reads the state that the last run left. Raises StoreError."""
         try:
             queues = records.replay(self.frames.read())
         except records.Unreadable as fault:
@@ -59,7 +59,7 @@ class Book:
     def monotonic_s(self, wall_ms: int) -> float:
         return self._clock.monotonic_s() + (wall_ms - self._clock.time_ms()) / 1000
 
-    # What happens
+    # Events
 
     def popped(self, deliveries: Deliveries, taken: Sequence[Taken]) -> None:
         """As they are now: all with the same times."""
@@ -76,7 +76,7 @@ class Book:
         deliveries.is_passed = False
 
     def waiting(self, deliveries: Deliveries) -> None:
-        """What was looked at only."""
+        """Messages were looked at and not handed out."""
         fresh, deliveries.fresh_behind = deliveries.fresh_behind, []
         self._define(deliveries)
         offsets = [(delivery.offset, 0) for delivery in fresh if delivery.state is State.BEHIND]
@@ -109,7 +109,7 @@ class Book:
             self._content.append(records.forget(deliveries.number))
 
     def yielded(self, deliveries: Deliveries) -> None:
-        """Members pull now. What was acknowledged is known here alone until the offsets are saved."""
+        """Members pull now. Acknowledgements are known here alone until the offsets are saved."""
         if deliveries.number in self._defined:
             self._content.append(records.yielded(deliveries.number))
             self._yielded.append(deliveries.number)
@@ -160,7 +160,7 @@ class Book:
         if is_short and not self._is_behind:
             return
         if not self._is_behind:
-            self.write()  # what refers to clients as they are known now
+            self.write()  # frames that refer to clients as they are known now
         was_behind, self._is_behind = self._is_behind, False
         self._content.clear()
         self._clients.clear()
@@ -172,7 +172,7 @@ class Book:
             raise
 
     def _contents(self, all_deliveries: Iterable[Deliveries]) -> Iterator[bytes]:
-        """The state in frames. What happens while they are made is appended behind them."""
+        """The state in frames. Events that come while they are made are appended behind them."""
         clients: dict[str, int] = {}
         for deliveries in list(all_deliveries):
             frame = [self._definition(deliveries)]

@@ -1,7 +1,7 @@
 """When deliveries that nobody acknowledged come again: one heap and one timer for all of a broker.
 
 An entry is a batch, so a receive of 32 messages costs one. A delivery that gets another time gets another entry, and the
-former does not look after it any more. What is finished stays until half of the heap is such: acknowledging costs nothing.
+former one loses it. Finished entries stay until they are half of the heap, so acknowledging costs nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Deadlines:
         now_s = self._clock.monotonic_s()
         late_s = now_s - self._due_s
         try:
-            if late_s > STANDSTILL_S:  # what clients acknowledged meanwhile has not been read yet
+            if late_s > STANDSTILL_S:  # acknowledgements that came meanwhile have not been read yet
                 self._wait_longer(now_s, late_s)
             else:
                 self._expire_until(now_s)

@@ -1,4 +1,4 @@
-"""What a group has popped of a queue and not finished.
+"""The messages of a queue that a group has popped and not finished.
 
 Offsets below `next` that are not in `unfinished` are finished, so nothing is kept of them. Deliveries stay in the place at
 which they were popped first: their order is that of their offsets, and the first one says how far the group has come.
@@ -43,10 +43,10 @@ class Tally:
 
 
 class Deliveries:
-    """Of one group and queue. number: what stands for it on the disk. reported: the offset that it said last that the group
-    has come to; another one there means that somebody has sent the group elsewhere.
+    """The deliveries of one group and queue. number: stands for them on the disk. reported: the group's offset as they told
+    it last; another one there means that somebody has sent the group elsewhere.
 
-    fetch: `Store.fetch`. What it raises is raised by `take`, and nothing is taken then."""
+    fetch: `Store.fetch`. `take` raises its exceptions, and then takes nothing."""
 
     def __init__(self, number: int, group: str, queue: ConsumeQueue, begin: int, fetch: Fetch, tally: Tally) -> None:
         self.number = number
@@ -57,7 +57,7 @@ class Deliveries:
         self.reported = begin
         self.unfinished: OrderedDict[int, Delivery] = OrderedDict()
         self.is_passed = False  # whether `next` has moved without the disk knowing
-        self.fresh_behind: list[Delivery] = []  # of which the disk does not know
+        self.fresh_behind: list[Delivery] = []  # not on the disk yet
         self._order: Order | None = None
         self._visible: list[int] = []  # a heap; also of some that are not visible any more
         self._fetch = fetch
@@ -107,7 +107,7 @@ class Deliveries:
         return taken
 
     def put_back(self, taken: Iterable[Taken]) -> None:
-        """What was taken and not handed out."""
+        """Puts back messages that were taken and not handed out."""
         for delivery, _ in taken:
             if delivery.offset in self.unfinished:
                 heappush(self._visible, delivery.offset)
@@ -130,7 +130,7 @@ class Deliveries:
                     continue
                 if not record or (len(record) > room and (taken or room < request.max_bytes)):
                     self._drop_taken(first, taken)
-                    return 0, whole  # what is newer does not overtake it
+                    return 0, whole  # newer ones do not overtake it
                 taken.append(Taken(delivery, record))
                 room -= len(record)
             self._drop_taken(first, taken)
@@ -211,7 +211,7 @@ class Deliveries:
                 self._order.add(delivery)
 
     def peek(self, count: int) -> list[Delivered]:
-        """What comes next, without handles."""
+        """The next messages, without handles."""
         position = max(self.next, self.queue.begin)
         if position >= self.queue.next:
             return []
@@ -236,7 +236,7 @@ class Deliveries:
         self._tally.unfinished += len(unfinished) - before
         return pop_ms
 
-    # What becomes of them
+    # Outcomes
 
     def release(self, delivery: Delivery) -> None:
         """It comes again."""
@@ -321,7 +321,7 @@ class Deliveries:
     # A restart
 
     def adopt(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> None:
-        """Takes over what a run before has left. What the end of the queue has lost is cut off."""
+        """Takes over the deliveries of the last run. Offsets beyond the end of the queue were lost, and are dropped."""
         end = self.queue.next
         self.next, self.floor_ms = min(kept.next, end), kept.floor_ms
         for offset in sorted(kept.unfinished):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 TOPIC_MARK: Final = 0
 RETRY_MARK: Final = 1
 
-_MAX_DIGITS: Final = 19  # of a long
+_MAX_DIGITS: Final = 19  # a long's
 
 
 class Handle(NamedTuple):
@@ -31,7 +31,7 @@ def encode_handle(
 
 
 def decode_handle(text: str) -> Handle | None:
-    """None if it is none. What Apache's brokers append to it is not looked at."""
+    """None if the text is no handle. Fields that Apache's brokers append are ignored."""
     fields = text.split(" ", 9)
     if len(fields) < 8:
         return None

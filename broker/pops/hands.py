@@ -55,7 +55,7 @@ class Hands:
         return [client_id for client_id in self._of if not self._is_heard(client_id)]
 
     def of(self, client_id: str) -> Iterator[tuple[Deliveries, Delivery]]:
-        """What the broker prolongs for a client."""
+        """The deliveries that the broker prolongs for a client."""
         for delivery, deliveries in list(self._of.get(client_id, {}).items()):
             if delivery.state is State.IN_FLIGHT:
                 yield deliveries, delivery

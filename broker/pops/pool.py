@@ -53,8 +53,8 @@ class Wait:
 
 
 class Pool:
-    """Of one group and topic. `queues`: what of them was popped, by queue id. `ready`: the queues in which something may be,
-    the one that was served longest ago first."""
+    """The pool of one group and topic. `queues`: the deliveries by queue id. `ready`: the queues that may have something,
+    the one served longest ago first."""
 
     def __init__(self, group: str, topic: str, tally: Tally) -> None:
         self.group = group

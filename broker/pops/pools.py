@@ -73,7 +73,7 @@ class Pools:
         return queue.begin if is_first else max(queue.next - 1, queue.begin)
 
     def deliveries_at(self, pool: Pool, queue_id: int) -> Deliveries:
-        """Of a queue that has messages."""
+        """The deliveries of a queue that has messages."""
         found = pool.queues.get(queue_id)
         if found is None:
             queue = self._store.queue(pool.topic, queue_id)
@@ -90,7 +90,7 @@ class Pools:
         return found
 
     def has_some(self, pool: Pool, request: Request) -> bool:
-        """Whether there is something to pop. What a filter would pass counts, too."""
+        """Whether there is something to pop. Messages that a filter would skip count, too."""
         for queue_id in pool.places(request):
             self.deliveries_at(pool, queue_id)
             pool.note(queue_id)
@@ -99,7 +99,7 @@ class Pools:
         return False
 
     def peek(self, request: Request) -> list[Delivered]:
-        """What would be popped next, without handles."""
+        """The messages that would be popped next, without handles."""
         pool = self.get(request)
         found: list[Delivered] = []
         for queue_id in [queue_id for queue_id in pool.ready if request.queue_id in (None, queue_id)]:
@@ -109,7 +109,7 @@ class Pools:
         return found
 
     def deliveries_of(self, group: str, topic: str, handle: Handle) -> Deliveries | None:
-        """What a handle is of."""
+        """The deliveries that a handle belongs to."""
         pool = self.all.get((group, topic))
         return pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
 
@@ -149,7 +149,7 @@ class Pools:
         return [pool.topic for pool in self.of_group(group)]
 
     def clients(self, group: str) -> dict[str, list[str]]:
-        """Who pops in the group: topics by client id, of the last two minutes."""
+        """The clients that popped in the group in the last two minutes: topics by client id."""
         found: dict[str, list[str]] = {}
         for pool in self.of_group(group):
             for client_id in pool.clients:

@@ -91,7 +91,7 @@ class Pops:
         self._take_over()
 
     def _take_over(self) -> None:
-        """What the run before has left: handles are still good, and times go on."""
+        """Takes over from the last run: handles stay good, and times go on."""
         for deliveries in self._pools.adopt(self._book.read(), self._book.monotonic_s):
             for delivery in deliveries.unfinished.values():
                 if delivery.state is State.IN_FLIGHT:
@@ -168,7 +168,7 @@ class Pops:
         return settings is not None and settings.consume_orderly
 
     def _note_passed(self, deliveries: Deliveries) -> None:
-        """What was looked at and not handed out."""
+        """Notes messages that were looked at and not handed out."""
         if deliveries.fresh_behind:
             self._book.waiting(deliveries)
         if deliveries.is_passed:
@@ -180,7 +180,7 @@ class Pops:
     def _hand_out(self, deliveries: Deliveries, taken: list[Taken], request: Request, now_ms: int) -> list[Delivered]:
         now_s = self._clock.monotonic_s()
         deadline_s = now_s + request.invisible_ms / 1000
-        for delivery, _ in taken:  # of a batch in order, some may be in other hands
+        for delivery, _ in taken:  # some messages of a batch in order may be in other hands
             if delivery.renewals >= 0:
                 self._hands.take(delivery)
         deliveries.hand_out(taken, now_ms)
@@ -238,7 +238,7 @@ class Pops:
             pool.is_served_later = True
             self._soon(partial(self._serve, pool))
 
-    # What clients say of what they got
+    # Clients' words on their messages
 
     def put_back(self, group: str, topic: str, messages: Iterable[Delivered]) -> None:
         """An answer has not reached its client: its messages can be popped at once, and do not count as tried."""
@@ -263,8 +263,8 @@ class Pops:
         return self._settling.acknowledge(*found)
 
     def change(self, group: str, topic: str, handle: str, invisible_ms: int, *, is_counted: bool = True) -> Changed:
-        """The message comes again after that time; 0: at once, a nack. It is not prolonged any more. is_counted: whether this
-        was a try. What is done already stays done."""
+        """The message comes again after that time; 0: at once, a nack. It is not prolonged any more. is_counted: whether
+        this was a try. A finished message stays finished."""
         found = self._find(group, topic, handle)
         if isinstance(found, Outcome):
             return Changed(found, handle)
@@ -363,7 +363,7 @@ class Pops:
             self._serve_all(deliveries)
 
     def look_for_silent_clients(self) -> None:
-        """What clients that are not heard any more have in their hands comes again."""
+        """Messages in the hands of clients that went silent come again."""
         for client_id in self._hands.silent():
             self.client_gone(client_id)
         self._pools.forget_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
@@ -373,8 +373,8 @@ class Pops:
         self._hands.heard(client_id)
 
     def client_gone(self, client_id: str) -> None:
-        """The client has said good-bye or is not heard any more: its receives end, and what the broker prolongs for it comes
-        again at once. What it gave a time of its own stays with it until then."""
+        """The client has said good-bye or is not heard any more: its receives end, and messages that the broker prolongs
+        for it come again at once. Those to which it gave a time of its own stay with it until then."""
         self._pools.forget_client(client_id)
         for wait in self._waits.of(client_id):
             self._waits.end(wait, Received(Why.CLIENT_GONE))
@@ -386,7 +386,7 @@ class Pops:
             self._serve_all(deliveries)
 
     def sent_elsewhere(self, group: str, topic: str) -> None:
-        """Somebody has changed the group's offsets in a topic. What was popped before can be acknowledged no more."""
+        """Somebody has changed the group's offsets in a topic. Messages popped before can no longer be acknowledged."""
         pool = self._pools.find(group, topic)
         if pool is None:
             return
@@ -423,7 +423,7 @@ class Pops:
         self._pools.drop(pool)
 
     def _write_now(self) -> None:
-        """What a disk refuses is written with the whole file, as soon as it takes that."""
+        """Writes. Frames that a disk refuses are written with the whole file, as soon as the disk takes it."""
         try:
             self._book.write()
         except StoreFull as error:
@@ -434,7 +434,7 @@ class Pops:
         yield from self._book.saving(self._pools.deliveries)
 
     def stop(self) -> None:
-        """All that wait are told. What is in flight stays so over a restart."""
+        """Tells everybody that waits. Messages in flight stay so over a restart."""
         self._is_stopped = True
         self._deadlines.stop()
         for wait in self._waits.all():
@@ -474,7 +474,8 @@ class Pops:
         return pool.waits if pool is not None else 0
 
     def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
-        """What would be popped next, of what nobody was given yet. It stays where it is. Raises what reading raises."""
+        """The messages that would be popped next, among those that nobody was given yet. They stay where they are. Raises
+        the errors of reading."""
         return self._pools.peek(Request(group, topic, "", count, 0, queue_id=queue_id))
 
     def offsets_of(self, group: str, topic: str) -> dict[int, tuple[int, int]]:

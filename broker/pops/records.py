@@ -1,4 +1,4 @@
-"""What of the deliveries is on the disk: records, many in one frame of the journal. A restart replays them.
+"""The records of deliveries on the disk, many in one frame of the journal. A restart replays them.
 
 All integers are big-endian. `number` stands for a group, topic and queue, `client` for a client id; both are told first.
 
@@ -34,9 +34,9 @@ _NEXT: Final = Struct(">cIQ")
 _BASE: Final = Struct(">cIQQ")
 _FORGET: Final = Struct(">cI")
 
-MAX_COUNT: Final = 0xFFFF  # of one record
+MAX_COUNT: Final = 0xFFFF  # in one record
 NOT_RENEWED: Final = -1
-MAX_RENEWALS: Final = 100  # of which it is known how many
+MAX_RENEWALS: Final = 100  # beyond it they are not counted
 
 
 class Place(NamedTuple):
@@ -123,7 +123,7 @@ class Unreadable(ValueError):
 
 
 def replay(frames: Iterable[bytes]) -> dict[int, KeptQueue]:
-    """What the frames say, by number. Raises Unreadable."""
+    """The state that the frames lead to, by number. Raises Unreadable."""
     reader = _Replay()
     for frame in frames:
         try:

@@ -1,4 +1,5 @@
-"""What clients are done with: one write for all that was acknowledged in a turn of the loop, and the answers behind it."""
+"""Settles messages that clients are done with: one write for all acknowledgements of a turn of the loop, and the answers
+behind it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ When = Callable[[Callable[[], None], Callable[[], None]], None]
 
 
 class _Waiting(NamedTuple):
-    """What one request has acknowledged, and who waits for the disk."""
+    """The acknowledgements of one request, and its answer that waits for the disk."""
 
     outcomes: list[Outcome]
     answer: Answered

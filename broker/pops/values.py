@@ -1,4 +1,4 @@
-"""What goes into `Pops` and comes out of it. Both doors speak these values; neither a socket nor a frame is among them."""
+"""The arguments and results of `Pops`. Both doors speak these values; neither a socket nor a frame is among them."""
 
 from __future__ import annotations
 
@@ -116,8 +116,9 @@ class Changed(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Of one queue of a group that pops. next: the first offset that nobody was given yet; committed: the lowest that is
-    not finished. in_flight: in the hands of clients. waiting: to be given again, or behind others of their message group."""
+    """The numbers of one queue of a group that pops. next: the first offset that nobody was given yet; committed: the
+    lowest that is not finished. in_flight: in the hands of clients. waiting: to be given again, or behind others of their
+    message group."""
 
     next: int
     committed: int

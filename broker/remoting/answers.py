@@ -14,10 +14,10 @@ from ..sessions.refusal import Reason, Refusal
 Buffer = bytes | memoryview
 Buffers = list[Buffer]
 Reply = Buffers | Work[Buffers] | Coroutine[Any, Any, Buffers] | None
-"""Of a handler: what to write; work or a coroutine that makes it, of which nothing is done yet; None if a held pull or the
-answer of another client brings it, or nobody waits for one."""
+"""A handler's result: the bytes to write; or work or a coroutine that makes them and has not begun; or None if a held pull
+or another client's answer brings them, or nobody waits for any."""
 
-JAVA = int(Language.JAVA)  # what a Java broker says; Go reads other names as unknown
+JAVA = int(Language.JAVA)  # as Java brokers say; Go reads other names as unknown
 _NONE: Ext = {}
 _new_tuple = tuple.__new__
 
@@ -48,7 +48,7 @@ _CODES: Mapping[Reason, int] = {
 
 
 def refused(refusal: Refusal, ext: Ext = _NONE) -> Refused:
-    """What the state refuses, as this door says it."""
+    """A refusal of the state, in this door's terms."""
     return Refused(_CODES[refusal.reason], str(refusal), ext)
 
 
@@ -74,7 +74,7 @@ def _frame(request: Frame, code: int, ext: Ext, body: bytes, remark: str | None)
 
 
 def small(request: Frame) -> Frame:
-    """What an answer needs of a request, without what a client may have added: for requests that wait."""
+    """The parts of a request that its answer needs, without a client's additions: for requests that wait."""
     code, opaque, _, _, flag, remark, language, version, _ = request
     # each pull has one: `_replace` takes three times as long
     return _new_tuple(Frame, (code, opaque, _NONE, b"", flag, remark, language, version, reply_type(request)))

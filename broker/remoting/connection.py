@@ -35,7 +35,7 @@ _UNREACHED = (
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
     errno.ENETDOWN,
-)  # what the client need not know of
+)  # the client need not know of these
 
 
 class Host(Protocol):
@@ -54,7 +54,7 @@ class Host(Protocol):
 
 
 class Cancellable(Protocol):
-    """What waits on behalf of a client."""
+    """Waits on behalf of a client."""
 
     def cancel(self) -> None: ...
 
@@ -169,8 +169,8 @@ class Connection(Client):
 
     @property
     def channel(self) -> str:
-        """What both ends of this TLS connection know, and no other connection has (RFC 5929: tls-unique), in hex; empty
-        without TLS."""
+        """A value that both ends of this TLS connection know, and no other connection has (RFC 5929: tls-unique), in hex;
+        empty without TLS."""
         tls = self._transport.get_extra_info("ssl_object") if self.is_encrypted and self._transport else None
         binding: bytes | None = tls.get_channel_binding("tls-unique") if tls is not None else None
         return binding.hex() if binding else ""
@@ -189,7 +189,7 @@ class Connection(Client):
             self.keep(frames)
         elif frames:
             self._serve(frames)
-        # What it holds beside its pulls changes with a read, and counts at once. Held pulls wait for the sweep.
+        # Memory beside its pulls changes with a read, and counts at once. Held pulls wait for the sweep.
         idle_bytes = self.charged_bytes + self.held_pulls * HELD_PULL_BYTES
         if self._reader.waiting or self.counted_bytes > idle_bytes or self.kept:
             self._host.memory.count(self)
@@ -211,7 +211,8 @@ class Connection(Client):
             self._host.memory.mark(self)
 
     def keep_beat(self, beat: tuple[bytes, Heartbeat] | None) -> None:
-        """What is read from a heartbeat counts where it is kept, for a member; here its body does."""
+        """Remembers the last heartbeat's bytes, so that an identical one is not parsed again. They count here; a member's
+        data counts with the member."""
         known = self.beat
         if beat is known or (beat is not None and known is not None and beat[1] is known[1]):
             return
@@ -221,7 +222,7 @@ class Connection(Client):
         self.charge((len(beat[0]) if beat else 0) - (len(known[0]) if known else 0))
 
     def held_bytes(self) -> int:
-        """What waits here in both directions, and what others keep for it."""
+        """Bytes that wait here in both directions, and that others keep for the client."""
         kept = sum(len(frame.body) + KEPT_FRAME_BYTES for frame in self.kept) if self.kept else 0
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
         if self.records is not None:
@@ -263,7 +264,7 @@ class Connection(Client):
         transport = self._transport
         if transport is None or transport.is_closing() or not buffers:
             return
-        if not self.is_paused:  # what nobody reads does not keep a connection alive
+        if not self.is_paused:  # unread bytes do not keep a connection alive
             self.active_s = self._host.now_s()
         self._host.memory.mark(self)
         if len(buffers) == 1:
@@ -334,7 +335,7 @@ class Connection(Client):
         end_s = time.perf_counter() + TURN_S
         while self._later and not self.is_paused:
             self._later.popleft()()
-            if time.perf_counter() > end_s:  # of very many held pulls, the rest has the next turns
+            if time.perf_counter() > end_s:  # the rest of very many held pulls gets the next turns
                 asyncio.get_running_loop().call_soon(self._go_on)
                 return
         if self.is_paused:

@@ -47,7 +47,7 @@ Handler = Callable[[Connection, Frame], Reply]
 PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
 READS = PULLS | {RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET}
 
-# what a client's request may cause; struct.error is a number too large for its field
+# a client's request may cause these; struct.error is a number too large for its field
 _CLIENT_FAULTS = (
     HeaderError,
     BodyError,
@@ -79,7 +79,7 @@ class Dispatch:
         if broker is not None:
             for code, (broker_handler, rule) in BROKER_REQUESTS.items():
                 self._handlers[code] = partial(broker_handler, broker), rule
-            for code, rule in SENDS.items():  # of a batch that takes long; others are staged
+            for code, rule in SENDS.items():  # for a batch that takes long; others are staged
                 self._handlers[code] = partial(store_batch, broker), rule
         self._broker = broker
         self._flusher = broker.flusher if broker is not None else None
@@ -92,13 +92,13 @@ class Dispatch:
         self._times: Mapping[int, Histogram] = broker.request_times if broker is not None else {}
 
     def serve(self, connection: Connection, frames: list[Frame]) -> None:
-        """Answers the requests of one socket read. What a client asks while it does not read waits in its connection, and
-        what takes longer than a turn waits until the others had theirs."""
+        """Answers the requests of one socket read. Requests of a client that does not read wait in its connection, and
+        requests that take longer than a turn wait until the others had theirs."""
         out: Buffers = []
         unwritten_bytes = 0
         sends = self._sends
         last = len(frames) - 1
-        began_s = time.perf_counter()  # what comes next; the clock is asked once for each request
+        began_s = time.perf_counter()  # for the next request; the clock is asked once for each
         end_s = began_s + TURN_S
         try:
             for index, frame in enumerate(frames):
@@ -150,7 +150,7 @@ class Dispatch:
                         if connection.is_paused:
                             connection.keep(frames[index + 1 :])
                             break
-        finally:  # what is staged belongs to this read: left over, the next client would get its answers
+        finally:  # staged messages belong to this read: left over, their answers would go to the next client
             if sends is not None and sends.staged:
                 self._settle(sends, connection, out, began_s)
             elif out:
@@ -170,7 +170,7 @@ class Dispatch:
         size = KEPT_FRAME_BYTES + len(frame.body)
         connection.charge(size)
         task = self._broker.tasks.spawn(self._wait(connection, small(frame), size, answering))
-        task.add_done_callback(lambda _: answering.close())  # of a task that was cancelled before it began
+        task.add_done_callback(lambda _: answering.close())  # for a task that was cancelled before it began
 
     async def _wait(
         self, connection: Connection, frame: Frame, size: int, answering: Coroutine[Any, Any, Buffers]
@@ -251,7 +251,7 @@ class Dispatch:
         return reply or []
 
     def _work(self, connection: Connection, frame: Frame, work: Work[Buffers]) -> Work[None]:
-        """Makes an answer in turns. What the client asked behind it waits until then."""
+        """Makes an answer in turns. The client's later requests wait until then."""
         written = self._written
         try:
             reply = yield from work
@@ -316,7 +316,7 @@ class Dispatch:
 
 
 def _refuse_long(reply: Reply) -> Reply:
-    """Beyond the limit only what is answered at once is answered. Of the rest nothing is done yet. Raises LimitExceeded."""
+    """Beyond the limit, passes only answers that are ready. The work of others has not begun. Raises LimitExceeded."""
     if reply is None or isinstance(reply, list):
         return reply
     reply.close()

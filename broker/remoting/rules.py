@@ -33,7 +33,7 @@ Needs = Callable[[Frame, Records | None], Iterable[Need]]
 
 
 class Rule(NamedTuple):
-    """Whoever passes has an account at least, or comes from a white address. `needs` raises what a handler raises for
+    """A client that passes has an account, or comes from a white address. `needs` raises the same errors as a handler for
     headers and bodies that cannot be read."""
 
     is_admin: bool

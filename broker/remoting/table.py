@@ -148,7 +148,7 @@ NAME_SERVER_REQUESTS: Mapping[int, tuple[NameServerHandler, Rule]] = {
     Code.WIPE_WRITE_PERM_OF_BROKER: (nameserver.wipe_write, ADMIN),
     Code.ADD_WRITE_PERM_OF_BROKER: (nameserver.add_write, ADMIN),
 }
-# Of brokers, which are on other machines. `--admin loopback` does not concern them.
+# Requests of brokers, which are on other machines. `--admin loopback` does not concern them.
 OF_BROKERS = frozenset(
     (
         Code.AGREE_ON_MEMBERS,

@@ -9,8 +9,8 @@ lease that is not renewed; on Apache's broker a refused member asks again every 
 
 A lease is true on both sides. The member counts it from the sending of the last renewal that was answered (`lease`); when
 it is over nothing of the queue begins, and the queue is suspended until its broker has answered again: the same epoch means
-that nobody had it since. A renewal names its epoch, so that it never takes a queue anew. What is given up is renewed until it
-is unlocked. A queue is taken again only when the handlers of its earlier ownership have ended.
+that nobody had it since. A renewal names its epoch, so that it never takes a queue anew. A queue that is given up is
+renewed until it is unlocked. A queue is taken again only when the handlers of its earlier ownership have ended.
 
 An offset is never guessed.
 """

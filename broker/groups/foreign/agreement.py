@@ -7,8 +7,8 @@ members it has (a digest), and whom it still waits for. A member may be
 - given the list when the peer has answered this change, with the same digest, and does not wait for the member
 - told when the peer knows besides that it may give the list: a member that is told asks any broker
 
-What a broker says gets a number when it is new, and a peer says which number it heard last. Who was given which list, a
-broker says, too: by it the other one knows who reads its queues. Nobody waits for another's telling, only for its drains.
+A broker numbers each new word, and a peer says which number it heard last. Who was given which list, a broker says, too: by
+it the other one knows who reads its queues. Nobody waits for another's telling, only for its drains.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Say = Callable[[str, str, Callable[[], Word | None], Callable[[bool], None]], No
 
 
 class GivenElsewhere(NamedTuple):
-    """Who was given these lists by another broker. is_current: they are of the last change here, too."""
+    """Lists that another broker has given to members. is_current: they are of the last change here, too."""
 
     lists: Lists
     client_ids: tuple[str, ...]
@@ -127,7 +127,7 @@ class Agreement:
         self._number = clock.time_ms()  # above those of a run before
         self._secret = secrets.token_bytes(32)
 
-    # What holds now
+    # State
 
     def lets_give(self, name: str, client_id: str) -> bool:
         """Whether a member may be given the new list when it asks."""
@@ -160,7 +160,7 @@ class Agreement:
         """By which the broker of that name can ask whether this one said something."""
         return blake2b(listener.encode(), digest_size=16, key=self._secret).hexdigest()
 
-    # What happens here
+    # Changes here
 
     def finding_others(self, group: ConsumerGroup, routes: Mapping[str, Route]) -> Work[Others]:
         """Nobody where brokers do not agree."""
@@ -205,7 +205,7 @@ class Agreement:
             group.is_open = True
 
     def found(self, name: str, others: Others, waiting: Iterable[str]) -> None:
-        """What it moves is known. Without other brokers nobody is asked."""
+        """The queues that a change moves are known. Without other brokers, asks nobody."""
         if not others.brokers:
             self.forget(name)
             return
@@ -269,7 +269,7 @@ class Agreement:
     def forget(self, name: str) -> None:
         self._groups.pop(name, None)
 
-    # What others say
+    # Words of others
 
     def heard(self, header: AgreeOnMembers, members: Members) -> list[GivenElsewhere]:
         """A peer has said something. Returns whom it has given which lists."""
@@ -287,7 +287,7 @@ class Agreement:
             if digest in group.lists
         ]
 
-    # What is said
+    # Words of ours
 
     def _speak(self, name: str, group: _Group) -> None:
         for broker_name, peer in group.peers.items():
@@ -302,7 +302,7 @@ class Agreement:
         return lambda is_for_good: self._failed(name, broker_name, is_for_good)
 
     def _word(self, name: str, broker_name: str) -> Word | None:
-        """What is to be said to a peer now; None if it knows that."""
+        """The word for a peer now; None if it knows everything."""
         group = self._groups.get(name)
         peer = group.peers.get(broker_name) if group is not None else None
         if group is None or peer is None or group.is_open:

@@ -53,9 +53,9 @@ class Allotment:
         self.owners = Owners()
         self.bound: set[str] = set()  # groups that have, or had, members who claim more than their own
         self._looked_s: dict[str, float] = {}  # when owners were looked for last
-        self._bound_until_s: dict[str, dict[Session, float]] = {}  # who was told of itself alone before
+        self._bound_until_s: dict[str, dict[Session, float]] = {}  # members that were told of themselves alone before
 
-    # What others ask
+    # Questions
 
     def is_bound(self, group: ConsumerGroup, connection: Session, topic: str) -> bool:
         """Whether a foreign member claims more queues of a topic than its own."""
@@ -72,7 +72,7 @@ class Allotment:
         return self.given.of(name, connection) is ALONE
 
     def late(self, group: ConsumerGroup, losing: Iterable[set[Session]]) -> list[Session]:
-        """Who loses queues and has not asked for the list since: by the one that it has, it reads them."""
+        """Members that lose queues and have not asked for the list since: by the one they have, they read them."""
         sessions = dict.fromkeys(session for those in losing for session in those if session in group.foreign)
         had = {session: self.given.of(group.name, session) for session in sessions}
         return [session for session, members in had.items() if members not in (None, group.list_for(session))]
@@ -110,7 +110,7 @@ class Allotment:
         member = group.foreign.get(reader) if group is not None and reader is not None else None
         return member is not None and member.client_id == owner
 
-    # What happens
+    # Changes
 
     def give(self, name: str, connection: Session, client_id: str, members: MemberList) -> None:
         """A member is given this list."""

@@ -14,7 +14,7 @@ from ..owning.watch import Watch
 from .drain import Drain, Place
 from .given import ALONE, Given
 
-Readers = dict[int, list[Session]]  # of a topic's queues here
+Readers = dict[int, list[Session]]  # the readers of a topic's queues here
 
 
 class Claims:
@@ -57,7 +57,8 @@ class Claims:
     def letting_go(
         self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: Readers
     ) -> Iterator[tuple[Place, Session]]:
-        """Who is drained of what, and by its last list is not the reader any more: it drops the queue, now or soon."""
+        """Queues with members that are drained of them and, by their last list, do not read them any more: these drop the
+        queue, now or soon."""
         for queue_id in range(here):
             place = topic, queue_id
             for session in drain.moving.get(place, ()):
@@ -66,7 +67,7 @@ class Claims:
                     yield place, session
 
     def _last_reader(self, group: ConsumerGroup, place: Place, claims: Readers) -> Iterator[Session]:
-        """Who pulled last, unless it was given a list since, which says that the queue is another's."""
+        """The session that pulled last, unless a list that it was given since says that the queue is another's."""
         reader = self._watch.reader(group.name, *place)
         if reader is not None and reader in group.foreign:
             had = self._given.of(group.name, reader)

@@ -180,7 +180,7 @@ class Drain:
         return min(self.since_s.values(), default=self.began_s) if self.is_long else self.began_s
 
     def since(self, limit_s: float) -> list[tuple[Session, Place]]:
-        """What is drained since then, or for longer."""
+        """The items that have been drained since then, or for longer."""
         return [item for item, began_s in self.since_s.items() if began_s <= limit_s]
 
     def has(self, place: Place) -> bool:
@@ -197,7 +197,7 @@ class Drain:
         return [other for other in self.waiting.get(connection, ()) if rounds.get(other, count) <= count - DRAIN_ROUNDS]
 
     def charge(self) -> None:
-        """What moves counts against --memory, for who has it moved."""
+        """Charges the queues that move against --memory, to the sessions that lose them."""
         moving = Counter(connection for connections in self.moving.values() for connection in connections)
         for connection in sorted(moving.keys() | self.charged.keys(), key=attrgetter("number")):
             more = moving[connection] - self.charged.get(connection, 0)

@@ -4,7 +4,7 @@ A foreign member that learns of a change drops the queues that it loses at once,
 are then delivered again. So the broker drains first: a queue that will move gets no new messages, and its reader's pulls,
 which carry how far it has come, say when everything is handled. A change comes to the members in steps:
 
-- a member that loses no queue here is told at once; what it pulls of a queue that still is drained waits
+- a member that loses no queue here is told at once; its pulls of a queue that is still drained wait
 - a reader is told when all queues that it loses are drained, and is given the list of members that it had until then
 - a drain takes what it needs as long as it progresses; a reader that stands for 2 s is told anyway. After 0.2 s each
   queue moves by itself, on one broker (`allotment`)
@@ -52,7 +52,7 @@ log = structlog.get_logger("rocketlet.groups")
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What draining asks and tells others.
+    """The functions by which draining asks and tells others.
 
     `find_route(topic)`: which queues a topic has on all brokers, because members share them all. `tell(group, connections)`
     tells members that their group is another than before. `say`: to other brokers. `on_drained(group, place, connection)`:
@@ -82,7 +82,7 @@ class Draining:
         self._on_drained = outside.on_drained
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
-        self._change = 0  # of any group; a number never comes again, also if its group is forgotten
+        self._change = 0  # the last number, in any group; none comes again, also if its group is forgotten
         self.allotment = Allotment(
             broker_name,
             groups,
@@ -96,7 +96,7 @@ class Draining:
         self._moves = Moves(broker_name, watch, self.allotment, self.agreement)
         self.notices = Notices(self._drains, groups, watch, self.allotment, self.agreement, self._clock, outside.tell)
 
-    # What others ask
+    # Questions
 
     def is_pending(self, group: str) -> bool:
         """Whether foreign members do not know of a change yet."""
@@ -195,7 +195,7 @@ class Draining:
             self.allotment.forget_owners(group.name)
 
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
-        if self._changes.get(group.name) != change:  # of many changes at once, the last one counts
+        if self._changes.get(group.name) != change:  # among many changes at once, the last one counts
             return
         routes = await self.allotment.routes_of(group)
         self._turns.do(self._finding(group, drain, change, routes))

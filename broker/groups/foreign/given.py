@@ -41,12 +41,12 @@ class MemberList:
 ALONE: Final = MemberList([])  # each is told of itself only, and claims all queues of its topics (`allotment`)
 
 _Connections = dict[Session, None]
-_Readers = dict[str, _Connections]  # of one list, by client id
+_Readers = dict[str, _Connections]  # the readers of one list, by client id
 
 
 class Given:
-    """Of all groups. Beyond 1,000,000 client ids in all lists, the oldest are forgotten: whoever has them counts as one that
-    was given none."""
+    """The lists that were given, in all groups. Beyond 1,000,000 client ids in all lists, the oldest are forgotten: their
+    members count as given none."""
 
     def __init__(self) -> None:
         self._lists: dict[str, dict[MemberList, _Readers]] = {}
@@ -59,7 +59,7 @@ class Given:
         lists = self._lists.setdefault(group, {})
         if members not in lists:
             lists[members] = {}
-            if members is not ALONE:  # of all groups, and without ids
+            if members is not ALONE:  # ALONE is shared by all groups, and has no ids
                 self._age[members] = group
             self._ids += len(members.ids)
         lists[members].setdefault(client_id, {})[connection] = None
@@ -108,8 +108,9 @@ class Given:
             del self._lists[group]
 
     def claims(self, group: str, queues: Sequence[Queue]) -> Iterator[list[tuple[list[Queue], _Connections]]]:
-        """Who takes which of a topic's queues for its own, one list after the other. Those who go by one id take the same.
-        Those that were told of themselves only are left out: they claim all, and read what the broker lets them."""
+        """The queues of a topic that members take for their own, one list after the other. Members with the same id take
+        the same. Members that were told of themselves alone are left out: they claim all, and read what the broker lets
+        them."""
         for members, readers in list(self._lists.get(group, {}).items()):
             if members is ALONE:
                 continue

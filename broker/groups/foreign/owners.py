@@ -11,7 +11,7 @@ from itertools import islice
 from ....protocol.allocation import AVG, TopicQueues
 from ...config import MAX_DRAINED_QUEUES
 
-OfTopics = Mapping[str, list[str]]  # of each topic's queues here, in order, whose each is
+OfTopics = Mapping[str, list[str]]  # the owner of each of a topic's queues here, in order
 
 
 class Owners:

@@ -64,7 +64,7 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What locks ask and tell others.
+    """The functions by which locks ask and tell others.
 
     `on_free(connection, group)` is called for each member that waited for a queue that is free now, `on_change` when there is
     something to save. `is_held_back(group, topic, queue_id)`: whether nobody may take a queue yet. `is_anothers(group,
@@ -177,7 +177,7 @@ class Locks:
         self._epoch += 1
         fresh = Lock(request.client_id, connection, self._epoch, request.handover, now_s)
         if lock is not None:
-            # Whoever waited for the former owner waits for this one now.
+            # The waiters for the former owner wait for this one now.
             fresh.waiters = {waiter: None for waiter in lock.waiters if waiter is not connection}
             self._waiting -= len(lock.waiters) - len(fresh.waiters)
         self._locks[key] = fresh
@@ -195,7 +195,7 @@ class Locks:
             if lock is None:
                 faults.append(f"{queue.topic}:{queue.queue_id} is not locked")
             elif lock.client_id != request.client_id or (
-                # of a lease from before a restart its owner may let go, whom the heartbeat has identified
+                # the owner of a lease from before a restart may let go, once its heartbeat has identified it
                 lock.handover and lock.connection is not connection and lock.connection is not None
             ):
                 faults.append(f"{queue.topic}:{queue.queue_id} is locked by {lock.client_id} (epoch {lock.epoch})")
@@ -302,8 +302,8 @@ class Locks:
         return None
 
     def topic_deleted(self, topic: str) -> Job[None]:
-        """What its owners have read is gone: if it is made anew, other messages get these offsets. It holds at once; the job
-        writes it down."""
+        """Its messages are gone: if it is made anew, other messages get their offsets. This holds at once; the job writes
+        it down."""
         keys = [key for key, lock in self._locks.items() if key[1] == topic and lock.handover]
         for key in keys:
             self._locks[key].former_end = 0
@@ -321,8 +321,8 @@ class Locks:
         self._ledger.write()
 
     def former_end(self, group: str, topic: str, queue_id: int) -> int | None:
-        """How far the queue's owner can be, if it comes from a run before or its topic was deleted, until it has pulled. What
-        it read behind that was lost, and other messages get these offsets; it may not pass them by."""
+        """How far the queue's owner can be, if it comes from a run before or its topic was deleted, until it has pulled.
+        The messages that it read behind that were lost, and others get their offsets; it must not skip those."""
         lock = self._locks.get((group, topic, queue_id))
         return None if lock is None else lock.former_end
 
@@ -397,7 +397,7 @@ class Locks:
         return False
 
     def _wait(self, connection: Session, key: Key, lock: Lock) -> None:
-        """Puts a member in line. Of too many, the others ask again by themselves."""
+        """Puts a member in line. If there are too many, the others ask again by themselves."""
         keys = self._keys.get(connection, {})
         is_full = self._waiting >= MAX_LOCK_WAITERS or (key not in keys and len(keys) >= MAX_LOCKS_OF_CONNECTION)
         if connection not in lock.waiters and not is_full:
@@ -448,10 +448,10 @@ class Locks:
 def _is_its_own(lock: Lock, connection: Session, epoch: int | None) -> bool:
     """Whether a client of the owner's id is the owner, or Apache's locks, which know only the id.
 
-    An id alone may be copied, or of a client whose former socket has not closed yet: it has to wait. Who names the epoch was
-    granted it, and may come by another connection; what it sent on the former one may arrive later, and must not bring the
-    lease back there. A renewal by an epoch that has ended must fail: its sender would go on reading what another had
-    meanwhile (decision 6). Who owns the lease of a run before and does not name its epoch never heard of it, and gets
+    An id alone may be copied, or of a client whose former socket has not closed yet: it has to wait. A client that names
+    the epoch was granted it, and may come by another connection; requests on its former one may arrive later, and must not
+    bring the lease back there. A renewal by an epoch that has ended must fail: its sender would go on reading what another
+    had meanwhile (decision 6). An owner from before a restart that does not name its epoch never heard of it, and gets
     another.
     """
     if lock.connection is connection or not lock.handover:

@@ -33,7 +33,7 @@ class Offsets:
         self._identity_of = identity_of
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self._dirty = False
-        # What the owner of a lease has committed last; by group and topic, so that a deleted topic costs one look a group.
+        # The last commit of a lease's owner; by group and topic, so that a deleted topic costs one look a group.
         self._of_owners: dict[tuple[str, str], dict[int, int]] = {}
         state = read_state(path) or {}
         self._rewinds: dict[str, int] = state.pop(_REWINDS, {})
@@ -120,7 +120,7 @@ class Offsets:
         return self._rewinds.get(f"{topic}@{group}", 0)
 
     def mark(self, group: str, topic: str, queue_id: int) -> None:
-        """What is committed now counts as an owner's: the next reader goes on from here."""
+        """The committed offset counts as an owner's: the next reader goes on from here."""
         offset = self.get(group, topic, queue_id)
         if offset is not None:
             self._of_owners.setdefault((topic, group), {})[queue_id] = offset

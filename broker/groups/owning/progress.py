@@ -15,8 +15,8 @@ from .offsets import Offsets
 
 
 class GroupProgress:
-    """popped: of a topic that a group pops, by queue id: the offset that its lag is counted from, and the lowest that is not
-    finished. What is finished between them does not count as lag."""
+    """popped: for a topic that the group pops, by queue id, the offset that lag is counted from, and the lowest one that is
+    not finished. Messages finished between them do not count as lag."""
 
     def __init__(
         self,

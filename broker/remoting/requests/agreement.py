@@ -1,8 +1,8 @@
-"""What brokers say to each other of a group with foreign members, and how one knows that a broker says it.
+"""Takes other brokers' words on groups with foreign members, and checks that they come from those brokers.
 
 Without accounts anybody who reaches the port can speak in a broker's name. So a broker asks the one of that name, at the
-address that the name server has for it, whether the word is its own, once for each connection. A token is for one listener:
-who is told one cannot use it with another broker. With accounts only an administrator may speak, and nobody is asked.
+address that the name server has for it, whether the word is its own, once for each connection. A token is for one listener,
+which cannot use it with another broker. With accounts only an administrator may speak, and nobody is asked.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[B
 
 
 def _reset_popped(broker: Broker, frame: Frame, header: ResetOffset, offsets: Mapping[Queue, int]) -> Buffers:
-    """What is in the hands of clients that pop can be acknowledged no more, and members need not be told."""
+    """Clients that pop can no longer acknowledge the messages in their hands, and members need not be told."""
     for queue, offset in offsets.items():
         broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
     broker.pops.sent_elsewhere(header.group, header.topic)
@@ -412,7 +412,7 @@ def _member(member: Member) -> dict[str, Any]:
 
 
 def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True) -> Work[dict[str, Any]]:
-    """What the broker says of a group; `since_ms`: the first event; without `lag` nothing is read."""
+    """The broker's report on a group, with events from `since_ms` on; without `lag` nothing is read."""
     group = broker.groups.get(name)
     members: list[dict[str, Any]] = []
     for number, member in enumerate(list(group.members.values()) if group else (), 1):

@@ -78,7 +78,7 @@ def _ensure_retry_topic(broker: Broker, connection: Connection, group: GroupConf
         return
     try:
         broker.topics.ensure(TopicConfig(name, group.retry_queues, group.retry_queues), broker.store.end)
-    except StoreFull as error:  # who only reads can do so on a full disk
+    except StoreFull as error:  # members can read from a full disk
         if connection.is_news("retry_topic_save_failed"):
             log.error("retry_topic_save_failed", group=group.name, reason=str(error))
 
@@ -137,7 +137,7 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
 
 
 def _place_or_share(group: ConsumerGroup, connection: Connection, frame: Frame, topic: str) -> Ext:
-    """What a member needs to know of the others, instead of who they are."""
+    """A member's position or share, which spares it the list of the others."""
     member = group.members.get(connection)
     client_id = member.client_id if member else ""
     if member is not None and EXT_SEEN_QUEUES in frame.ext:
@@ -175,8 +175,8 @@ def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 def _commit(
     broker: Broker, connection: Connection, request: group_bodies.LockRequest, epochs: Mapping[Queue, int]
 ) -> dict[Queue, int]:
-    """What a member has to commit at one time, in one request, which renews its leases, too. Of the rest the member asks
-    queue by queue, and is told why not."""
+    """Carries out a member's commits, in one request that renews its leases, too. The member asks for the rest queue by
+    queue, and is told why not."""
     done: dict[Queue, int] = {}
     for queue, offset in request.offsets.items():
         place = (queue.topic, queue.queue_id)
@@ -209,8 +209,8 @@ def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 def _commit_and_unlock(
     broker: Broker, connection: Connection, frame: Frame, request: group_bodies.LockRequest
 ) -> Buffers:
-    """What a member hands over at one time, in one request: the answer names what was committed and unlocked. The member
-    says of the rest again what there is to commit, queue by queue, and is told why not."""
+    """Hands over several queues of a member in one request: the answer names those that were committed and unlocked. The
+    member commits the rest queue by queue, and is told why not."""
     ready: list[Queue] = []
     for queue, offset in request.offsets.items():
         place, epoch = (queue.topic, queue.queue_id), request.epochs.get(queue)

@@ -1,6 +1,6 @@
 """Messages that are shared (POP), as 5.x's remoting clients ask for them: the checks in Apache's order, and the answers.
 
-What a client acknowledges with is the receipt handle, which each record carries as its property POP_CK.
+A client acknowledges by the receipt handle, which each record carries as its property POP_CK.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NOTHING = {
     Why.PULLED: ResponseCode.NO_PERMISSION,
     Why.FAILED: ResponseCode.SYSTEM_ERROR,
 }
-_MAX_TEXT = 1024  # of an attempt id
+_MAX_TEXT = 1024  # for an attempt id
 
 
 def pop_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
@@ -121,7 +121,7 @@ def _pop_again(broker: Broker, connection: Connection, frame: Frame, header: Pop
 
 
 def client_id_of(broker: Broker, connection: Connection, group: str) -> str:
-    """Who pops: the member of the group at that connection, else the connection itself."""
+    """The client that pops: the member of the group at that connection, else the connection itself."""
     found = broker.groups.get(group)
     member = found.members.get(connection) if found else None
     return member.client_id if member is not None else f"{connection.peer}@{connection.number}"
@@ -191,7 +191,7 @@ def _cancel_all(connection: Connection) -> None:
 
 
 def _subscription(header: PopMessage) -> Subscription | None:
-    """What to filter by; None takes all."""
+    """The filter; None takes all messages."""
     if len(header.exp or "") > MAX_EXPRESSION_CHARS:
         raise Refused(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
@@ -239,7 +239,7 @@ def _check_group(broker: Broker, name: str, *, in_order: bool = False) -> None:
         )
 
 
-# What clients say of what they got
+# Clients' words on their messages
 
 
 def ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
@@ -278,7 +278,7 @@ def _answer_acks(connection: Connection, frame: Frame, outcomes: Sequence[Outcom
 
 
 def batch_ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
-    """BATCH_ACK_MESSAGE: messages of several pops. What names a queue that is not there is skipped."""
+    """BATCH_ACK_MESSAGE: messages of several pops. Acknowledgements for a queue that is not there are skipped."""
     acks = decode_batch_acks(frame.body)
     if not acks:
         return answer(frame, ResponseCode.NO_MESSAGE, remark="batch ack is empty")

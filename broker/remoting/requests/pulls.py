@@ -39,7 +39,7 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 
 
 def _answer(connection: Connection, frame: Frame, outcome: Pulled | Fault) -> None:
-    """Of a pull that has waited."""
+    """Answers a pull that has waited."""
     if isinstance(outcome, Pulled):
         connection.write(_encoded(frame, outcome))
     elif isinstance(outcome, Refusal):

@@ -24,7 +24,7 @@ log = structlog.get_logger("rocketlet.sending")
 REGION_EXT: Final[Ext] = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
 _SEND_MESSAGE: Final = int(RequestCode.SEND_MESSAGE)  # Python 3.11 takes 0.2 us to find a member of an enum
-_SHORT_BYTES: Final = BATCH_TURN_MESSAGES * ENTRY_BYTES  # of a batch that cannot be long
+_SHORT_BYTES: Final = BATCH_TURN_MESSAGES * ENTRY_BYTES  # a batch of this size cannot be long
 FULL_REMARK: Final = "service not available now, the broker's disk may be full; free space or send to another broker: "
 
 
