@@ -374,7 +374,7 @@ class Pops:
 
     def client_gone(self, client_id: str) -> None:
         """The client has said good-bye or is not heard any more: its receives end, and messages that the broker prolongs
-        for it come again at once. Those to which it gave a time of its own stay with it until then."""
+        for it come again at once. Those with a time of its own stay with it until then."""
         self._pools.forget_client(client_id)
         for wait in self._waits.of(client_id):
             self._waits.end(wait, Received(Why.CLIENT_GONE))
@@ -474,8 +474,7 @@ class Pops:
         return pool.waits if pool is not None else 0
 
     def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
-        """The messages that would be popped next, among those that nobody was given yet. They stay where they are. Raises
-        the errors of reading."""
+        """The messages that would be popped next. They stay where they are. Raises the errors of reading."""
         return self._pools.peek(Request(group, topic, "", count, 0, queue_id=queue_id))
 
     def offsets_of(self, group: str, topic: str) -> dict[int, tuple[int, int]]:

@@ -70,7 +70,7 @@ class Store:
         self._marks = Marks(read_state(folder / marks.FILE, is_derivable=True))
         self._log = CommitLog(folder, segment_bytes, self._open_files, self._marks, is_synced=is_synced)
         self._staged: list[bytes] = []  # in pieces: a message, or a batch
-        self._staged_queues: list[ConsumeQueue] = []  # of each piece; `_staged_counts` has its messages
+        self._staged_queues: list[ConsumeQueue] = []  # a piece's queue; `_staged_counts` has its messages
         self._staged_counts: list[int] = []
         self._deletions = 0
         self._left: set[str] = set()  # deleted topics whose index files could not be taken out of the way

@@ -7,8 +7,8 @@ members it has (a digest), and whom it still waits for. A member may be
 - given the list when the peer has answered this change, with the same digest, and does not wait for the member
 - told when the peer knows besides that it may give the list: a member that is told asks any broker
 
-A broker numbers each new word, and a peer says which number it heard last. Who was given which list, a broker says, too: by
-it the other one knows who reads its queues. Nobody waits for another's telling, only for its drains.
+A broker numbers each new word, and a peer says which number it heard last. A broker also says who was given which list: by
+that the other one knows who reads its queues. Nobody waits for another's telling, only for its drains.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Drain:
         self.turn(Event.GIVE_UP)
 
     def set_timer(self, timer: Timer) -> None:
-        """Of what ends this stage by itself; instead of the one before."""
+        """Replaces the timer that ends this stage by itself."""
         if self.timer is not None:
             self.timer.cancel()
         self.timer = timer

@@ -11,8 +11,8 @@ which carry how far it has come, say when everything is handled. A change comes 
 
 With several brokers a member is told when no broker waits for it any more (`agreement`).
 
-Who reads a queue follows from the list of members that each foreign member was last given, because that is what it shares
-the queues out by. Where nobody was given a list, or of itself only (`allotment`), it is who pulled last.
+A queue's reader follows from the list that each foreign member was last given, because members share the queues out by
+that. Where nobody was given a list, or only of itself (`allotment`), the reader is the one that pulled last.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from .owners import owners_of
 
 @dataclass(slots=True)
 class Found:
-    """Who loses which queue, who lets go of what it is drained of, and whose the queues are then. retry_queues: of the
-    group, on all brokers. taken: how much of it is counted. others: the brokers that have to agree."""
+    """The queues that a change of a group moves: who loses which, who lets go of a drained one, and the owners afterwards.
+    retry_queues: the group's, on all brokers. taken: how much of it is counted. others: the brokers that have to agree."""
 
     owners: dict[str, list[str]] = field(default_factory=dict)
     losing: list[tuple[Place, Session]] = field(default_factory=list)
@@ -40,13 +40,13 @@ class Moves:
         self._allotment = allotment
         self._agreement = agreement
         self._claims = Claims(broker_name, allotment.given, watch)
-        self._is_finding = False  # of one topic at a time: members may claim very much of it
+        self._is_finding = False  # one topic at a time: members may claim very much of it
 
     def finding(
         self, group: ConsumerGroup, drain: Drain, routes: Routes, is_current: Callable[[], bool]
     ) -> Work[Found | None]:
-        """None if another change came meanwhile: that one counts. Of too many queues nobody is drained: the members are told
-        at once, as by Apache's broker."""
+        """Finds the queues that move; None if another change came meanwhile: that one counts. If there are too many, nobody
+        is drained: the members are told at once, as by Apache's broker."""
         found = Found()
         try:
             for topic, route in routes.items():
@@ -66,7 +66,7 @@ class Moves:
         return found if is_current() else None
 
     def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: Found) -> Work[bool]:
-        """What moves of one topic; whether that is not too much."""
+        """Finds the queues of one topic that move. Returns whether they are not too many."""
         self._is_finding = True
         topic = queues.topic
         try:

@@ -37,7 +37,7 @@ class Notices:
         self._agreement = agreement
         self._clock = clock
         self._tell = tell
-        self._settled: dict[str, frozenset[str]] = {}  # who the members were when the last drain was over
+        self._settled: dict[str, frozenset[str]] = {}  # the members when the last drain was over
 
     def is_kept_back(self, group: str, session: Session) -> bool:
         """Whether this foreign member is to be told of the group's change later; it will be."""
