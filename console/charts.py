@@ -121,7 +121,8 @@ def timeline(
             continue
         x = left + (max(item.begin_ms, begin_ms) - begin_ms) * scale
         right = left + (min(item.end_ms, end_ms) - begin_ms) * scale
-        label = f"{item.queue}: {item.owner} from {clock_time(item.begin_ms)} to {clock_time(item.end_ms)}"
+        since = f"from {clock_time(item.begin_ms)}" if item.begin_ms else "from before what is known"
+        label = f"{item.queue}: {item.owner} {since} to {clock_time(item.end_ms)}"
         bars.append(Bar(round(x, 1), row * row_height + 1, round(max(right - x, 0.8), 1), colour(item.owner), label))
     height = len(queues) * row_height
     rows = tuple(Tick(row * row_height + row_height * 0.7, queue) for queue, row in index.items())

@@ -23,7 +23,6 @@ WATCH_INTERVAL_S: Final = 0.9
 FINDINGS_INTERVAL_S: Final = 5.0
 QUEUE_POINTS: Final = 300  # lag of one queue; five minutes while somebody looks
 MAX_EVENTS: Final = 10_000
-EVENT_HISTORY_S: Final = 900.0
 TIMELINE_S: Final = (60, 300, 900)
 TIMELINE_LEAST_MS: Final = 10_000  # of a group that has just begun
 SHOWN_EVENTS: Final = 100

@@ -26,7 +26,7 @@ from ..protocol.admin_bodies import Progress
 from ..protocol.codes import ResponseCode
 from ..protocol.group_config import GroupConfig
 from ..protocol.queue import Queue
-from .config import EVENT_HISTORY_S, FINDINGS_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
+from .config import FINDINGS_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
 from .samples import now_ms
 
 
@@ -122,7 +122,7 @@ class GroupWatch:
 
     async def _report(self, broker: str) -> dict[str, Any]:
         """A broker's, with what is new to us by its own clock."""
-        newest_ms, _ = self._heard.get(broker, (now_ms() - int(EVENT_HISTORY_S * 1000), frozenset()))
+        newest_ms, _ = self._heard.get(broker, (0, frozenset()))
         (report,) = await self._admin.history(self.group, {broker: self._masters[broker]}, since_ms=newest_ms)
         return report
 

@@ -18,7 +18,8 @@ class ConsoleServer:
     """`async with ConsoleServer("127.0.0.1:9876") as server: print(server.url)`
 
     - `name_server`, `access`: the cluster, as for AdminClient.
-    - `host`, `port`: where to listen; 0 takes a free port. `hosts`: other names that browsers may ask it by.
+    - `host`, `port`: where to listen; 0 takes a free port. `listening`: a socket that does so already.
+    - `hosts`: other names that browsers may ask it by.
     - `read_only`: nothing can be changed.
 
     Raises OSError if it cannot listen.
@@ -31,13 +32,14 @@ class ConsoleServer:
         access: Access | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        listening: socket.socket | None = None,
         hosts: Sequence[str] = (),
         read_only: bool = False,
     ) -> None:
         self._admin = AdminClient(name_server, access=access)
         self._console = Console(self._admin, cluster=name_server, read_only=read_only)
         self._host = host
-        self._socket = _listening(host, port)
+        self._socket = listening or _listening(host, port)
         self._server = WebServer(application(self._console, hosts=(*hosts, host)), self._socket, stop_s=int(STOP_S))
 
     @property

@@ -73,6 +73,8 @@ async def main(name_server: str, database: str) -> None:
         relay = asyncio.create_task(relay_forever(engine, producer))
         stop = asyncio.create_task(stop_signal())
         await asyncio.wait([relay, stop], return_when=asyncio.FIRST_COMPLETED)
+        if relay.done():
+            await relay  # raises why it ended, so that whoever runs this hears of it
         relay.cancel()
 
 

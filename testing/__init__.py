@@ -2,6 +2,7 @@
 
 under_test  what a test does with a broker, wherever that runs
 broker      one in this process
+errors      what it raises of its own
 cluster     several of them, with one name server
 loop_thread  a thread with an event loop for them
 remote      one in another process or a container, by its control port
@@ -30,12 +31,23 @@ if TYPE_CHECKING:
     from .broker import Broker
     from .clock import BrokerClock
     from .cluster import Cluster
+    from .errors import UnknownGroup
     from .faults import Fault, Injected
     from .remote import RemoteBroker
     from .tap import Request
     from .under_test import BrokerUnderTest
 
-__all__ = ["Broker", "BrokerClock", "BrokerUnderTest", "Cluster", "Fault", "Injected", "RemoteBroker", "Request"]
+__all__ = [
+    "Broker",
+    "BrokerClock",
+    "BrokerUnderTest",
+    "Cluster",
+    "Fault",
+    "Injected",
+    "RemoteBroker",
+    "Request",
+    "UnknownGroup",
+]
 
 _MODULES = {
     "Broker": "broker",
@@ -44,6 +56,7 @@ _MODULES = {
     "Cluster": "cluster",
     "RemoteBroker": "remote",
     "Request": "tap",
+    "UnknownGroup": "errors",
 }
 
 

@@ -156,6 +156,10 @@ class Broker(BrokerUnderTest):
         found = self._do(lambda: state.messages(self._rig.running, topic, key=key, waiting_for=waiting_for))
         return [stored.message for stored in found]
 
+    def dead_letters(self, group: str) -> list[Message]:
+        found = self._do(lambda: state.dead_letters(self._rig.running, group))
+        return [stored.message for stored in found]
+
     def committed(self, group: str, topic: str) -> dict[int, int]:
         return self._do(lambda: state.committed(self._rig.running, group, topic))
 

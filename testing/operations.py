@@ -126,15 +126,16 @@ def _message(message: Message, record: bytes | None) -> shapes.MessageSeen:
 
 
 def _messages(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
-    return _messages_of(rig, call.path["topic"], call.query)
+    topic, query = call.path["topic"], call.query
+    return _shown(state.messages(rig.running, topic, key=query.key, waiting_for=query.waiting_for), query)
 
 
 def _dead_letters(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
-    return _messages_of(rig, names.dlq_topic(call.path["group"]), call.query)
+    group, query = call.path["group"], call.query
+    return _shown(state.dead_letters(rig.running, group, key=query.key, waiting_for=query.waiting_for), query)
 
 
-def _messages_of(rig: Rig, topic: str, query: shapes.MessageFilter) -> list[shapes.MessageSeen]:
-    found = state.messages(rig.running, topic, key=query.key, waiting_for=query.waiting_for)
+def _shown(found: list[state.Stored], query: shapes.MessageFilter) -> list[shapes.MessageSeen]:
     return [_message(stored.message, stored.record if query.record else None) for stored in found]
 
 

@@ -16,6 +16,7 @@ from ..protocol.message import decode_records
 from ..protocol.queue import Queue
 from . import shapes
 from .config import ANSWER_S, WAIT_S
+from .errors import UnknownGroup
 from .fault_orders import fault_of, order_of
 from .faults import Fault, Injected
 from .tap import Request
@@ -26,6 +27,7 @@ T = TypeVar("T")
 _ERRORS: Final[Mapping[str, type[Exception]]] = {
     "ValueError": ValueError,
     "KeyError": KeyError,
+    "UnknownGroup": UnknownGroup,
     "TimeoutError": TimeoutError,
     "RuntimeError": RuntimeError,
 }
@@ -115,6 +117,10 @@ class RemoteBroker(BrokerUnderTest):
     def messages(self, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Message]:
         query = {"key": key, "waiting_for": waiting_for, "record": "true"}
         found = self._calls.get(f"/topics/{_part(topic)}/messages", list[shapes.MessageSeen], query)
+        return [_message(item) for item in found]
+
+    def dead_letters(self, group: str) -> list[Message]:
+        found = self._calls.get(f"/groups/{_part(group)}/dead-letters", list[shapes.MessageSeen], {"record": "true"})
         return [_message(item) for item in found]
 
     def committed(self, group: str, topic: str) -> dict[int, int]:

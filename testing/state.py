@@ -11,6 +11,7 @@ from ..protocol.bodies import TopicConfig
 from ..protocol.group_config import GroupConfig
 from ..protocol.message import decode_records
 from ..protocol.queue import Queue
+from .errors import UnknownGroup
 
 
 class Stored(NamedTuple):
@@ -75,6 +76,16 @@ def groups(broker: Broker) -> list[str]:
 def topics(broker: Broker) -> dict[str, int]:
     """Queues by name, without the topics that every broker has."""
     return {topic.name: topic.read_queues for topic in broker.topics if not broker.topics.is_built_in(topic.name)}
+
+
+def dead_letters(broker: Broker, group: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Stored]:
+    """Raises UnknownGroup for a group that the broker does not know: a mistyped name has no dead letters, either."""
+    dead = names.dlq_topic(group)
+    has_settings = any(item.name == group for item in broker.group_configs)
+    if not has_settings and broker.topics.get(dead) is None and broker.groups.get(group) is None:
+        known = ", ".join(sorted(item.name for item in broker.groups)) or "none"
+        raise UnknownGroup(f"the broker knows no group {group}; with members: {known}")
+    return messages(broker, dead, key=key, waiting_for=waiting_for)
 
 
 def timeline(broker: Broker, group: str) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from ..client.admin.settling import settled
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
-from ..protocol import names
 from ..protocol.queue import Queue
 from .config import LOOK_S, WAIT_S
+from .errors import UnknownGroup
 from .faults import Fault, Injected
 from .tap import Request
 
@@ -37,6 +37,23 @@ class BrokerFaults(Protocol):
     def remove(self, *faults: Fault) -> None: ...
 
     def clear(self) -> None: ...
+
+
+def _holds(condition: Callable[[], bool]) -> bool:
+    """A group may come into being while one waits for it."""
+    try:
+        return condition()
+    except UnknownGroup:
+        return False
+
+
+def _told(condition: Callable[[], bool]) -> str:
+    """Why a condition cannot be looked at; empty if it can."""
+    try:
+        condition()
+    except UnknownGroup as error:
+        return str(error)
+    return ""
 
 
 class BrokerUnderTest(ABC):
@@ -80,22 +97,22 @@ class BrokerUnderTest(ABC):
         """Returns when the condition holds. Raises TimeoutError with `what` is missing."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not condition():  # noqa: ASYNC110 -- what changes may be in another thread
+                while not _holds(condition):  # noqa: ASYNC110 -- what changes may be in another thread
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
-            raise TimeoutError(f"{what()}, after {timeout_s} s") from None
+            raise TimeoutError(f"{_told(condition) or what()}, after {timeout_s} s") from None
 
     async def skip_waits(self, condition: Callable[[], bool], *, timeout_s: float = WAIT_S) -> None:
         """Returns when the condition holds, and lets no delayed message wait meanwhile: the clock jumps to when the next one
         is due, again and again. A retry chain of hours takes as long as its handlers do."""
 
         def holds() -> bool:
-            if condition():
+            if _holds(condition):
                 return True
             self._skip()
             return False
 
-        await self.until(holds, timeout_s=timeout_s)
+        await self.until(holds, timeout_s=timeout_s, what=lambda: _told(condition) or "the condition does not hold")
 
     # Looking
 
@@ -113,8 +130,9 @@ class BrokerUnderTest(ABC):
         """All stored messages of a topic, in the order of their storing; those with a `key`; those that the group
         `waiting_for` has not committed."""
 
+    @abstractmethod
     def dead_letters(self, group: str) -> list[Message]:
-        return self.messages(names.dlq_topic(group))
+        """What the group has given up. Raises UnknownGroup, a KeyError, for a group that the broker does not know."""
 
     @abstractmethod
     def committed(self, group: str, topic: str) -> dict[int, int]:

@@ -72,6 +72,19 @@ class Known:
         return known
 
 
+def shown_to(session: Session) -> Callable[[str], bool]:
+    """Whether the account whose request this is may know a topic by its name: it may send to it or read it."""
+    known = session.known
+    if not isinstance(known, Known) or known.is_white:
+        return lambda topic: True
+    account = known.identified or known.policy.accounts.get(known.access_key)
+    if account is None:
+        return lambda topic: False
+    if known.trusts(account):
+        return lambda topic: True
+    return lambda topic: account.may(topic, Permission.ANY)
+
+
 class Acl:
     """`refused`: how many requests, by reason. `former`: how many proofs by an account's former secret, by account."""
 

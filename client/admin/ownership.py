@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from ...protocol.queue import Queue
@@ -22,7 +23,8 @@ CAUSES: Final = frozenset(("joined", "left", "leaving", "closed", "expired", "su
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """One member had one queue from `begin_ms` to `end_ms`; `queue` is `broker:number`."""
+    """One member had one queue from `begin_ms` to `end_ms`; `queue` is `broker:number`. `begin_ms` is 0 if it had the queue
+    before the first event that is known."""
 
     queue: str
     owner: str
@@ -79,8 +81,11 @@ def changes(before: Mapping[Queue, str], after: Mapping[Queue, str], ms: int) ->
     ]  # fmt: skip
 
 
-def ownerships(events: Sequence[Event], topic: str, now_ms: int) -> list[Ownership]:
-    """From the brokers' events, oldest first, each with its broker's name."""
+def ownerships(
+    events: Sequence[Event], topic: str, now_ms: int, owners: Mapping[Queue, str] = MappingProxyType({})
+) -> list[Ownership]:
+    """From the brokers' events, oldest first, each with its broker's name. `owners`, of now, tell of leases that are older
+    than the events that brokers keep."""
     open_since: dict[tuple[str, int], Ownership] = {}
     done: list[Ownership] = []
     for event in events:
@@ -90,9 +95,15 @@ def ownerships(events: Sequence[Event], topic: str, now_ms: int) -> list[Ownersh
         key = (queue, int(event["epoch"]))
         if event["event"] == "locked":
             open_since[key] = Ownership(queue, str(event["client"]), int(event["ms"]), now_ms)
-        elif event["event"] in ENDS and key in open_since:
-            begun = open_since.pop(key)
+        elif event["event"] in ENDS:
+            begun = open_since.pop(key, Ownership(queue, str(event["client"]), 0, now_ms))
             done.append(replace(begun, end_ms=int(event["ms"])))
+    told = {item.queue for item in open_since.values()}
+    for queue_now, owner in owners.items():
+        name = f"{queue_now.broker_name}:{queue_now.queue_id}"
+        if queue_now.topic == topic and name not in told:
+            begin_ms = max((item.end_ms for item in done if item.queue == name), default=0)
+            done.append(Ownership(name, owner, begin_ms, now_ms))
     return done + list(open_since.values())
 
 

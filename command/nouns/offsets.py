@@ -54,6 +54,7 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 async def _reset(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     to = parsed_place(options.to, options.topic)
+    await admin.group(options.group)  # raises for a group that is not there: a mistyped name would become one
     changes = await admin.preview_reset(options.group, options.topic, to)
     output.records(
         ("broker", "queue", "before", "after", "skips", "repeats"), [_row(*item) for item in changes.items()]

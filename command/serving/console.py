@@ -8,9 +8,10 @@ import importlib.util
 import ipaddress
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 
@@ -20,7 +21,7 @@ from ...console.config import DEFAULT_PORT
 from ..config import NAME_SERVER, NAME_SERVER_VARIABLE
 from ..plumbing import logs, numbers
 from ..plumbing.access import access_of, add_client_options
-from .listening import listening_fault
+from .listening import listening_fault, listening_socket
 
 log = structlog.get_logger("rocketlet")
 
@@ -80,26 +81,38 @@ async def _console(options: argparse.Namespace) -> int:
 
 
 async def _served(options: argparse.Namespace) -> int:
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-    async with _serving(
-        options.nameserver,
-        access_of(options),
-        options.host,
-        options.port,
-        read_only=options.read_only,
-        hosts=tuple(options.allow_host),
-    ) as url:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, done.set)
-        print(f"rocketlet console is ready on {url}", flush=True)
-        await done.wait()
+    cluster, hosts = (options.nameserver, access_of(options)), tuple(options.allow_host)
+    with listening_socket(options.host, options.port) as listening:
+        async with _serving(*cluster, options.host, listening, read_only=options.read_only, hosts=hosts) as url:
+            await _shown(url)
     return 0
+
+
+async def _shown(url: str) -> None:
+    """Until SIGTERM or Ctrl-C."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, done.set)
+    print(f"rocketlet console is ready on {url}", flush=True)
+    await done.wait()
+
+
+@contextmanager
+def reserved(options: argparse.Namespace) -> Iterator[None]:
+    """Takes the console's port for `beside_broker` before a broker serves anybody: one that is in use would end the broker
+    again. Raises OSError."""
+    options.console_socket = None
+    if getattr(options, "console_port", None) is None:  # of `rocketlet broker`, which has no such option
+        yield
+        return
+    with listening_socket(options.console_host, options.console_port) as options.console_socket:
+        yield
 
 
 @asynccontextmanager
 async def beside_broker(options: argparse.Namespace, address: str) -> AsyncIterator[str | None]:
     """The console of `rocketlet start`, if it is wanted; its URL. It signs with the keys of the environment."""
-    if getattr(options, "console_port", None) is None:  # `rocketlet broker` has no such option
+    if options.console_socket is None:
         yield None
         return
     access = Access(
@@ -108,14 +121,20 @@ async def beside_broker(options: argparse.Namespace, address: str) -> AsyncItera
         tls=options.tls == "enforcing",
         verify_tls=False,  # it asks the broker in its own process
     )
-    host, port, read_only = options.console_host, options.console_port, options.console_read_only
-    async with _serving(address, access, host, port, read_only=read_only) as url:
+    host, read_only = options.console_host, options.console_read_only
+    async with _serving(address, access, host, options.console_socket, read_only=read_only) as url:
         yield url
 
 
 @asynccontextmanager
 async def _serving(
-    name_server: str, access: Access, host: str, port: int, *, read_only: bool, hosts: tuple[str, ...] = ()
+    name_server: str,
+    access: Access,
+    host: str,
+    listening: socket.socket,
+    *,
+    read_only: bool,
+    hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[str]:
     if not all(map(importlib.util.find_spec, _NEEDED)):
         raise ConfigError("the console needs its extra: pip install 'rocketlet[console]'")
@@ -125,7 +144,7 @@ async def _serving(
         hint = "it has no login: whoever reaches it can do what its keys can; put a proxy with a login before it"
         log.warning("console_open", host=host, read_only=read_only, hint=hint)
     async with ConsoleServer(
-        name_server, access=access, host=host, port=port, hosts=hosts, read_only=read_only
+        name_server, access=access, host=host, listening=listening, hosts=hosts, read_only=read_only
     ) as server:
         yield server.url
 

@@ -16,6 +16,12 @@ _HINTS: Final = {
 }
 
 
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Raises OSError, which names the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=128)
+
+
 def listening_fault(error: OSError, host: str, port: int) -> str:
     """`host` and `port` are meant where the error does not say what it is about; a server has several ports."""
     number, text = error.errno or 0, error.strerror or str(error)

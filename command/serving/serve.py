@@ -102,8 +102,9 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
         print(f"rocketlet: {problem}", file=sys.stderr)
         return 1
     try:
-        async with Garbage():
-            return await run(options)
+        with console.reserved(options):
+            async with Garbage():
+                return await run(options)
     except (StoreError, TooFewOpenFiles, TlsError, AclError, RocketletError) as error:
         print(f"rocketlet: {error}", file=sys.stderr)
     except OSError as error:

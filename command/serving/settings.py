@@ -7,14 +7,21 @@ names.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import tomllib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from ..config import OTHER_VARIABLES
+
 PREFIX: Final = "ROCKETLET_"
 _NOT_SETTINGS: Final = frozenset(("help", "config"))
+_OF_KUBERNETES: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_)").match
+_NEAR: Final = 0.74  # of two names: in one of four letters, two have changed places
 _TRUTHS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -33,6 +40,7 @@ class SettingsParser(argparse.ArgumentParser):
 
     def read_settings(self) -> None:
         self.reads_settings = True
+        _READING.add(self)
         help_text = "a TOML file of these options; each may also be an environment variable, such as ROCKETLET_DATA"
         self.add_argument("--config", type=Path, metavar="FILE", help=help_text)
 
@@ -54,9 +62,22 @@ class SettingsParser(argparse.ArgumentParser):
             elif name in from_file:
                 self._set(action, from_file.pop(name), f"{path}: {name}")
             from_file.pop(name, None)
+        self._refuse_strange(environment)
         if from_file:
             known = ", ".join(filter(None, map(_name, self._actions)))
             self.error(f"{path}: unknown settings: {', '.join(from_file)}; there are {known}")
+
+    def _refuse_strange(self, environment: Mapping[str, str]) -> None:
+        """A variable that is nearly the name of an option is a mistake that nobody would see. Others may be of another
+        program, such as those that Kubernetes sets for a service which is called rocketlet."""
+        options = (name for parser in _READING for name in map(_name, parser._actions) if name)
+        known = {name.replace("-", "_").upper() for name in options} | OTHER_VARIABLES
+        for variable in sorted(environment):
+            name = variable.removeprefix(PREFIX)
+            if name == variable or name in known or _OF_KUBERNETES(name):
+                continue
+            if near := difflib.get_close_matches(name, known, 1, _NEAR):
+                self.error(f"${variable} is no setting; is ${PREFIX}{near[0]} meant?")
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
@@ -74,6 +95,9 @@ class SettingsParser(argparse.ArgumentParser):
         except (argparse.ArgumentTypeError, ValueError) as error:
             self.error(f"{place}: {error}")
         action.required = False
+
+
+_READING: Final[weakref.WeakSet[SettingsParser]] = weakref.WeakSet()
 
 
 def _config_path(arguments: Sequence[str]) -> str | None:

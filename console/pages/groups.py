@@ -205,7 +205,7 @@ def _pictures(watch: GroupWatch, part: Part[QueueRow], window_s: int) -> list[tu
         if topic.startswith(names.RETRY_PREFIX):
             continue
         queues = [f"{row.queue.broker_name}:{row.queue.queue_id}" for row in part.items if row.queue.topic == topic]
-        spans = ownerships(watch.events, topic, end_ms)
+        spans = ownerships(watch.events, topic, end_ms, watch.look.owners)
         picture = charts.timeline(spans, queues, watch.colour, marks, begin_ms=begin_ms, end_ms=end_ms)
         found.append((topic, picture))
     return found

@@ -16,7 +16,7 @@ from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.rules import KNOWN, Rule
 from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.broker.server import Server
-from rocketlet.client import BrokerRefused, Consumer, Producer, RocketletError
+from rocketlet.client import AdminClient, BrokerRefused, Consumer, Producer, RocketletError
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -189,6 +189,16 @@ async def test_the_server_looks_at_the_file_by_itself(nodes: Nodes, file: Accoun
 async def test_everybody_may_trace(wired: Wired) -> None:
     nobody = await wired("nobody-key")
     assert (await nobody.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": TRACE_TOPIC}, b"x")).code == 0
+
+
+async def test_an_account_is_told_the_names_of_topics_that_it_may_use(guarded: Node) -> None:
+    async with AdminClient(guarded.address, access=access(ADMIN)) as admin:
+        for name in ("orders", "payroll"):
+            await admin.create_topic(name)
+        assert {"orders", "payroll", "TBW102"} <= set(await admin.topics(system=True))
+    for key, told in {"orders-key": {"orders"}, "nobody-key": set[str]()}.items():
+        async with AdminClient(guarded.address, access=access(key)) as reader:
+            assert set(await reader.topics(system=True)) - {"TBW102"} == told, key
 
 
 async def test_messages_for_a_retry_topic_need_its_group(wired: Wired) -> None:

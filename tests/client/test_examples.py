@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client import Consumer, Message, MessageIllegal, Producer
 
 from ..conftest import PATIENCE_S, Node, Wire, create_topic, eventually
 from ..support.handlers import Inbox
@@ -75,6 +75,17 @@ async def test_an_outbox_sends_what_commits_and_nothing_else(node: Node, wire: W
         await eventually(lambda: len(inbox.messages) == 6)
     assert sorted(set(inbox.bodies)) == [b"dish %d" % number for number in range(5)]
     assert len({message.message_id for message in inbox.messages}) == 5, "what was sent twice has one id"
+
+
+async def test_a_relay_that_cannot_send_ends_its_program_with_the_reason(node: Node, tmp_path: Path) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy", reason="needs SQLAlchemy")
+    shop = example("outbox")
+    database = f"sqlite:///{tmp_path / 'shop.db'}"
+    engine = sqlalchemy.create_engine(database)
+    shop.metadata.create_all(engine)
+    shop.place_order(engine, "1", "")  # no message may be empty
+    with pytest.raises(MessageIllegal, match="the body is empty"):
+        await shop.main(node.address, database)
 
 
 async def test_taskiq_tasks_run_and_run_again_if_their_worker_dies(node: Node, wire: Wire) -> None:

@@ -101,6 +101,9 @@ async def test_offsets_are_shown_and_reset_after_a_dry_run(run: Run, node: Node)
     assert wrong.status == 1
     assert "use first, last, a time such as" in wrong.err
     assert (await run("offsets", "show", "nobody")).status == 1
+    typo = await run("offsets", "reset", "shoping", "orders", "--to", "first", "--yes")
+    assert (typo.status, "no broker knows the group shoping" in typo.err) == (1, True)
+    assert "shoping" not in (await run("groups", "list")).out
 
 
 async def test_dead_letters_are_shown_and_replayed_to_the_group_alone(run: Run, node: Node) -> None:
@@ -171,7 +174,7 @@ async def test_dead_letters_are_new_until_somebody_deals_with_them(run: Run, nod
         ):
             await producer.send("orders", b"e", queue_key="k")
             await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
-    assert await states() == [("e", "new")], "a topic that is made anew begins without marks"
+    assert {state for _, state in await states()} == {"new"}, "a topic that is made anew begins without marks"
 
 
 async def test_a_replay_holds_few_of_many_dead_letters_at_a_time(

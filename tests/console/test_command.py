@@ -55,6 +55,17 @@ async def test_a_broker_starts_with_its_console(tmp_path: Path) -> None:
         assert "broker-a" in await site.get("/brokers")
 
 
+async def test_a_console_port_in_use_keeps_a_broker_from_serving_anybody(tmp_path: Path, node: Node) -> None:
+    port = node.address.rpartition(":")[2]
+    command = [sys.executable, "-m", "rocketlet.command.cli", "start", "--port", "0", "--data", str(tmp_path)]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--console-port", port, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    said, complained = await process.communicate()
+    assert (process.returncode, b"is ready" in said, b"broker_registered" in said + complained) == (1, False, False)
+    assert f"rocketlet: cannot listen on 127.0.0.1:{port}".encode() in complained
+
+
 async def test_what_keeps_a_console_from_starting_is_one_line(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from rocketlet.console.config import PAGE_ROWS
 from rocketlet.console.pages.paging import part_of
 from rocketlet.console.rotation import Rotation
 from rocketlet.console.samples import TopicSample
+from rocketlet.protocol.queue import Queue
 
 
 def event(ms: int, name: str, client: str = "", **detail: Any) -> dict[str, Any]:
@@ -56,6 +57,18 @@ def test_a_hand_over_says_what_it_waited_for() -> None:
         ("A", 10, 140),
         ("B", 145, 200),
         ("B", 210, 300),
+    ]
+
+
+def test_a_lease_that_is_older_than_all_events_is_told_by_the_owners_of_now() -> None:
+    queues = [Queue("t", "b", number) for number in range(3)]
+    events = [lease(100, "unlocked", "A", 1, 1), lease(110, "locked", "B", 2, 1)]
+    spans = ownerships(events, "t", 300, dict.fromkeys(queues, "B"))
+    assert sorted((span.queue, span.owner, span.begin_ms, span.end_ms) for span in spans) == [
+        ("b:0", "B", 0, 300),
+        ("b:1", "A", 0, 100),
+        ("b:1", "B", 110, 300),
+        ("b:2", "B", 0, 300),
     ]
 
 

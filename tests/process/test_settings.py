@@ -53,6 +53,23 @@ data = "/data"
     assert (again["no_vip"], again["port"]) == (False, 2000)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("RETAIN_HUORS", "RETAIN_HOURS"), ("DAAT", "DATA"), ("CONSOLE_PROT", "CONSOLE_PORT")]
+)
+def test_a_mistyped_variable_is_named_with_the_one_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, meant: str
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed(monkeypatch, {f"ROCKETLET_{name}": "1"}, "start")
+    assert f"$ROCKETLET_{name} is no setting; is $ROCKETLET_{meant} meant?" in capsys.readouterr().err
+
+
+def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("SERVICE_HOST", "PORT_9876_TCP", "SERVICE_PORT_CONSOLE", "CONSOLE_PORT", "SECRET_KEY", "TEAM")
+    given = {f"ROCKETLET_{name}": "1" for name in names}
+    parsed(monkeypatch, {**given, "ROCKETLET_NAMESERVER": "h:1"}, "broker")
+
+
 def test_what_is_required_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed(monkeypatch, {"ROCKETLET_NAMESERVER": "h:1"}, "broker")["nameserver"] == "h:1"
 

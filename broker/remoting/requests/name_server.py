@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import orjson
 import structlog
@@ -24,7 +25,8 @@ from ....protocol.headers import (
     read,
     write,
 )
-from ....protocol.work import Work
+from ....protocol.work import LOOKS, Work
+from ...access.acl import shown_to
 from ...nameserver.routes import Routes
 from ..answers import Buffers, Refused, answer
 from ..connection import Connection
@@ -111,7 +113,18 @@ def forget_broker(routes: Routes, connection: Connection, frame: Frame) -> Buffe
 
 
 def topics(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
-    body = yield from bodies.encode_topic_list((yield from routes.topics()))
+    return _topic_list(routes, frame, None, shown_to(connection))
+
+
+def _topic_list(routes: Routes, frame: Frame, cluster: str | None, is_shown: Callable[[str], bool]) -> Work[Buffers]:
+    """`is_shown` is of the request's account: by the time the names are found, the connection may have another."""
+    found: list[str] = []
+    for number, name in enumerate((yield from routes.topics(cluster)), 1):
+        if is_shown(name):
+            found.append(name)
+        if number % LOOKS == 0:
+            yield
+    body = yield from bodies.encode_topic_list(found)
     return answer(frame, body=body)
 
 
@@ -180,9 +193,7 @@ def add_write(routes: Routes, connection: Connection, frame: Frame) -> Work[Buff
 
 
 def topics_of_cluster(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
-    found = yield from routes.topics(read(ClusterName, frame.ext).cluster)
-    body = yield from bodies.encode_topic_list(found)
-    return answer(frame, body=body)
+    return _topic_list(routes, frame, read(ClusterName, frame.ext).cluster, shown_to(connection))
 
 
 def system_topics(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
