@@ -1,6 +1,6 @@
-"""What several brokers cost: messages sent and consumed for a second of processor time, with `rocketlet start --brokers N`
-for N from 1 to 4. There are as many clients as brokers, each a process that sends with 128 in flight and is a member of one
-group. The processor time is that of all brokers and the name server.
+"""The cost of several brokers: messages sent and consumed for a second of processor time, with `rocketlet start --brokers
+N` for N from 1 to 4. There are as many clients as brokers, each a process that sends with 128 in flight and is a member of
+one group. The processor time is that of all brokers and the name server.
 
 Processes that share cores take caches and turns from each other, whatever they do. So each number of brokers is also measured
 as so many clusters of one broker and one client, which have nothing to do with each other: `to apart` is what it costs to be
@@ -141,7 +141,7 @@ def parser() -> ArgumentParser:
 
 
 def ratios(found: Sequence[Measured], others: Sequence[Measured]) -> list[float]:
-    """Of the messages for a second of processor time, round by round; the least first."""
+    """The ratios of messages for a second of processor time, round by round; the least first."""
     return sorted(mine.per_cpu_s / other.per_cpu_s for mine, other in zip(found, others, strict=True))
 
 

@@ -43,7 +43,7 @@ class Handled:
 
 @dataclass
 class Run:
-    """What happened in one system."""
+    """The events in one system."""
 
     handled: list[Handled] = field(default_factory=list)
     sent: set[str] = field(default_factory=set)
@@ -247,7 +247,7 @@ def at_end(run: Run) -> float:
 
 
 def owners(run: Run, begin_ms: float, end_ms: float) -> dict[int, str]:
-    """Who handled the last message of each queue in a span of time."""
+    """The member that handled the last message of each queue in a span of time."""
     found: dict[int, Handled] = {}
     for item in run.handled:
         if begin_ms <= item.begin_ms < end_ms and (

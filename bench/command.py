@@ -1,5 +1,5 @@
-"""What a command costs beside mqadmin's of the same purpose: wall clock and processor time. Each is a fresh process, and all
-ask the same broker of ours."""
+"""The cost of a command beside mqadmin's of the same purpose: wall clock and processor time. Each is a fresh process, and
+all ask the same broker of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs that each pull carries how far its queue is handled: processor time for a message, with and without.
+"""The cost of offsets in pulls, which say how far a queue is handled: processor time for a message, with and without.
 
 A backlog is drained by a `Consumer`, in alternating rounds, with up to 256 messages in a pull, and with one in each, which
 is the most that commits can cost."""

@@ -1,4 +1,4 @@
-"""What the programs share: options, alternating rounds, medians, tables, JSON."""
+"""The common part of the programs: options, alternating rounds, medians, tables, JSON."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What each path costs, against the table `bench/cpu.json`; more than 20 % above it is a failure.
+"""The cost of each path, against the table `bench/cpu.json`; more than 20 % above it is a failure.
 
 `steps` of the interpreter in our own code, by message (`bench.steps`), are exact: the same on each machine, and on a busy
-one. `cost` is processor time by message as a multiple of that of a loop that is timed in turn with the path (`calibration`),
-each the least of many repetitions. It sees what C functions take, too, but it differs by machine, and on a busy one. So CI
-holds the steps (`--exact`), and who changes a path looks at both. `--write` makes the figures the table. Steps differ by
-version of Python; with another one than the table's nothing is compared."""
+one. `cost` is processor time by message as a multiple of that of a loop that is timed in turn with the path
+(`calibration`), each the least of many repetitions. It sees what C functions take, too, but it differs by machine, and on a
+busy one. So CI holds the steps (`--exact`). If you change a path, look at both. `--write` makes the figures the table.
+Steps differ by version of Python; with another one than the table's nothing is compared."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Table = Mapping[str, Mapping[str, float]]
 
 
 def calibration() -> None:
-    """What our paths are made of: calls, texts and bytes, small objects, structs."""
+    """A loop of the things that our paths consist of: calls, texts and bytes, small objects, structs."""
     pack = struct.Struct(">IIqh").pack
     found: dict[str, tuple[int, bytes]] = {}
     for number in range(300):
@@ -109,7 +109,7 @@ async def measure(exact: bool, known: Table) -> dict[str, Measured]:
 
 
 def faults(found: Mapping[str, Measured], known: Table) -> list[str]:
-    """What costs too much, and what the table does not know."""
+    """The paths that cost too much, and those that the table does not know."""
     said = [
         f"{name}: in one of the two only; run `python -m bench.cpu --write`" for name in found.keys() ^ known.keys()
     ]

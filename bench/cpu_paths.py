@@ -50,7 +50,7 @@ class CodePath(NamedTuple):
 
 
 class Sink(asyncio.Transport):
-    """What a broker answers, kept until it is looked at."""
+    """A broker's answers, kept until they are looked at."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 40_000), "sockname": ("127.0.0.1", PORT)})
@@ -206,7 +206,7 @@ def of_spark(broker: Broker) -> list[CodePath]:
 
 @asynccontextmanager
 async def paths(folder: Path, meter: Meter) -> AsyncIterator[list[CodePath]]:
-    """All of them, ready to run. What the broker does for a client's path is not measured there."""
+    """All of them, ready to run. A client's path does not count the broker's work."""
 
     class Unseen(Connection):
         def data_received(self, data: bytes) -> None:

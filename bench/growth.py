@@ -35,7 +35,7 @@ WORK: Final = 20_000  # messages that are sent and consumed where work is measur
 PULLED: Final = 100_000  # messages that are read from the begin of the store
 IN_FLIGHT: Final = 128
 OPENED_AT_ONCE: Final = 100
-TOPIC_QUEUES: Final = 1000  # of one topic, where there are more queues than that
+TOPIC_QUEUES: Final = 1000  # queues of one topic, where there are more in all
 US: Final = 1e6
 
 
@@ -157,7 +157,7 @@ async def connections(size: int, options: Namespace) -> Figures:
     """Idle ones, beside one client that sends and consumes."""
     async with broker() as peer, AsyncExitStack() as stack:
         topics = await create(peer, 8)
-        await work(peer, topics)  # what a first client needs is not counted
+        await work(peer, topics)  # the first client's imports do not count
         host, _, port = peer.address.rpartition(":")
         before_s, before_mib = cpu_s(peer.pid), memory_mib(peer.pid)
         for first in range(0, size, OPENED_AT_ONCE):
@@ -195,7 +195,7 @@ async def members(size: int, options: Namespace) -> Figures:
     arguments = ("-m", "simulation.scaling", str(size))
     child = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=pipe, stderr=nothing)
     out, _ = await child.communicate()
-    cost = json.loads(out.splitlines()[0])  # of the default strategy
+    cost = json.loads(out.splitlines()[0])  # for the default strategy
     return {"requests of a join": cost["requests"], "KiB of a join": cost["bytes"] / 1024}
 
 

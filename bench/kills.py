@@ -140,7 +140,7 @@ async def _sending(producer: Producer, run: Run, rate: float) -> AsyncIterator[N
 
 
 async def be_member(address: str, name: str, handler_ms: int, threads: int) -> None:
-    """What one of our members' processes does: the same as Churn.java."""
+    """The process of one of our members: does the same as Churn.java."""
 
     async def handle(message: Message) -> None:
         begin_ms = time.time() * 1000

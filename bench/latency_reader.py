@@ -30,17 +30,17 @@ from . import drain
 from .common import BODY_BYTES
 from .peers import Peer
 
-NAME = "latency"  # of the topic, the group, the stream
+NAME = "latency"  # names the topic, the group, the stream
 HEAD = struct.Struct(
     ">qII"
 )  # when a message was due (CLOCK_MONOTONIC, which all processes share, ns), the run, its number
 PADDING = b"." * (BODY_BYTES - HEAD.size)
-PAUSE_S = 0.1  # of members that join or leave one after the other
+PAUSE_S = 0.1  # between members that join or leave one after the other
 Join = Callable[[AsyncExitStack], Awaitable[None]]
 
 
 class Reader:
-    """What the handlers saw, by run."""
+    """The messages that handlers saw, by run."""
 
     def __init__(self) -> None:
         self._samples: dict[int, array[int]] = defaultdict(lambda: array("q"))

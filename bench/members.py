@@ -31,7 +31,7 @@ TOGETHER = 200  # members that start at once
 
 @dataclass
 class Traffic:
-    """Of all members, so far; members that exist before it are not seen."""
+    """The traffic of all members so far, except those that exist before it."""
 
     requests: int = 0
     bytes: int = 0

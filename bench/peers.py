@@ -48,7 +48,7 @@ class Peer:
         return 0.0
 
     def cpu_s(self) -> float:
-        """What the broker's process has used of the processors, s."""
+        """Processor time of the broker's process, s."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -175,10 +175,10 @@ def apache_fault() -> str | None:
 
 
 def fetch(command: Sequence[str], folder: Path | None = None) -> str:
-    """Runs a command that fetches something. What it said at last if it failed, and nothing if it did not.
+    """Runs a command that fetches something. Returns its last words if it failed, and nothing if it did not.
 
-    One runs at a time on this machine, because Maven's repository and the caches of Go and npm are not made for several that
-    fill them. What fails is tried once more, because networks have hiccups."""
+    One runs at a time on this machine, because Maven's repository and the caches of Go and npm are not made for several
+    that fill them. A failed one is tried once more, because networks have hiccups."""
     CACHE.mkdir(parents=True, exist_ok=True)
     said = ""
     with (CACHE / "fetching.lock").open("w") as lock:
@@ -238,7 +238,7 @@ async def compiled(program: str) -> str:
 
 
 def java_options() -> tuple[str, ...]:
-    """Of a client: quiet."""
+    """A client's options: quiet."""
     quiet = CACHE / "logback.xml"
     quiet.write_text(LOGGING)
     return ("-Drocketmq.client.logUseSlf4j=true", f"-Dlogback.configurationFile={quiet}")

@@ -26,7 +26,7 @@ def draw(path: Path, name: str, points: Mapping[int, Mapping[str, float]]) -> No
         panel.set_xscale("log")
         panel.set_yscale("log")
         low, high = panel.get_ylim()
-        panel.set_ylim(min(low, high / 100), high * 2)  # what is level looks level
+        panel.set_ylim(min(low, high / 100), high * 2)  # a level curve looks level
         panel.set_title(title, color=INK, fontsize=9)
         panel.set_xlabel(name, color=INK)
         panel.tick_params(which="both", colors=INK)

@@ -1,4 +1,4 @@
-"""What processes have used: CPU seconds and memory, from /proc."""
+"""CPU seconds and memory of processes, from /proc."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def used(pid: int) -> Used | None:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Of a process' resident memory its share: a page that n processes have counts for each with 1/n. 0 if it is gone."""
+    """A process's share of its resident memory: a page that n processes have counts for each with 1/n. 0 if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

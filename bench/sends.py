@@ -201,7 +201,7 @@ def report(medians: Mapping[str, Mapping[int, Measured]], found: Runs, syncs: bo
 
 
 def _ratios(found: Runs, name: str, count: int) -> str:
-    """Of the first system's to a system's rate, round by round."""
+    """The first system's rate by another's, round by round."""
     first, theirs = next(iter(found.values()))[count], found[name][count]
     ratios = sorted(mine.sends_per_s / other.sends_per_s for mine, other in zip(first, theirs, strict=True))
     return f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"

@@ -180,7 +180,7 @@ async def writes(sessions: list[tuple[Peer, Session]], options: Any, result: dic
 
 
 async def measured(peer: Peer, spark: Session, do: str, **arguments: Any) -> dict[str, float]:
-    """What the session answers, and the CPU seconds that it took: JVM, Spark's Python, broker."""
+    """The session's answer, and the CPU seconds that it took: JVM, Spark's Python, broker."""
     before, broker_s = spark_use(spark.pid), peer.cpu_s()
     found: dict[str, float] = await spark.ask(do, **arguments)
     after = spark_use(spark.pid)

@@ -1,4 +1,4 @@
-"""What `bench.spark` runs for each system: one Spark session that does what the lines on its input say, one JSON object each,
+"""The Spark session that `bench.spark` runs for each system. It carries out the lines on its input, one JSON object each,
 and answers each with one. Spark and its workers get the two cores of `local[2]`, whatever the system."""
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Job:
 
 def main(system: str, address: str, jars: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Spark prints is no answer
+    os.dup2(2, 1)  # Spark's own output is no answer
     job = Job(system, address, jars)
     print("{}", file=answers, flush=True)
     for line in sys.stdin:

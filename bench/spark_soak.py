@@ -37,7 +37,7 @@ from .spark_soak_job import BODY_BYTES, PART_ROWS, ROWS, TRIGGERS, State
 MIB = 1 << 20
 SAMPLE_S = 5.0
 FILL_ROWS = 20_000  # encoded at once
-START_TIMEOUT_S = 300.0  # of a JVM beside other work
+START_TIMEOUT_S = 300.0  # for a JVM beside other work
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 SHOWN = 20  # points of the curve that are printed
 
@@ -109,7 +109,7 @@ class Soak:
         self._state_file = self._folder / "state.json"
 
     def state(self) -> dict[str, Any]:
-        """What the job has noted: rows written, rows read and the sum of their numbers, triggers."""
+        """The job's notes: rows written, rows read and the sum of their numbers, triggers."""
         return json.loads(self._state_file.read_text()) if self._state_file.exists() else {}
 
     async def fill(self) -> None:

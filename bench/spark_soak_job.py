@@ -21,7 +21,7 @@ ROWS, TRIGGERS = "soak-rows", "soak-triggers"
 
 
 class State:
-    """What is noted, in a file that is replaced whole."""
+    """The job's notes, in a file that is replaced whole."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "state.json"
@@ -39,7 +39,8 @@ class State:
             new.rename(self._file)
 
     def begin(self, end: int) -> None:
-        """The rows before `end` are being written. What was begun before and not noted as written is there twice now."""
+        """The rows before `end` are being written. Rows that were begun before and not noted as written are there twice
+        now."""
         self.note(writing=end, doubled=self.noted["doubled"] + (self.noted["writing"] > self.noted["written"]))
 
 

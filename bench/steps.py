@@ -1,8 +1,8 @@
-"""Counts what our own code does: the steps of the interpreter, which are the same on each machine, and however busy it is.
+"""Counts the interpreter's steps in our own code, which are the same on each machine, however busy it is.
 
 A step is a line that runs, a function of ours that is called or goes on, or a call from our code into a function written in
-C. What happens in Python's library and in other packages does not count, and neither does how long a C function takes: that
-is what `bench.cpu` measures as time."""
+C. Python's library and other packages do not count, and neither does how long a C function takes: `bench.cpu` measures that
+as time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test suite pays for its broker: the start, the first message, cleaning between tests, and a hundred tests.
+"""The price of a broker for a test suite: the start, the first message, cleaning between tests, and a hundred tests.
 
 start_ms         until the broker can be asked
 first_message_ms from there until a message was sent and consumed by clients that connect for it
@@ -55,7 +55,7 @@ class System(ABC):
 
     @abstractmethod
     async def clean(self, number: int) -> None:
-        """Of what the test of this number has left."""
+        """Cleans up after the test of this number."""
 
 
 class Rocketlet(System):

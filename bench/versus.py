@@ -1,7 +1,7 @@
 """`make demo ARGS=--versus`: the same joins and leaves with Java members on Apache's broker and with Rocketlet, on one page.
 
-What is drawn is what the handlers of the members saw: who handled messages of a queue from when to when, and in red what was
-handled a second time.
+It draws what the members' handlers saw: who handled messages of a queue from when to when, and in red those handled a
+second time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def panel_of(title: str, run: Run) -> Panel:
 
 
 def spans_of(run: Run, begin_ms: float) -> list[Span]:
-    """Who handled messages of a queue, without a longer pause."""
+    """The spans in which one member handled messages of a queue without a longer pause."""
     by_reader: dict[tuple[int, str], list[Handled]] = defaultdict(list)
     for handled in sorted(run.handled, key=lambda handled: handled.begin_ms):
         by_reader[handled.queue, handled.member].append(handled)
@@ -117,7 +117,7 @@ def seconds_of(run: Run) -> list[tuple[Handled, Handled]]:
 
 
 def twice_of(run: Run, begin_ms: float) -> list[Twice]:
-    """What was read twice, in runs of one queue and the same two readers."""
+    """The messages that were read twice, in runs of one queue and the same two readers."""
     found: dict[tuple[int, str, str], list[Twice]] = defaultdict(list)
     for earlier, handled in seconds_of(run):
         runs = found[handled.queue, earlier.member, handled.member]

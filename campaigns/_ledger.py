@@ -1,4 +1,5 @@
-"""What campaigns against the store share: a broker without sockets, what it acknowledged, and what is left of that."""
+"""The common part of campaigns against the store: a broker without sockets, its acknowledgements, and the messages that are
+left."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def is_said(broker: Broker, place: Place, position: int, size: int) -> bool:
 
 
 def differences(expected: Mapping[Place, bytes], found: Mapping[Place, bytes]) -> tuple[list[Place], list[Place]]:
-    """What is missing, and what is there that nobody sent, or with another body."""
+    """The messages that are missing, and those that nobody sent or that have another body."""
     missing = [place for place in expected if place not in found]
     wrong = [place for place, body in found.items() if expected.get(place) != body]
     return missing, wrong

@@ -136,7 +136,7 @@ def _dropping(owner: ast.AST, name: str, statement: ast.stmt) -> Iterator[Place]
 
 
 def _in_expressions(statement: ast.stmt) -> Iterator[Place]:
-    """Of the statement itself, not of those inside of it."""
+    """Mistakes in the statement itself, not in those inside of it."""
     if isinstance(statement, Function | ast.ClassDef):
         return
     queue: list[ast.AST] = [

@@ -20,7 +20,7 @@ from ._removals import program
 
 READY_S = 60.0
 PIPE_BYTES = 1 << 30
-"""What is kept of a process's output that nobody reads yet. Behind a full pipe it would stand still."""
+"""How much of a process's unread output is kept. Behind a full pipe it would stand still."""
 SUBSCRIBED = 4  # the pull brings its subscription
 
 

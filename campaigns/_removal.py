@@ -1,4 +1,4 @@
-"""What a removal is."""
+"""The form of a removal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Change(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """What is taken out, in words, the campaign that must find it, in how many tries, and the point of the list of defects
-    that it is of."""
+    """A fix to take out, in words; the campaign that must notice, in how many tries; and its point in the list of
+    defects."""
 
     what: str
     campaign: str

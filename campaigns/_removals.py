@@ -369,7 +369,7 @@ REMOVALS: dict[str, Removal] = {
         "a worker that its handler cancelled is replaced", "handlers", 3,
         [Change(handling.Workers, "_ended", lambda self, number, task: self._tasks.discard(task))], "H5",
     ),
-    # What there is only so much of
+    # Limited resources
     "pieces": Removal(
         "long work is done in pieces", "stalls", 28,
         [Change(Turns, "_go_on", Lines("and time.perf_counter() <= self._end_s", ""))], "H7",

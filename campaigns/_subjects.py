@@ -1,4 +1,5 @@
-"""What `cost` measures: each takes bytes of an attacker, and does with them what a broker, console or command does."""
+"""The subjects that `cost` measures: each takes bytes of an attacker, and does with them what a broker, console or command
+does."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from rocketlet.protocol.work import finish
 
 REFUSALS: Final = (FilterError, FrameError, MessageError, BodyError, SubscriptionError, IllegalName, UnicodeError)
 """How bytes that mean nothing are refused. Anything else that leaves a subject is a fault."""
-MAX_TEXT_BYTES: Final = 32_000  # of properties and of expressions
+MAX_TEXT_BYTES: Final = 32_000  # for properties and for expressions
 MAX_BODY_BYTES: Final = 64_000
 
 PIECES: Final = [  # that mean something to some parser

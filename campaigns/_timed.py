@@ -14,7 +14,7 @@ from ._ledger import put, read_all
 
 KINDS = ("send", "send", "deliver", "recall", "carry", "save")
 DELAYS_MS = (-5, -5, 3_600_000)
-QUEUE = 3  # of the topic t
+QUEUE = 3  # in the topic t
 
 
 class _Later(Clock):
@@ -67,7 +67,7 @@ class Timed:
                 self._sync(broker, lambda: self.recalled.add(body))
 
     def faults(self, broker: Broker) -> Iterator[str]:
-        """What is wrong in a broker that was started behind the cut; it delivers all that waits."""
+        """The faults of a broker that was started behind the cut. It delivers all messages that wait."""
         timers = broker.timers
         timers._clock = _Later()
         while (wait_s := timers.wait_s()) is not None and wait_s <= 0:

@@ -3,9 +3,9 @@ takes TLS only.
 
 Each stranger is one of these: without a key, with a key that nobody has, with an account's key and a wrong signature, a
 signature of other content, an account that may do nothing, or an administrator who speaks plain text where TLS is enforced.
-The frames are those of `frames`, without the odd bytes. What must not change is looked at after each request; what nobody may
-read is in the bodies of a topic. A fault is: something has changed, the word is in an answer, a
-request was done that is refused to strangers, or an honest client is refused. This campaign does not read the table of rules.
+The frames are those of `frames`, without the odd bytes. After each request it looks at everything that must not change; the
+secrets are in the bodies of a topic. A fault is: something has changed, the word is in an answer, a request was done that
+is refused to strangers, or an honest client is refused. This campaign does not read the table of rules.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ INNER = (*TOPICS, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "DefaultClu
 
 OPEN = frozenset(
     (
-        RequestCode.HEART_BEAT,  # of a client that is in no group
+        RequestCode.HEART_BEAT,  # for a client that is in no group
         RequestCode.UNREGISTER_CLIENT,
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         RequestCode.GET_BROKER_CLUSTER_INFO,
@@ -61,8 +61,8 @@ OPEN = frozenset(
         RequestCode.GET_KVLIST_BY_NAMESPACE,
     )
 )
-"""What an account without permissions may do, as with Apache: name servers tell everybody where topics are. Who names no
-topic asks for nothing."""
+"""Requests that an account without permissions may send, as with Apache: name servers tell everybody where topics are. A
+request that names no topic asks for nothing."""
 
 REPLIES = (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)  # which every account may send
 
@@ -250,7 +250,7 @@ class Attack:
         self._state = state
 
     def send_honestly(self) -> None:
-        """Who may, can."""
+        """A permitted send still works."""
         frame = Frame(RequestCode.SEND_MESSAGE_V2, 1, {name: str(value) for name, value in SEND.items()}, b"honest")
         caller = Caller(self._guarded.server, 1)
         caller.send(encode(_signed(frame, "orders-key", SECRETS["orders-key"])))

@@ -94,6 +94,6 @@ def _judge(when: str, shares: list[int], outcome: Outcome) -> None:
 
 
 def _avg(members: int) -> list[int]:
-    """What members get when each queue was read by its owner only."""
+    """How many messages each member gets if only the owner reads a queue."""
     few, more = divmod(QUEUES, members)
     return [(few + (number >= members - more)) * MESSAGES // QUEUES for number in range(members)]

@@ -129,7 +129,7 @@ class Peer:
 
 
 def _keep_handles(written: bytes) -> None:
-    """Of messages that came, which are whole in one frame of data."""
+    """Keeps the handles of messages that came whole in one frame of data."""
     while len(written) >= frames.HEAD_BYTES:
         size = int.from_bytes(written[:3], "big") + frames.HEAD_BYTES
         kind, payload, written = written[3], written[frames.HEAD_BYTES : size], written[size:]

@@ -264,11 +264,11 @@ class World:
 
     @property
     def missing(self) -> list[str]:
-        """What was acknowledged and is not handled."""
+        """Messages that were acknowledged and are not handled."""
         return sorted(self.sent - self.handled.keys(), key=int)
 
     def waits_for(self) -> str:
-        """What is not over yet, in words."""
+        """The unfinished events and members, in words."""
         events = sorted(task.get_name() for task in self._tasks if not task.done())
         members = [member.name for member in self.started if member.runs]
         missing = self.missing

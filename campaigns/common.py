@@ -1,4 +1,4 @@
-"""What campaigns share: how long to go on, and what came of it."""
+"""The common part of campaigns: how long to go on, and the outcome."""
 
 from __future__ import annotations
 

@@ -41,10 +41,10 @@ SMALL = 8  # the larger of the two inputs that are compared is so much longer
 GROWTH: Final = 4.0  # beyond linear, that is a fault: quadratic work grows by eight
 NOISE_S: Final = 0.03  # less is not compared
 TRIFLE_S: Final = 0.001  # that any input may cost, and no search follows
-BASE_S: Final = 0.06  # what any input may cost, however short
-BYTE_S: Final = 3e-6  # what each byte may cost beside that
-PIECE_S: Final = 0.06  # of a request, before others have their turn
-BASE_BYTES: Final = 8 << 20  # of memory
+BASE_S: Final = 0.06  # any input may cost this, however short
+BYTE_S: Final = 3e-6  # and each byte this much more
+PIECE_S: Final = 0.06  # for a piece of a request, before others have their turn
+BASE_BYTES: Final = 8 << 20  # memory
 BYTE_BYTES: Final = 64  # for each byte
 MEMORY_EVERY: Final = 50  # tries; and each input that is the worst so far
 KEPT: Final = 4  # worst inputs of a subject
@@ -55,7 +55,7 @@ COLLECT_EVERY: Final = 200  # tries: who happens to be measured while Python col
 AGAIN: Final = 3  # measurements before something is a fault
 BROKER_TRIES: Final = 400  # requests to one broker
 PARSER_SHARE: Final = 0.7
-SEARCHES: Final = 20  # of one client at once
+SEARCHES: Final = 20  # by one client at once
 
 
 class Input(NamedTuple):
@@ -64,7 +64,7 @@ class Input(NamedTuple):
     end: bytes
 
     def of(self, size: int) -> bytes:
-        """What the unit opens is closed as often, or as often as one that reads deep does so, where the end says so."""
+        """Brackets that the unit opens are closed as often; where the end says so, only as often as a deep reader needs."""
         closed, is_nested = b"", self.end == NESTED
         if is_nested:
             closed = bytes(_CLOSING[byte] for byte in reversed(self.unit) if byte in _CLOSING)
@@ -244,7 +244,7 @@ class Search:
                 await asyncio.sleep(0)
 
     async def stored(self, server: Server, broker: Broker, number: int) -> None:
-        """What clients have stored, looked for by others: bodies and properties that were made for it."""
+        """Messages of clients that others search for, with bodies and properties made for that."""
         given = self._inputs[request_name(RequestCode.QUERY_MESSAGE)].next() if number % 2 else Input(b"", b"k", b"")
         body, topic = given.of(40_000), f"q{number}"
         put = Peer(server, 8)

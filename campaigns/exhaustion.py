@@ -1,4 +1,4 @@
-"""What a broker has only so much of, taken by attackers, with an honest client beside them.
+"""Attackers take what a broker has only so much of, with an honest client beside them.
 
 The honest client sends a message every 5 ms, all through. A fault is: it is refused, or waits for more than 20 s; what it was
 told is not where its message lies; the broker ends; its memory exceeds the budget by more than a broker needs. How long the
@@ -158,7 +158,7 @@ async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
 
 
 def _peak_from_now(pid: int) -> int:
-    """What a process has in memory, MiB; the most that it had is forgotten (proc(5), clear_refs)."""
+    """Resident memory of a process, MiB. Its peak begins anew (proc(5), clear_refs)."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _peak_mib(pid)
 

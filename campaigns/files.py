@@ -29,7 +29,7 @@ DEFAULT_COUNT = 1000
 HANG_S = 20.0
 TEMPLATES = 4  # folders to start from; every second one was killed
 MESSAGES = 400
-AT_ONCE: dict[str, Any] = {"delay_levels_ms": (0,)}  # what is delayed is due
+AT_ONCE: dict[str, Any] = {"delay_levels_ms": (0,)}  # delayed messages are due at once
 TOPICS = {"t": 4, "u": 1}  # queues
 NOTHING_LEFT = "the log's end, the checkpoint and the indexes"  # nothing says what was there
 

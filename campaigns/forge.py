@@ -64,7 +64,7 @@ KEY = "k"
 ANSWER_S = 60.0
 
 Contents = Callable[[int], bytes]
-"""What is in a body, by the position in the log at which the body begins."""
+"""Makes a body, given the position in the log at which it begins."""
 
 
 def _record(at: int, topic: str, offset: int, text: str = "", body: bytes = FORGED) -> bytes:

@@ -39,15 +39,15 @@ FRAMES_PER_TURN = 50
 LAZY_EVERY = 20  # turns
 LAZY_PULLS = 200
 LARGE_BYTES = 60_000
-MAX_UNREAD_BYTES = WRITE_HIGH_BYTES + (1 << 20)  # of the 12 MB that there would be
+MAX_UNREAD_BYTES = WRITE_HIGH_BYTES + (1 << 20)  # otherwise it would be 12 MB
 HOLDS, SUBSCRIBED = 2, 4
 LEGAL = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z").match
 MAX_MIB = 400  # resident, of which half is what the campaign itself keeps
-MAX_TURNS = 500  # of the loop, a few ms each, in which a request is to be done
+MAX_TURNS = 500  # turns of the loop, a few ms each, in which a request must be done
 
 
 class Socket(asyncio.Transport):
-    """What a connection writes to, in memory."""
+    """A connection's socket, in memory."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         super().__init__({"peername": (host, port)})
@@ -195,7 +195,7 @@ class Attack:
             _forget_peak()
 
     async def _finish(self, broker: Broker, hostile: list[Peer]) -> None:
-        """What requests ask for comes to an end."""
+        """Lets the work of requests come to an end."""
         turns = 0
         while broker.turns.waiting and turns < MAX_TURNS:
             await asyncio.sleep(0)
@@ -351,7 +351,8 @@ async def _check_folder(outcome: Outcome, config: BrokerConfig, stored: list[byt
 
 
 def _peak_mib() -> int:
-    """Of this process. Not ru_maxrss: a child begins with what its parent had when it forked, before it ran this program."""
+    """This process's peak memory. Not ru_maxrss: a child begins with its parent's memory at the fork, before it ran this
+    program."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 

@@ -46,7 +46,7 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 
 
 def _read(folder: Path, outcome: Outcome) -> int:
-    """What the process has found so far."""
+    """Reads the findings of the process so far."""
     found = folder / "found.json"
     if found.exists():
         data = orjson.loads(found.read_bytes() or b"{}")

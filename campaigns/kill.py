@@ -51,8 +51,8 @@ async def _run(limit: Limit, chance: random.Random, folder: Path) -> Outcome:
 
 
 class _Lives:
-    """Brokers of one flush mode, one after the other over the same folder. What one is killed with, the next one must have;
-    it then takes load until it is killed itself."""
+    """Brokers of one flush mode, one after the other over the same folder. The next one must have all messages of the
+    killed one; it then takes load until it is killed itself."""
 
     def __init__(self, folder: Path, flush: str, chance: random.Random, outcome: Outcome) -> None:
         self.flush = flush

@@ -38,9 +38,9 @@ from .common import Limit, Outcome
 ROOT: Final = Path(__file__).parents[1]
 DEFAULT_COUNT = 1_000_000  # all
 AT_ONCE: Final = 2
-TESTS: Final = 25  # of a mistake, and
+TESTS: Final = 25  # tests for a mistake, and
 TESTS_S: Final = 6.0  # so long, if nothing fails
-OVER_S: Final = 60.0  # what takes so much longer runs away
+OVER_S: Final = 60.0  # a run that takes so much longer runs away
 
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
     "client/lease.py": ("frozen-at-a-request", "member-away"),

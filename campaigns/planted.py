@@ -1,7 +1,8 @@
-"""Each fix is taken out, and its campaign must find that: what finds nothing with a fault in place says nothing without.
+"""Each fix is taken out, and its campaign must find that: a campaign that misses a fault in place proves nothing without
+one.
 
-A try is one removal: the campaign runs as a process with `--plant`. A fault is a removal that its campaign does not find.
-What runs away, in time or memory, is found, too: the limits are the operating system's.
+A try is one removal: the campaign runs as a process with `--plant`. A fault is a removal that its campaign does not find. A
+run that exceeds its time or memory counts as found, too: the limits are the operating system's.
 """
 
 from __future__ import annotations

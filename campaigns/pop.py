@@ -131,7 +131,7 @@ class _Lives:
                 await wire.close()
 
     async def _use_kept(self, wire: Wire) -> None:
-        """What clients held before the kill they can acknowledge behind it."""
+        """Clients acknowledge messages after the kill that they held before it."""
         known = self._known
         kept = [body for body, hand in known.hands.items() if not hand.is_free]
         for body in self._chance.sample(kept, len(kept) // 2):

@@ -1,8 +1,8 @@
 """Power cuts, by a model of what was synced: a broker with `--flush sync` works, the power fails, it starts again.
 
-The model takes every system call of the store. What a file held at its last sync is there for certain; of what was written
-since, any part may be: nothing, a beginning, pages with holes of zeros between. Names of files that came, went or were
-replaced since their folder was synced are there up to any one of them, in their order. Folders themselves are there at once.
+The model takes every system call of the store. A file's content at its last sync is there for certain. Of later writes any
+part may be there: nothing, a beginning, pages with holes of zeros between. Names of files that came, went or were replaced
+since their folder was synced are there up to any one of them, in their order. Folders themselves are there at once.
 
 Long work is done in pieces as a broker does it (`store.jobs`): saving, expiry and the removal of topics go on while messages
 come, and what waits for the device waits in one line with the syncs. Every third time the broker is killed instead, with
@@ -39,9 +39,9 @@ from .common import Limit, Outcome
 
 DEFAULT_COUNT = 1000
 STEPS = 60
-CALLS = 400  # of the store to the device, after one of which the power fails
-TIMED_SHARE = 0.3  # of tries, in which messages are sent to times, too
-AMID_SHARE = 0.2  # of tries, in which a job saves what somebody waits for
+CALLS = 400  # calls of the store to the device, after one of which the power fails
+TIMED_SHARE = 0.3  # this share of tries sends messages to times, too
+AMID_SHARE = 0.2  # in this share of tries a job saves state that somebody waits for
 PAGE_BYTES = 512
 KINDS = (
     *("send",) * 4, "late", "deliver", "persist", "save", "save", "topic", "expire", "commit", "make", "make", "delete"
@@ -62,7 +62,7 @@ class Inode:
         self.since.clear()
 
     def after_cut(self, chance: random.Random) -> bytes:
-        """What the device holds after a power cut."""
+        """The device's content after a power cut."""
         how = chance.choice(("nothing", "all", "beginning", "beginning", "holes"))
         if how == "nothing":
             return self.kept
@@ -231,7 +231,7 @@ class Device:
 
 @dataclass(slots=True)
 class Work:
-    """What was sent, what of it was acknowledged, and the topics that were."""
+    """The messages that were sent, those that were acknowledged, and the acknowledged topics."""
 
     loop: asyncio.AbstractEventLoop
     sent: dict[Place, bytes] = field(default_factory=dict)

@@ -35,7 +35,7 @@ from .frames import Peer
 
 LARGE = "large"
 ANSWER_S = 30.0
-MAX_PIECE_MS = 500.0  # of processor time: does not depend on what else runs
+MAX_PIECE_MS = 500.0  # processor time, which does not depend on other processes
 TOO_LARGE = "the answer is larger than"  # than any client could read: made as far as that, and refused
 
 Step = Callable[[], Awaitable[None]]

@@ -1,10 +1,10 @@
-"""The outbox: what a database transaction says is sent if and only if it commits, without a transaction of two systems.
+"""The outbox: a message is sent if and only if its database transaction commits, without a transaction of two systems.
 
     python examples/outbox.py NAME_SERVER DATABASE_URL      # sqlite:///shop.db, postgresql+psycopg://...
 
-Whoever changes data also writes the message into the table `outbox`, in the same transaction. A relay sends what is there,
-and deletes a row when the broker has acknowledged it. If the relay dies in between, the message is sent again with the same
-id; consumers that must not act twice keep the ids of what they have done.
+A transaction that changes data also writes the message into the table `outbox`. A relay sends what is there, and deletes a
+row when the broker has acknowledged it. If the relay dies in between, the message is sent again with the same id; consumers
+that must not act twice keep the ids of what they have done.
 """
 
 from __future__ import annotations

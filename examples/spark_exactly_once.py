@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS messages (broker TEXT, queue INTEGER, number INTEGER,
 
 
 class Sinks:
-    """What `foreachBatch` calls. SQLite stands for any database with transactions."""
+    """The function for `foreachBatch`. SQLite stands for any database with transactions."""
 
     def __init__(self, folder: Path, query: str) -> None:
         self._folder = folder

@@ -34,7 +34,7 @@ def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     for name in ("rocketlet", "asyncio"):  # killed processes leave their tasks unfinished
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    gc.freeze()  # what was imported is never garbage: a sixth of a seed's time went into looking
+    gc.freeze()  # imported objects are never garbage: looking at them took a sixth of a seed's time
     began_s = time.perf_counter()
     failed: list[int] = []
     with planted(options.plant):

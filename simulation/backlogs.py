@@ -27,7 +27,7 @@ async def send_many(world: World, count: int) -> None:
 
 
 async def watch(world: World) -> None:
-    """Of each queue with a backlog the longest time in which no foreign member had any of it in its hands."""
+    """The longest time in which no foreign member had messages in its hands, for each queue with a backlog."""
     since_s: dict[Queue, float] = {}
     end_s = world.loop.time() + WATCHED_S
     while (now_s := world.loop.time()) < end_s:

@@ -1,4 +1,4 @@
-"""What happens to brokers and members: single events, which a seed strings together by chance or as a scenario.
+"""Misfortunes of brokers and members: single events, which a seed strings together by chance or as a scenario.
 
 `world.crashed()` notes that messages may come again: they were in handlers of somebody who was killed or not heard.
 """
@@ -135,7 +135,7 @@ async def silence(world: World) -> None:
 
 
 async def silence_member(world: World, member: Member | ForeignMember, silent_s: float) -> None:
-    """What a member sends and is sent stays on the way; its sockets stay open."""
+    """Traffic to and from a member stays on the way; its sockets stay open."""
     world.note(f"{member.name} is not heard")
     world.crashed()
     member.process.silent_until_s = world.loop.time() + silent_s

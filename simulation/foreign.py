@@ -57,7 +57,7 @@ AWAIT_S = 3.0  # how long a leaving member goes on with what it has (awaitTermin
 
 
 class ProcessQueue:
-    """What was pulled of a queue and is not handled yet, by offset."""
+    """The messages of a queue that were pulled and are not handled yet, by offset."""
 
     def __init__(self, offset: int) -> None:
         self.next_offset = offset
@@ -109,7 +109,7 @@ class ForeignMember:
         return queue in self.assignment()
 
     def assignment(self) -> set[Queue]:
-        """What it claims, and does not wait for as another's."""
+        """The queues that it claims and need not wait for."""
         return {queue for queue in self._queues if not self._world.is_held_back(self, queue)}
 
     def has_in_hands(self, queue: Queue) -> bool:

@@ -21,7 +21,7 @@ EPOCH_S = 1_700_000_000.0
 MAX_DELAY_S = 0.05
 MAX_TURNS = 20_000
 
-# Of one call, empty until it is scheduled: what is cancelled while its process stands still is not called afterwards.
+# One call's handle, empty until it is scheduled: a call cancelled while its process stands still is not made afterwards.
 _Handle = list[asyncio.Handle]
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -33,7 +33,7 @@ def running() -> Process | None:
 
 
 class Process:
-    """What runs together and dies together."""
+    """Tasks that run together and die together."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,13 +41,13 @@ class Process:
         self.is_dead = False
         self.freezes_at = -1  # the code of a request: it stands still as soon as that is written
         self.is_freezing = False
-        self.silent_until_s = 0.0  # what it sends and is sent arrives after this: TCP sends it again and again
+        self.silent_until_s = 0.0  # its traffic arrives after this: TCP sends it again and again
         self.transports: list[Transport] = []
         self._deferred: list[tuple[_Handle, Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """What is started in this block belongs to the process."""
+        """Tasks that are started in this block belong to the process."""
         token = _process.set(self)
         try:
             yield

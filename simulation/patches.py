@@ -1,4 +1,4 @@
-"""What a run replaces in brokers and clients, so that moments happen that are too short for chance."""
+"""Patches of brokers and clients, so that moments happen that are too short for chance."""
 
 from __future__ import annotations
 

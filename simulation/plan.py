@@ -1,4 +1,4 @@
-"""What a seed decides before anything happens."""
+"""A seed's decisions before anything happens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONGEST_HANDLER_S = 60.0
 
 @dataclass
 class Plan:
-    """What a seed decides. long_handlers: the share of messages whose handlers run for 5 to 60 s. apache: brokers keep locks
+    """A seed's decisions. long_handlers: the share of messages whose handlers run for 5 to 60 s. apache: brokers keep locks
     as Apache's do. unread_limit_s: how soon a queue has a reader. turns: brokers do long work in pieces, between which time
     passes, and tell two members of a group in each."""
 

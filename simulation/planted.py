@@ -51,7 +51,7 @@ async def _no_drain(self: Assignment, queue: Queue) -> int | None:
 
 
 def _no_epoch(self: Locks, group: str, queue: tuple[str, int], connection: Any, epoch: int | None) -> str | None:
-    """Whoever commits is believed."""
+    """Every commit is believed."""
     return None
 
 
@@ -100,7 +100,7 @@ def _everyone(self: ConsumerGroup, topic: str | None = None) -> list[str]:
 
 
 def _releasing_is_not_held(self: Leases, queue: Queue) -> Lease | None:
-    """What is given up is not renewed while its handlers run."""
+    """A queue that is given up is not renewed while its handlers run."""
     return self.owned.get(queue)
 
 
@@ -185,7 +185,7 @@ def _short_reclaim(self: Locks, *arguments: Any, **options: Any) -> None:
 
 
 async def _leave_at_once(self: Membership) -> None:
-    """Who leaves stops renewing before its handlers have ended."""
+    """A leaving member stops renewing before its handlers have ended."""
     self._has_left = True
     for task in self._tasks:
         task.cancel()
@@ -205,7 +205,7 @@ async def _start_over(self: GroupOffsets, connection: Any, queue: Queue, epoch: 
 
 
 def _resume_quietly(self: Assignment, queue: Queue) -> None:
-    """What a killed broker has forgotten of the commits is not said again."""
+    """Commits that a killed broker has forgotten are not sent again."""
     process_queue = self.queues.get(queue)
     if process_queue is not None:
         process_queue.is_suspended = False
@@ -255,7 +255,7 @@ def _given_at_once(self: Notices, group: ConsumerGroup, connection: Connection) 
 
 
 def _write_later(self: Ledger) -> None:
-    """Who has a queue is written a moment after the member was told."""
+    """A lease is written a moment after the member was told."""
     self._freed += self._changes
     self._changes.clear()
 
@@ -291,13 +291,13 @@ _group_changed = Notifications.changed
 
 
 def _told_already(self: Notifications, group: ConsumerGroup) -> None:
-    """Who is being told of a change need not be told of another one."""
+    """A member that is being told of a change is not told of another one."""
     if not self._is_telling:
         _group_changed(self, group)
 
 
 def _dropped_if_never_read(self: Drain, connection: Any, place: Any) -> list[Any]:
-    """Who has not come back to a queue yet has dropped it."""
+    """A member that has not come back to a queue counts as having dropped it."""
     rounds = self.rounds.setdefault(connection, {})
     rounds[place] = count = rounds.get(place, max(rounds.values(), default=0)) + 1
     return [other for other in self.waiting.get(connection, ()) if rounds.get(other, 0) < count]

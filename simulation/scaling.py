@@ -1,4 +1,4 @@
-"""What one join costs in groups of 10, 100 and 1,000 members: requests and bytes between broker and members from the join
+"""The cost of one join in groups of 10, 100 and 1,000 members: requests and bytes between broker and members from the join
 until the group has settled. `python -m simulation.scaling`; nothing is sent meanwhile."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .world import NAME_SERVER_PORT, World
 
 
 class Cost(NamedTuple):
-    """Of one join: requests to the broker, bytes both ways, and how long it took."""
+    """The cost of one join: requests to the broker, bytes both ways, and how long it took."""
 
     members: int
     requests: int

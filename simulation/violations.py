@@ -1,4 +1,4 @@
-"""What does not hold in a simulated run."""
+"""The broken promises of a simulated run."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Weeks(World):
             await self.join(tuple(self.topics))
 
     def _forget(self) -> None:
-        """What only the checks of the simulation keep."""
+        """Forgets the records that only the simulation's checks keep."""
         self.members = list(self.living())
         for table in (self.handlings, self._owners, self._bodies, self.acknowledged, self._crashes):
             table.clear()
@@ -114,7 +114,7 @@ def _is_state(path: Path) -> bool:
 
 
 def grown(samples: list[dict[str, int]]) -> list[str]:
-    """What is larger in the last quarter than ever in the first."""
+    """The counts that are larger in the last quarter than ever in the first."""
     quarter = len(samples) // 4
     found = []
     for name in samples[0]:

@@ -403,7 +403,8 @@ class World:
                     raise_later(Violation(f"{queue} is read by nobody since {began_s:.1f}"))
 
     def queues_up(self) -> Iterator[Queue]:
-        """Of brokers that are up, when the name server can be asked and no broker lets members wait for an answer."""
+        """The queues of brokers that are up, when the name server can be asked and no broker lets members wait for an
+        answer."""
         if not self.nodes[0].is_up or any(node.process.is_paused for node in self.nodes):
             return
         for node in self.nodes:

@@ -96,7 +96,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
-    """Who configures the logs puts them back: tests of other modules wait for events, which a higher level would swallow."""
+    """A test that configures the logs puts them back: tests of other modules wait for events, which a higher level would
+    swallow."""
     assert structlog.get_config() == _LOGS, "importing the tests has configured the logs, for all of them"
     yield
     left = structlog.get_config()
@@ -146,7 +147,7 @@ class Node:
 @dataclass
 class Nodes:
     """Starts nodes; all are stopped at the end of the test. For tests of what is inside of a broker: its objects, a clock
-    that stands, plain frames. Who only needs a broker takes the kit's, which hides all that."""
+    that stands, plain frames. A test that only needs a broker takes the kit's, which hides all that."""
 
     folder: Path
     stack: AsyncExitStack

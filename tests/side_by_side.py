@@ -40,7 +40,7 @@ def group(test: str) -> str:
 
 
 def place(test: str, *, is_long: bool) -> int:
-    """What takes longest begins first, so that no worker is left alone with it at the end. A worker is given three tests at
+    """The longest tests begin first, so that no worker is left alone with one at the end. A worker is given three tests at
     a time, so the thousand that take milliseconds come last."""
     if is_long:
         return 0

@@ -23,7 +23,8 @@ BESIDE = ("adapters", "bench", "campaigns", "examples", "simulation", "tests")
 HOUSES = ("broker", "client", "command")
 """Packages whose folders are rooms."""
 
-# What each room may import, besides itself and protocol. A new room is a new line here and in docs/architecture.md.
+# The rooms that each room may import, besides itself and protocol. A new room is a new line here and in
+# docs/architecture.md.
 ARROWS: Mapping[str, frozenset[str]] = {
     room: frozenset(below.split())
     for room, below in {
@@ -127,9 +128,9 @@ DISK_CALLS = frozenset(
     "stat".split()
 )
 
-MAX_PARAMETERS = 7  # of a constructor
+MAX_PARAMETERS = 7  # of constructors
 MADE_WITH_MORE = {"broker.server.Server", "broker.pops.pops.Pops"}  # this list becomes shorter only
-MAX_LINES = 500  # of a file, tests and benchmarks too
+MAX_LINES = 500  # files, tests and benchmarks too
 
 Sources = Mapping[str, str]
 
@@ -183,7 +184,7 @@ def imports(sources: Sources) -> Iterator[Import]:
 
 
 def _base(package: str, node: ast.ImportFrom) -> str | None:
-    """What names are imported from, without `rocketlet.`; None if it is not ours."""
+    """The module that names are imported from, without `rocketlet.`; None if it is not ours."""
     if node.level:
         parts = package.split(".") if package else []
         parts = parts[: len(parts) - node.level + 1]
@@ -387,7 +388,7 @@ def test_what_a_part_of_the_broker_needs_can_be_read_at_a_glance(sources: Source
 
 
 def test_no_file_is_too_long_to_read() -> None:
-    """Of the folders that hold Python of ours; .venv and what is built are beside them."""
+    """Looks at the folders that hold Python of ours; .venv and build results are beside them."""
     folders = (*PACKAGES, *BESIDE)
     lines = {path: path.read_text().count("\n") for folder in folders for path in (ROOT / folder).rglob("*.py")}
     too_long = [str(path.relative_to(ROOT)) for path, count in lines.items() if count > MAX_LINES]

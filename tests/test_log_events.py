@@ -1,4 +1,4 @@
-"""Every log event is a stable name: snake_case, written out where it is logged. What varies is in its fields."""
+"""Every log event is a stable name: snake_case, written out where it is logged. Its fields have the values that vary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of Apache's broker matters to hand-overs: RebalanceLockManager, and the threads that carry requests out.
+"""The parts of Apache's broker that matter to hand-overs: RebalanceLockManager, and the threads that carry requests out.
 
 A lock belongs to a client id, whatever becomes of the connection, and lasts 60 s from the last request for it. It has no
 epoch. Several threads carry out what one connection asks, so a later request may overtake an earlier one. Pulls have
@@ -24,7 +24,7 @@ from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.queue import Queue
 
-AS_APACHES = Access(encoding="json")  # of clients, which take brokers that answer in JSON for Apache's
+AS_APACHES = Access(encoding="json")  # clients take brokers that answer in JSON for Apache's
 CODES = (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.QUERY_CONSUMER_OFFSET)
 
 Run = Callable[[int, Callable[[], None]], None]
@@ -35,7 +35,8 @@ def at_once(code: int, work: Callable[[], None]) -> None:
 
 
 class ApacheLocks:
-    """Of the brokers that start while they are `installed`. `run(code, work)` carries a request out, when it likes."""
+    """The locks of brokers that start while they are `installed`. `run(code, work)` carries a request out, when it
+    likes."""
 
     def __init__(self, run: Run = at_once) -> None:
         self.run = run

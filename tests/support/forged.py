@@ -9,7 +9,7 @@ from rocketlet.protocol.message import MAGIC, MAX_RECORD_BYTES, encode_record
 
 from .stores import HOST
 
-HEAD_BYTES = 88  # of a record between two IPv4 hosts, before its body
+HEAD_BYTES = 88  # a record between two IPv4 hosts, before its body
 
 
 def record(

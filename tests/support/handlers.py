@@ -1,4 +1,4 @@
-"""What tests of consumers share: a handler that keeps what it gets, and messages to get."""
+"""Helpers for tests of consumers: a handler that keeps its messages, and messages for it."""
 
 from __future__ import annotations
 

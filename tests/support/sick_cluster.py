@@ -1,7 +1,7 @@
 """A cluster with everything that `rocketlet doctor` can find, Rocketlet's or Apache's.
 
-What a cluster cannot show by itself is provoked at this end: the disk counts as full earlier, and this machine's clock goes
-an hour ahead of the broker's.
+Ills that a cluster cannot show by itself are provoked at this end: the disk counts as full earlier, and this machine's
+clock goes an hour ahead of the broker's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import PATIENCE_S, Connect, Wire
 
-SEGMENT_BYTES = 1 << 20  # what the broker must have, and it must keep messages for 0 hours
+SEGMENT_BYTES = 1 << 20  # the broker must have this size, and must keep messages for 0 hours
 AN_OLD_VERSION = 300
 _HEARTBEAT = 99_999  # its number, which no other request of a wire has
 
@@ -193,7 +193,7 @@ class SickCluster:
 
 
 def provoked_here(patch: pytest.MonkeyPatch) -> None:
-    """What no broker can be brought to: a full disk, and a clock that is wrong."""
+    """Provokes the ills that no broker can be brought to: a full disk, and a wrong clock."""
     patch.setattr(diagnosis, "DISK_LOW_RATIO", 0.0)
     patch.setattr(diagnosis, "time", SimpleNamespace(time=lambda: time.time() + 3600))
 

@@ -68,7 +68,8 @@ def _java_folder() -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """What Spark reads. SPARK_CONF_DIR has nothing in it, because archives take no folders with files in the class path."""
+    """The environment that Spark reads. SPARK_CONF_DIR is an empty folder, because archives take no folders with files in
+    the class path."""
     folder = home()
     if folder is None:
         return {"SPARK_SUBMIT_OPTS": _options()}
