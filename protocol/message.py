@@ -291,6 +291,29 @@ def is_certainly(data: bytes, topic: bytes, queue_id: int, queue_offset: int, ph
     return data.endswith(checksum) and crc32(data[body_at:topic_at]) & 0x7FFFFFFF == crc
 
 
+def stored_ms(
+    parts: bytes, size: int, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int
+) -> int | None:
+    """When the record of that place and size was stored, by what it has before its body and behind it. None if its checksum
+    does not say so, and for records without one."""
+    if len(parts) < FIXED_BYTES:
+        return None
+    total, magic, _, found_id, _, found_offset, position, _ = _PLACE.unpack_from(parts)
+    if (total, magic, found_id, found_offset, position) != (size, MAGIC, queue_id, queue_offset, physical_offset):
+        return None
+    body_at, end = body_begin(parts), len(parts) - CHECKSUM_BYTES
+    checksum = CHECKSUM_MARK + hexlify(_pack_sum(crc32(parts[:end])))
+    if not parts.endswith(checksum) or not parts.startswith(topic, body_at):
+        return None
+    at = store_time_at(parts)
+    return int.from_bytes(parts[at : at + 8], "big")
+
+
+def store_time_at(data: bytes | memoryview) -> int:
+    """Where a record's store time is: behind the born host."""
+    return 68 if data[39] & SYS_BORNHOST_V6 else 56
+
+
 def without_checksum(record: Record) -> Record:
     """The record with the properties as they were given, to be stored once more."""
     text = record.properties

@@ -108,20 +108,27 @@ def _corrected(frame: Frame, records: Records | None) -> list[Need]:
     return [topic(named(frame, "topic"), SUB), *(group(name) for name in (compared, *others) if name)]
 
 
-def _message_at(position: int, permission: Permission, records: Records | None) -> list[Need]:
-    """The topic of a message that is named by its place in the log; where it is meant to go if it waits."""
+def _message_at(position: int, records: Records | None) -> list[Need]:
+    """The topic of a message that is named by its place in the log: of one that waits there, or has no outcome yet, the
+    system topic that it waits in. Who may read where it goes cannot tell whether it will ever be there."""
+    record = records.record_at(position) if records is not None else None
+    return [topic(record.topic, SUB)] if record is not None else []
+
+
+def _ended(frame: Frame, records: Records | None) -> list[Need]:
+    """Where a half message is meant to go."""
+    position = read(EndTransaction, frame.ext).commit_log_offset
     record = records.record_at(position) if records is not None else None
     if record is None:
         return []
-    waits = record.topic in (names.SCHEDULE_TOPIC, names.TIMER_TOPIC, names.HALF_TOPIC)
-    meant = props.find(record.properties, props.REAL_TOPIC) if waits else None
-    return [topic(meant or record.topic, permission)]
+    meant = props.find(record.properties, props.REAL_TOPIC) if record.topic == names.HALF_TOPIC else None
+    return [topic(meant or record.topic, PUB)]
 
 
 def _sent_back(frame: Frame, records: Records | None) -> list[Need]:
     """The message becomes one of the group: without its topic's permission, a group could fetch any message so."""
     header = read(SendBack, frame.ext)
-    return [group(header.group), *_message_at(header.offset, SUB, records)]
+    return [group(header.group), *_message_at(header.offset, records)]
 
 
 def _batch_ack(frame: Frame, records: Records | None) -> list[Need]:
@@ -134,10 +141,8 @@ SEND = _sends_to("topic")
 SEND_V2 = _sends_to("b")
 READS = fields(topics=("topic",), groups=("consumerGroup",))
 SEND_BACK = needing(_sent_back)
-VIEW = needing(lambda frame, records: _message_at(read(LogOffset, frame.ext).offset, SUB, records))
-END_TRANSACTION = needing(
-    lambda frame, records: _message_at(read(EndTransaction, frame.ext).commit_log_offset, PUB, records)
-)
+VIEW = needing(lambda frame, records: _message_at(read(LogOffset, frame.ext).offset, records))
+END_TRANSACTION = needing(_ended)
 BATCH_ACK = needing(_batch_ack)
 HEARTBEAT = needing(_heartbeat)
 LOCKS = needing(_locks)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...protocol.checksum import crc32
-from ...protocol.config import MAX_BODY_BYTES, MAX_FRAME_BYTES, MAX_TOPIC_CHARS
+from ...protocol.config import MAX_BODY_BYTES, MAX_FRAME_BYTES, MAX_PROPERTY_BYTES, MAX_TOPIC_CHARS
 from ...protocol.message import (
     BEGIN_BYTES,
     CHECKSUM_BYTES,
@@ -36,6 +36,8 @@ from .written import Written
 _MAGIC: Final = MAGIC.to_bytes(4, "big")
 _HEAD_BYTES: Final = 36  # up to the position in the log
 _LONGEST: Final = MAX_RECORD_BYTES - MAX_BODY_BYTES + MAX_FRAME_BYTES  # earlier releases had no limit on replies
+
+_TAIL_BYTES: Final = 1 + MAX_TOPIC_CHARS + 2 + MAX_PROPERTY_BYTES
 
 Buffer = bytes | memoryview
 IsNamed = Callable[[str, int, int, int, int], bool]
@@ -103,6 +105,15 @@ class CommitLog(SegmentedFile):
         """The whole record at a position of the log, which must be one where a record begins; None if it is damaged."""
         size = self._size_at(position, MAX_RECORD_BYTES)
         return self.record_in(self.read_up_to_damage(position, size), 0, position) if size else None
+
+    def without_body(self, position: int, size: int) -> bytes:
+        """What is before and behind the body of the record that an index has there; as much as can be read."""
+        head = self.read_up_to_damage(position, min(size, MAX_HEAD_BYTES))
+        body_at = body_begin(head)
+        tail_bytes = size - body_at - int.from_bytes(head[body_at - 4 : body_at], "big")
+        if not 0 < tail_bytes <= _TAIL_BYTES:
+            return b""
+        return head[:body_at] + self.read_up_to_damage(position + size - tail_bytes, tail_bytes)
 
     def _size_at(self, position: int, most: int) -> int:
         """The size of the record at a position by its head; 0 if that is not there, or of another place."""

@@ -16,7 +16,6 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from ...protocol.codes import SYS_BORNHOST_V6
 from ...protocol.message import (
     FIXED_BYTES,
     MAX_RECORD_BYTES,
@@ -24,9 +23,12 @@ from ...protocol.message import (
     Record,
     is_certainly,
     places_in,
+    store_time_at,
+    stored_ms,
     without_checksum,
 )
 from ...protocol.subscription import Subscription
+from ...protocol.work import Work
 from ..config import (
     BULK_PULL_BYTES,
     BULK_PULL_MESSAGES,
@@ -310,18 +312,23 @@ class Reader:
             try:
                 head = self._log.read_written(position, FIXED_BYTES)
                 if places_in(head, (0,)) == [(size, position)]:
-                    at = 68 if head[39] & SYS_BORNHOST_V6 else 56  # behind the born host; only an IPv6 one moves it
+                    at = store_time_at(head)
                     return int.from_bytes(head[at : at + 8], "big")
             except Damaged:
                 pass
+        if size > READ_GAP_BYTES and position >= self._log.begin:  # a body of 4 MiB takes 5 ms to read and check
+            parts = self._log.without_body(position, size)
+            time_ms = stored_ms(parts, size, queue.topic_record, queue.queue_id, offset, position)
+            if time_ms is not None:
+                return time_ms
         record = self._record(queue, offset, position, self._bytes(position, size))
         return record.store_ms if record else None
 
-    def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+    def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> Work[int]:
         """The offset that SEARCH_OFFSET_BY_TIMESTAMP answers: exact, or the nearer neighbour, the last one at most."""
         if queue.begin == queue.next:
             return queue.begin
-        low = self.first_not_before(queue, timestamp_ms)
+        low = yield from self.first_not_before(queue, timestamp_ms)
         if low == queue.next:
             return low - 1
         if low == queue.begin:
@@ -330,13 +337,14 @@ class Reader:
         before = timestamp_ms - self.store_time_ms(queue, low - 1)
         return low if after == 0 or after < before else low - 1
 
-    def first_not_before(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+    def first_not_before(self, queue: ConsumeQueue, timestamp_ms: int) -> Work[int]:
         """The offset of the first message stored at that time or later; the queue's end if there is none."""
         low, high = queue.begin, queue.next
-        while low < high:
+        while (low := max(low, queue.begin)) < high:  # some may have expired since the last look
             middle = (low + high) // 2
             if self.store_time_ms(queue, middle) < timestamp_ms:
                 low = middle + 1
             else:
                 high = middle
+            yield
         return low

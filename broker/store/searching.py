@@ -7,7 +7,7 @@ records, and costs one look all the same.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
@@ -65,13 +65,13 @@ class Search:
             piece, piece_bytes = [], 0
         yield self._look(piece, text, is_wanted)
 
-    def _newest_first(self, begin_ms: int, end_ms: int) -> Iterator[Place | None]:
+    def _newest_first(self, begin_ms: int, end_ms: int) -> Generator[Place | None, None, None]:
         """The places of all queues by their order in the log; None after some work that found none."""
         block = max(16, SEARCH_ENTRIES // max(len(self._queues), 1))
         heap: list[tuple[int, int, Place, Iterator[Place]]] = []
         for number, queue in enumerate(self._queues):
-            first = self._reader.first_not_before(queue, begin_ms)
-            after = self._reader.first_not_before(queue, end_ms + 1)
+            first = yield from self._reader.first_not_before(queue, begin_ms)
+            after = yield from self._reader.first_not_before(queue, end_ms + 1)
             places = self._of_queue(queue, first, after, block)
             newest = next(places, None)
             if newest is not None:

@@ -86,3 +86,24 @@ async def test_no_place_in_the_log_shows_what_is_denied(guarded: Node, wired: Wi
             refused = await reader.call(code, ext)
             assert (refused.code, "No default permission for" in (refused.remark or "")) == (1, True), (place, refused)
         assert (await admin.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": place})).code == 0
+
+
+async def test_what_waits_is_shown_to_nobody_who_may_only_read_where_it_goes(
+    guarded: Node, wired: Wired, file: AccountsFile
+) -> None:
+    """A delayed message is not due, a half one may be rolled back: sent back, its group would handle it."""
+    reader = account("readers-key", defaultTopicPerm="DENY", defaultGroupPerm="SUB") | {"topicPerms": ["secret=SUB"]}
+    file.rewrite([*(item for item in ACCOUNTS if item["accessKey"] != "readers-key"), reader])
+    admin, reads = await wired(ADMIN), await wired("readers-key")
+    due_ms = guarded.broker.clock.time_ms() + 3_600_000
+    for text, code in (
+        ("", 0),
+        ("DELAY\x0118", 1),
+        (f"TIMER_DELIVER_MS\x01{due_ms}", 1),
+        ("TRAN_MSG\x01true\x02PGROUP\x01p", 1),
+    ):
+        sent = await admin.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": "secret", "i": text}, b"hidden")
+        place = int(str(sent.ext["msgId"])[-16:], 16)
+        sent_back = {"offset": place, "group": "ours", "delayLevel": 1, "originMsgId": "", "originTopic": ""}
+        assert (await reads.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": place})).code == code, text
+        assert (await reads.call(RequestCode.CONSUMER_SEND_MSG_BACK, sent_back)).code == code, text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.broker.store import written
+from rocketlet.broker.store import disk, written
 from rocketlet.broker.store.store import Store
 from rocketlet.broker.store.written import Written
 from rocketlet.protocol.checksum import crc32
@@ -109,6 +109,37 @@ def test_times_are_those_of_the_messages_that_an_index_means(tmp_path: Path, bit
     index.write_bytes(data)
     assert store.store_time_ms(queue, 50) == pytest.approx(time_ms, abs=60_000)
     assert ("t", 1, 50) in store.damaged
+    store.close()
+
+
+@pytest.mark.parametrize("harm", ["none", "head", "body", "topic"])
+def test_after_a_restart_the_time_of_a_large_message_is_told_without_reading_its_body(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    times = iter(range(1000, 2000, 100))
+    store = open_store(tmp_path, time_ms=lambda: next(times))
+    store.recover(TOPICS)
+    for _ in range(3):
+        put(store, bytes(500_000))
+    position = store.queue("t", 0).entry(1)[0]
+    store.checkpoint(closes=True)
+    store.close()
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[position + {"none": 0, "head": 57, "body": 300, "topic": 88 + 500_000 + 1}[harm]] ^= harm != "none"
+    segment.write_bytes(data)
+    store = open_store(tmp_path)
+    store.recover(TOPICS)
+    read, sizes = disk.read_at, list[int]()
+
+    def counted(descriptor: int, size: int, at: int) -> bytes:
+        sizes.append(size)
+        return read(descriptor, size, at)
+
+    monkeypatch.setattr(disk, "read_at", counted)
+    is_told = harm in ("none", "body")  # a checksum of its own says what is before and behind the body
+    assert store.store_time_ms(store.queue("t", 0), 1) == (1100 if is_told else 1200)
+    assert (sum(sizes) < 1000) == is_told
     store.close()
 
 

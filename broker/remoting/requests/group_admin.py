@@ -218,7 +218,7 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[B
         if current is None:
             remark = f"THe consumer group <{header.group}> not exist"
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-        wanted = _wanted_offset(broker, broker.store.queues.get((header.topic, queue_id)), header.timestamp)
+        wanted = yield from _wanted_offset(broker, broker.store.queues.get((header.topic, queue_id)), header.timestamp)
         if header.is_force or wanted < current:
             offsets[Queue(header.topic, broker.config.name, queue_id)] = wanted
         else:
@@ -251,10 +251,10 @@ def _reset_popped(broker: Broker, frame: Frame, header: ResetOffset, offsets: Ma
     return answer(frame, body=admin_bodies.encode_offsets(offsets))
 
 
-def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, timestamp_ms: int) -> int:
+def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, timestamp_ms: int) -> Work[int]:
     if queue is None:
         return 0
-    return queue.next if timestamp_ms == -1 else broker.store.offset_by_time(queue, timestamp_ms)
+    return queue.next if timestamp_ms == -1 else (yield from broker.store.offset_by_time(queue, timestamp_ms))
 
 
 # Asked of members

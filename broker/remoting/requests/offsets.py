@@ -115,10 +115,11 @@ def _extent(broker: Broker, group: str, topic: str) -> TopicExtent:
     )
 
 
-def search_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def search_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     header = read(SearchOffset, frame.ext)
     queue = _queue(broker, header.topic, header.queue_id)
-    return answer(frame, ext=write(Offset(broker.store.offset_by_time(queue, header.timestamp) if queue else 0)))
+    offset = (yield from broker.store.offset_by_time(queue, header.timestamp)) if queue else 0
+    return answer(frame, ext=write(Offset(offset)))
 
 
 def earliest_store_time(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
