@@ -17,12 +17,14 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Self
 
 from ...protocol import names
+from ...protocol import properties as props
 from ...protocol.admin_bodies import Range
-from ...protocol.codes import ResponseCode
+from ...protocol.batch import BatchEntry
+from ...protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_MASK, ResponseCode
 from ...protocol.queue import Queue
 from ..arguments import check_count, check_seconds
 from ..config import (
@@ -38,8 +40,9 @@ from ..config import (
 )
 from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
 from ..log import get_logger
-from ..message import Message, Outgoing
+from ..message import Message
 from ..producer import Producer
+from ..sending.outgoing import PROPERTY_BYTES
 from ..wire.access import Access
 from .admin_client import AdminClient
 from .delayed import delayed
@@ -50,6 +53,8 @@ log = get_logger("rocketlet.mirror")
 ORIGIN: Final = "MIRRORED_FROM"
 """A copy's property: `broker:queue:offset` of its original."""
 
+_KEPT: Final = frozenset((props.TAGS, props.KEYS))
+_COMPRESSION: Final = SYS_COMPRESSED | SYS_COMPRESSION_MASK
 _ORIGIN: Final = re.compile(r"(.+):([0-9]{1,10}):([0-9]{1,19})", re.DOTALL)  # Java's int and long
 _AWAY = (ConnectionFailed, RequestTimeout, TopicNotFound, BrokerRefused)
 _BUSY = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.TOPIC_NOT_EXIST))
@@ -245,30 +250,12 @@ class Mirror:
                 log.warning("mirror_too_late", queue=str(copy.source), first=copy.next, last=span.begin - 1)
                 copy.next = span.begin
             async for messages in self._source.read(copy.source, copy.next, span.end):
-                for batch in _batches(copy, messages):
-                    copy.end = await self._send(copy, batch) + len(batch)
+                for sys_flag, batch in _batches(copy, messages):
+                    stored = await self._producer.send_stored(copy.target, batch, sys_flag)
+                    copy.end = stored.queue_offset + len(batch)
                     copy.copied += len(batch)
                 if messages:
                     copy.next = messages[-1].queue_offset + 1
-
-    async def _send(self, copy: QueueCopy, batch: list[Outgoing]) -> int:
-        """Returns the offset of the first one over there."""
-        if (
-            len(batch) == 1 and len(batch[0].body) > MIRROR_BATCH_BYTES
-        ):  # alone it may be compressed, as its original was
-            (one,) = batch
-            result = await self._producer.send(
-                copy.target.topic,
-                one.body,
-                tag=one.tag,
-                keys=one.keys,
-                properties=one.properties,
-                message_id=one.message_id,
-                queue=copy.target,
-            )
-        else:
-            result = await self._producer.send_batch(copy.target.topic, batch, queue=copy.target)
-        return result.queue_offset
 
     async def _place(self, copy: QueueCopy, span: Range) -> int:
         """The offset behind the original of the newest copy, or where a queue without copies begins."""
@@ -381,21 +368,38 @@ class Mirror:
         return None
 
 
-def _batches(copy: QueueCopy, messages: Iterable[Message]) -> Iterable[list[Outgoing]]:
-    """Batches of messages, each for one request."""
-    batch: list[Outgoing] = []
-    size = 0
+def _batches(copy: QueueCopy, messages: Iterable[Message]) -> Iterable[tuple[int, list[BatchEntry]]]:
+    """What is sent in one request each: bodies that are compressed alike, as they are, and the flag that says how."""
+    batch: list[BatchEntry] = []
+    size = sys_flag = 0
     for message in messages:
-        one = message.outgoing()
-        origin = f"{copy.source.broker_name}:{copy.source.queue_id}:{message.queue_offset}"
-        one = replace(one, properties={**one.properties, ORIGIN: origin})
-        if batch and (size + len(one.body) > MIRROR_BATCH_BYTES or len(batch) >= MIRROR_BATCH_MESSAGES):
-            yield batch
+        entry = _entry(copy, message)
+        entry_bytes, entry_flag = len(entry.body) + len(entry.properties), message.record.sys_flag & _COMPRESSION
+        is_full = size + entry_bytes > MIRROR_BATCH_BYTES or len(batch) >= MIRROR_BATCH_MESSAGES
+        if batch and (is_full or entry_flag != sys_flag):
+            yield sys_flag, batch
             batch, size = [], 0
-        batch.append(one)
-        size += len(one.body)
+        batch.append(entry)
+        size += entry_bytes
+        sys_flag = entry_flag
     if batch:
-        yield batch
+        yield sys_flag, batch
+
+
+def _entry(copy: QueueCopy, message: Message) -> BatchEntry:
+    """The message as the source has it, whatever its sender gave it: nothing that a broker took stops a mirror."""
+    origin = f"{copy.source.broker_name}:{copy.source.queue_id}:{message.queue_offset}"
+    kept = {
+        name: value
+        for name, value in message.properties.items()
+        if name != ORIGIN and (name not in props.RESERVED or name in _KEPT)
+    }
+    text = props.encode({**kept, props.UNIQUE_KEY: message.message_id})
+    room = PROPERTY_BYTES - len(ORIGIN) - len(origin) - 2
+    if len(text.encode()) > room:
+        text, dropped = props.shortened(text, room)
+        log.warning("mirror_shortened", queue=str(copy.source), offset=message.queue_offset, properties=dropped[:10])
+    return BatchEntry(message.record.flag, message.record.body, props.appended(text, ORIGIN, origin))
 
 
 def _offset_of(copy: QueueCopy, message: Message) -> int | None:

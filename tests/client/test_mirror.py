@@ -22,8 +22,12 @@ from rocketlet.client import (
 )
 from rocketlet.client.admin import mirror as mirror_module
 from rocketlet.client.admin.mirror import ORIGIN, Begin, Mirror, Waiting
+from rocketlet.protocol.batch import BatchEntry
+from rocketlet.protocol.compression import compressed
+from rocketlet.protocol.config import SENT_PROPERTY_BYTES
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.names import retry_topic
+from rocketlet.protocol.queue import Queue
 from rocketlet.testing import Broker, Cluster, Fault
 
 from ..conftest import PATIENCE_S, eventually
@@ -87,6 +91,49 @@ async def test_messages_are_copied_with_all_they_have_queue_by_queue(rocketlet: 
         assert message.user_properties == original.user_properties | {ORIGIN: origin}
     async with AdminClient(there.address) as admin:
         assert len((await admin.topic("orders")).ranges) == 3
+
+
+async def test_nothing_that_a_broker_took_stops_a_mirror_and_no_body_is_inflated(
+    rocketlet: Broker, there: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bodies that inflate to more than a message may have, that cannot be inflated, or are empty; blank tags and ids, odd
+    properties, and as many as fit."""
+    rocketlet.create_topic("orders", queues=1)
+    queue = Queue("orders", "broker-a", 0)
+    bomb, sys_flag = compressed(bytes(20 << 20))
+    full = "x" * (SENT_PROPERTY_BYTES - 100)
+    sent = [
+        (bomb, sys_flag, "TAGS\x01bomb"),
+        (b"no zlib", sys_flag, "TAGS\x01garbled"),
+        (b"", 0, "KEYS\x01 \x02UNIQ_KEY\x01 \x02TAGS\x01 \x02a\x01 "),
+        (b"full", 0, f"TAGS\x01full\x02long\x01{full}"),
+        (b"plain", 0, ""),
+    ]
+    async with Producer(rocketlet.address) as producer:
+        for body, flag, text in sent:
+            await producer.send_stored(queue, [BatchEntry(7, body, text)], flag)
+    monkeypatch.setattr("rocketlet.client.message.decompressed", lambda body, flag: pytest.fail("inflated"))
+    await mirrored(rocketlet, there, topics=["orders"])
+    async with AdminClient(there.address) as admin:
+        copies = [message async for messages in admin.read(queue, 0, len(sent)) for message in messages]
+    assert [(copy.record.body, copy.record.sys_flag, copy.record.flag) for copy in copies] == [
+        (body, flag, 7) for body, flag, _ in sent
+    ]
+    assert [copy.tag for copy in copies] == ["bomb", "garbled", " ", "full", None]
+    assert [copy.properties[ORIGIN] for copy in copies] == [f"broker-a:0:{number}" for number in range(len(sent))]
+    assert copies[3].properties["DROPPED_PROPERTIES"] == "long"
+
+
+async def test_many_messages_full_of_properties_are_copied_in_requests_that_brokers_take(
+    rocketlet: Broker, there: Broker
+) -> None:
+    rocketlet.create_topic("orders", queues=1)
+    queue = Queue("orders", "broker-a", 0)
+    async with Producer(rocketlet.address) as producer:
+        for _ in range(200):
+            await producer.send_stored(queue, [BatchEntry(0, b"x", "a\x01" + "x" * 30_000)], 0)
+    mirror = await mirrored(rocketlet, there, topics=["orders"])
+    assert sum(copy.copied for copy in mirror.copies.values()) == 200
 
 
 async def test_a_mirror_goes_on_behind_the_newest_copy(rocketlet: Broker, there: Broker) -> None:
