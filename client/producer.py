@@ -461,7 +461,7 @@ class Producer(Sender):
 
     async def queue_for(self, topic: str, queue_key: str) -> Queue:
         """The queue for messages with this key, until the topic gets other queues. Raises TopicNotFound."""
-        return self._choose(await self._find_queues(topic), queue_key, None)
+        return self._choose(await self.queues(topic), queue_key, None)
 
     async def send_oneway(
         self,

@@ -28,6 +28,7 @@ failures    errors that begin with our sentence
 ledger      which batches Spark has finished, told by the driver's listener
 driver_process  the planner's process
 sink        rows as messages
+written     the columns of rows that are written
 stream_sink  rows of a stream as messages
 entries     rows as the entries of batches
 listener    tells the ledger which batches are finished
@@ -38,6 +39,8 @@ autoload    by which Spark finds the format by itself
 from __future__ import annotations
 
 import atexit
+import importlib.metadata
+import importlib.util
 import json
 import pkgutil
 import shutil
@@ -51,10 +54,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 try:
+    import pyspark.sql.datasource  # noqa: F401 # which came with PySpark 4
     from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
 except ModuleNotFoundError as missing:
-    raise ImportError("rocketlet.spark needs PySpark: pip install 'rocketlet[spark]'") from missing
+    found = importlib.util.find_spec("pyspark") and f", and this is {importlib.metadata.version('pyspark')}"
+    raise ImportError(f"rocketlet.spark needs PySpark 4{found or ''}: pip install 'rocketlet[spark]'") from missing
 
 from .config import STOP_LOOK_S, STOP_TIMEOUT_S
 from .failures import known_within

@@ -67,10 +67,10 @@ def to_partitions(
             columns,
             marks.get(part_of(queue), UNMARKED),
         )
-        for queue, (begin, end) in split(ranges, options.min_partitions or 1)
+        for queue, (begin, end) in split(ranges, options.min_partitions or 1, options.max_partition_rows)
         if queue in addresses
     ]
-    if options.min_partitions:
+    if options.min_partitions or options.max_partition_rows:
         return [Task((span,)) for span in spans]
     return [Task(tuple(group)) for group in packed(spans)]
 

@@ -21,6 +21,8 @@ MAX_SEND_BATCH_BYTES: Final = 2_000_000  # a request may have 4 MiB, and what is
 MAX_DELAY_LEVEL: Final = 18  # of a row
 SHOWN_CHARS: Final = 100  # of a wrong value
 
+SHOWN_BYTES: Final = 1024 * 1024  # of each value of an illegal row, in the topic of such rows
+
 # Planning
 
 CALL_TIMEOUT_S: Final = 60.0  # what Spark asks of the planner, beside pollTimeoutMs
@@ -28,6 +30,7 @@ TOPIC_PATIENCE_S: Final = 15.0  # for a topic that does not exist yet
 SETTLE_TIMEOUT_S: Final = 15.0  # for a member's first queues
 SHARE_TIMEOUT_S: Final = 60.0  # for all queues of a member that ends by itself: others may take so long to let go
 DISCOVERY_INTERVAL_S: Final = 10.0  # between two looks for topics that match a pattern
+NEW_QUEUES_S: Final = 2.0  # between two looks for queues that a topic has got, and for brokers that have it now
 IDLE_INTERVAL_S: Final = 0.03  # Spark asks every 10 ms while there is nothing new; brokers need not be asked as often
 ROUTE_RETRY_S: Final = 0.2
 SAMPLE_MESSAGES: Final = 32  # of each queue, whose size stands for the next ones'

@@ -45,8 +45,8 @@ class RocketletDataSource(DataSource):
     @plainly()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         _need(4, 1)
-        from .sink import check_columns
         from .stream_sink import RocketletStreamWriter
+        from .written import check_columns
 
         options = write_options(self.options)
         check_columns(schema, options)
@@ -54,7 +54,8 @@ class RocketletDataSource(DataSource):
 
     @plainly()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from .sink import RocketletWriter, check_columns
+        from .sink import RocketletWriter
+        from .written import check_columns
 
         if overwrite:
             raise ConfigError('a topic cannot be overwritten: use mode("append")')

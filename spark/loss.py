@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..client.log import get_logger
+from ..protocol import names
 from ..protocol.queue import Queue
 from .extents import Extent
 from .failures import DataLossError
@@ -16,6 +17,14 @@ MOVED = (
     "where `rocketlet mirror` has copied the group, with startingOffsets=committed"
 )
 REMEDY = "set failOnDataLoss to false to go on without them, or start with a new checkpoint"
+
+
+def shown(queue: Queue) -> str:
+    """A queue as users know it: who never heard of retry topics has a group."""
+    if queue.topic.startswith(names.RETRY_PREFIX):
+        group = queue.topic.removeprefix(names.RETRY_PREFIX)
+        return f"the retries of the group {group} on {queue.broker_name}, queue {queue.queue_id}"
+    return str(queue)
 
 
 def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: bool) -> int:
@@ -43,8 +52,8 @@ def made_anew(queue: Queue, wanted: int, extent: Extent, *, fail: bool) -> int:
 
 def elsewhere(brokers: Iterable[str], topic: str, *, fail: bool) -> None:
     """No broker of the checkpoint is here, others are. Raises DataLossError if that is to end the query."""
-    names = ", ".join(sorted(brokers))
-    text = f"the topic {topic} is on none of the brokers {names} of the checkpoint: this is another cluster"
+    former = ", ".join(sorted(brokers))
+    text = f"the topic {topic} is on none of the brokers {former} of the checkpoint: this is another cluster"
     if fail:
         raise DataLossError(f"{text}. {MOVED}; or {REMEDY}")
     hint = "everything is read from the first message on"
@@ -53,14 +62,16 @@ def elsewhere(brokers: Iterable[str], topic: str, *, fail: bool) -> None:
 
 def retired(queue: Queue, *, fail: bool) -> None:
     """A range cannot be read because no name server knows its broker. Raises DataLossError if it shall."""
-    text = f"{queue}: no name server knows the broker {queue.broker_name}, which holds messages of a batch that is run again"
+    text = (
+        f"{shown(queue)}: no name server knows {queue.broker_name}, which holds messages of a batch that is run again"
+    )
     if fail:
         raise DataLossError(f"{text}. Start the broker; or {REMEDY}")
     log.warning("messages_lost", queue=str(queue), reason=text)
 
 
 def _tell(queue: Queue, wanted: int, extent: Extent, reason: str, goes_on: int, fail: bool) -> int:
-    text = f"{queue}: the query wants offset {wanted}, the broker holds {extent.begin} to {extent.end}; {reason}"
+    text = f"{shown(queue)}: the query wants offset {wanted}, the broker holds {extent.begin} to {extent.end}; {reason}"
     if fail:
         raise DataLossError(f"{text}. Messages may be lost: {REMEDY}")
     log.warning("messages_lost", queue=str(queue), wanted=wanted, begin=extent.begin, end=extent.end, reason=reason,

@@ -68,7 +68,7 @@ class Member(Planner):
 
     async def _open(self, topics: list[str]) -> None:
         options = self._options
-        self._check_named(options.start.option, options.start.queues, self._routed(topics))
+        await self._check_start(self._routed(topics))
         is_resumed = self._resumed.membership is not None
         start = "first" if is_resumed else options.start.default  # where a query begins is said only once
         self._membership = Membership(

@@ -59,11 +59,13 @@ READ: Final = {
     "startingTimestamp": "ms since the epoch, instead of startingOffsets: from the first message stored then",
     "startingOffsetsByTimestamp": "JSON, instead of startingOffsets: ms since the epoch per queue, "
     '{"topic": {"broker": {"0": 1700000000000}}}; other queues begin at startingTimestamp, or else with their first message',
+    "startingOffsetsByTimestampStrategy": "latest or error: where no message is as young as a starting time; default: latest",
     "columns": "names of columns, separated by commas: others cost nothing; or kafka, for those of Spark's Kafka connector",
     "includeProperties": "true or false: whether rows have the column properties, or headers with columns=kafka; default: "
     "true, with columns=kafka false",
     "pollTimeoutMs": f"how long a broker may take to answer a read, at most {MAX_TIMEOUT_MS}; default: {POLL_TIMEOUT_MS}",
     "minPartitions": "the least number of tasks: long ranges are split; default: a task per queue, fewer for short ranges",
+    "maxRecordsPerPartition": "a positive number: the most rows of a task; default: no limit",
     "failOnDataLoss": "true or false; default: true",
     "arrowBatchSize": f"rows of an Arrow batch, at most; default: {ARROW_BATCH_ROWS}",
 }
@@ -91,6 +93,7 @@ WRITE: Final = {
     **CONNECTION,
     "topic": "where rows go that have no column topic",
     "group": "the producer group; default: rocketlet-spark",
+    "illegalRowsTopic": "where rows go, as JSON, that cannot be sent; default: such a row ends the job",
     "batchBytes": "how many bytes of bodies and properties are sent at once, at most "
     f"{MAX_SEND_BATCH_BYTES}; default: {SEND_BATCH_BYTES}",
     "sendTimeoutMs": f"a positive number, at most {MAX_TIMEOUT_MS}: for a send with all its retries; "
@@ -110,6 +113,16 @@ KAFKAS: Final = {
     "includeheaders": "includeProperties",
 }
 """Options of Spark's Kafka connector that have another name here."""
+ACCESS: Final = {
+    "access_key": "accessKey",
+    "secret_key": "secretKey",
+    "tls": "tls",
+    "ca_file": "tlsCaFile",
+    "cert_file": "tlsCertFile",
+    "key_file": "tlsKeyFile",
+}
+"""Fields of the client's `Access`, which its faults name, and the options that set them."""
+_ACCESS: Final = re.compile(rf"\b({'|'.join(ACCESS)})\b")
 EARLIEST, LATEST = -2, -1
 Place = Start | Literal["committed"]
 _PLACES: Final[Mapping[str, Place]] = {"earliest": "first", "latest": "last", "committed": "committed"}
@@ -148,8 +161,10 @@ class ReadOptions:
     assigned: frozenset[Queue]
     filter: str
     start: Position
+    needs_message: bool
     poll_timeout_s: float
     min_partitions: int
+    max_partition_rows: int | None
     fail_on_data_loss: bool
     arrow_batch_size: int
 
@@ -181,6 +196,7 @@ class BatchOptions:
 class WriteOptions:
     connect: Connect
     topic: str | None
+    illegal_rows_topic: str | None
     group: str
     batch_bytes: int
     timeout_s: float
@@ -199,14 +215,17 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
         )
     if given.has("maxTriggerDelay") and not given.has("minOffsetsPerTrigger"):
         raise ConfigError("the option maxTriggerDelay is given without minOffsetsPerTrigger, which it belongs to")
+    max_rows, min_rows = given.optional("maxRowsPerTrigger"), given.optional("minOffsetsPerTrigger") or 0
+    if max_rows is not None and min_rows > max_rows:
+        raise ConfigError(f"minOffsetsPerTrigger is {min_rows}, more than maxRowsPerTrigger, which is {max_rows}")
     if not membership and read.start.default == "committed" and not read.group:
         raise ConfigError("startingOffsets is committed, which needs a group: set the option group")
     return StreamOptions(
         read,
         membership,
-        given.number("maxRowsPerTrigger") if given.has("maxRowsPerTrigger") else None,
-        given.number("maxBytesPerTrigger") if given.has("maxBytesPerTrigger") else None,
-        given.number("minOffsetsPerTrigger") if given.has("minOffsetsPerTrigger") else 0,
+        max_rows,
+        given.optional("maxBytesPerTrigger"),
+        min_rows,
         given.duration_s("maxTriggerDelay", TRIGGER_DELAY),
         given.seconds("releaseTimeoutMs", RELEASE_TIMEOUT_MS),
         given.number("prefetchRows", PREFETCH_ROWS, least=0),
@@ -249,14 +268,16 @@ def batch_options(options: Mapping[str, str]) -> BatchOptions:
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises ConfigError."""
     given = _Given(options, WRITE)
-    topic = given.get("topic") or None
-    if topic is not None:
-        _checked("topic", names.topic_fault(topic))
+    topic, illegal_rows_topic = given.get("topic") or None, given.get("illegalRowsTopic") or None
+    for option, name in (("topic", topic), ("illegalRowsTopic", illegal_rows_topic)):
+        if name is not None:
+            _checked(option, names.topic_fault(name))
     group = given.get("group", "rocketlet-spark")
     _checked("group", names.group_fault(group))
     return WriteOptions(
         _connect(given),
         topic,
+        illegal_rows_topic,
         group,
         given.number("batchBytes", SEND_BATCH_BYTES, most=MAX_SEND_BATCH_BYTES),
         given.seconds("sendTimeoutMs", SEND_TIMEOUT_MS),
@@ -281,8 +302,10 @@ def _read_options(given: _Given, *, group_needed: bool) -> ReadOptions:
         assigned=assigned,
         filter=expression,
         start=given.position("starting", "earliest", ("earliest", "latest", "committed")),
+        needs_message=given.choice("startingOffsetsByTimestampStrategy", "latest", "error") == "error",
         poll_timeout_s=given.seconds("pollTimeoutMs", POLL_TIMEOUT_MS),
-        min_partitions=given.number("minPartitions") if given.has("minPartitions") else 0,
+        min_partitions=given.optional("minPartitions") or 0,
+        max_partition_rows=given.optional("maxRecordsPerPartition"),
         fail_on_data_loss=given.boolean("failOnDataLoss", True),
         arrow_batch_size=given.number("arrowBatchSize", ARROW_BATCH_ROWS),
     )
@@ -317,17 +340,21 @@ def _connect(given: _Given) -> Connect:
     encoding = given.get("headerEncoding", "auto")
     if encoding not in ENCODINGS:
         raise ConfigError(f"the option headerEncoding is {encoding!r}; allowed: {CONNECTION['headerEncoding']}")
-    access = Access(
-        access_key=given.get("accessKey"),
-        secret_key=given.get("secretKey"),
-        security_token=given.get("securityToken"),
-        tls=given.boolean("tls", False),
-        ca_file=given.get("tlsCaFile") or None,
-        verify_tls=given.boolean("tlsVerify", True),
-        cert_file=given.get("tlsCertFile") or None,
-        key_file=given.get("tlsKeyFile") or None,
-        encoding=cast("Encoding", encoding),
-    )
+    try:
+        access = Access(
+            access_key=given.get("accessKey"),
+            secret_key=given.get("secretKey"),
+            security_token=given.get("securityToken"),
+            tls=given.boolean("tls", False),
+            ca_file=given.get("tlsCaFile") or None,
+            verify_tls=given.boolean("tlsVerify", True),
+            cert_file=given.get("tlsCertFile") or None,
+            key_file=given.get("tlsKeyFile") or None,
+            encoding=cast("Encoding", encoding),
+        )
+        access.ssl_context  # noqa: B018  # reads the files now: a missing one is named before anything is done
+    except ConfigError as error:
+        raise ConfigError(_ACCESS.sub(lambda found: ACCESS[found[0]], str(error))) from None
     return Connect(given.required("nameServer"), access)
 
 
@@ -390,6 +417,17 @@ class _Given:
         if not least <= number <= most:
             raise self._wrong(name)
         return number
+
+    def optional(self, name: str) -> int | None:
+        """A positive number; None where it is not given."""
+        return self.number(name) if self.has(name) else None
+
+    def choice(self, name: str, *words: str) -> str:
+        """One of the words, the first by default."""
+        value = self.get(name, words[0])
+        if value not in words:
+            raise self._wrong(name)
+        return value
 
     def seconds(self, name: str, default_ms: int) -> float:
         """The seconds of an option in ms."""

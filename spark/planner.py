@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from ..client.config import At
 from ..client.consuming.pulling import check_filters
 from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
 from ..client.log import get_logger
+from ..client.member.offsets import begin_offset
 from ..client.wire.answers import body_of, header_of
 from ..client.wire.cluster import Cluster
 from ..client.wire.identity import new_client_id
@@ -35,18 +37,34 @@ from .config import (
     CALL_TIMEOUT_S,
     DISCOVERY_INTERVAL_S,
     IDLE_INTERVAL_S,
+    NEW_QUEUES_S,
     ROUTE_RETRY_S,
     SAMPLE_MESSAGES,
     TOPIC_PATIENCE_S,
 )
 from .extents import NOTHING, Extents, Seen
 from .loss import made_anew, outside, retired
-from .options import ReadOptions
+from .options import Position, ReadOptions
 from .patience import Patience
 from .ranges import Range, Ranges, shared_out
 
 log = get_logger("rocketlet.spark")
 T = TypeVar("T")
+
+
+def check_named(position: Position, queues: set[Queue]) -> None:
+    """Raises ConfigError for a queue that an option names and that is not there; says which it leaves out."""
+    absent, left_out = set(position.queues) - queues, queues - set(position.queues)
+    if absent:
+        raise ConfigError(f"{position.option} names {min(absent)}, which does not exist")
+    if position.queues and left_out:
+        log.warning(
+            "queues_not_named",
+            option=position.option,
+            queues=len(left_out),
+            first=str(min(left_out)),
+            place=position.default,
+        )
 
 
 class Planner(ABC):
@@ -213,7 +231,8 @@ class Planner(ABC):
     async def _leave(self) -> None: ...
 
     async def _start(self) -> None:
-        self._cluster = Cluster(self._options.connect.name_server, self._options.connect.access)
+        connect = self._options.connect
+        self._cluster = Cluster(connect.name_server, connect.access, route_interval_s=NEW_QUEUES_S)
         self._extents = Extents(self._cluster, self._options.group)
         self._cluster.start()
         try:
@@ -248,11 +267,31 @@ class Planner(ABC):
             queues += subscribe_queues(topic, route) if route is not None else []
         return queues
 
-    def _check_named(self, option: str, named: Iterable[Queue], queues: Iterable[Queue]) -> None:
-        """Raises ConfigError for a queue that an option names and that is not there. Where a query begins is asked once."""
-        missing = sorted(map(str, set(named) - set(queues)))
-        if missing and not self._resumed.ranges:
-            raise ConfigError(f"{option} names {missing[0]}, which does not exist")
+    async def _check_start(self, queues: Iterable[Queue]) -> None:
+        """Where a query begins is said once. Raises ConfigError for a start that no queue has."""
+        start, found = self._options.start, set(queues)
+        if self._resumed.membership is not None:
+            return
+        check_named(start, found)
+        exact = {queue: place for queue, place in start.queues.items() if isinstance(place, At)}
+        seen = await self._extents.of(exact)
+        for queue, extent in seen.extents.items():
+            if exact[queue].offset > extent.end:
+                raise ConfigError(f"{start.option} names {queue} at {exact[queue].offset}, which ends at {extent.end}")
+        if self._options.needs_message:
+            await self._check_times(found)
+
+    async def _check_times(self, queues: Iterable[Queue]) -> None:
+        """Raises ConfigError for a queue without a message since its starting time."""
+        places = {queue: place for queue in queues if isinstance(place := self._options.start.of(queue), int)}
+        seen = await self._extents.of(places)
+        for queue, extent in sorted(seen.extents.items()):
+            connection = await self._cluster.broker(queue.broker_name)
+            if await begin_offset(connection, queue, places[queue]) >= extent.end:
+                raise ConfigError(
+                    f"{queue} has no message since {places[queue]} ms, where it is to start; choose an earlier time, or set "
+                    "startingOffsetsByTimestampStrategy to latest"
+                )
 
     async def _matching(self) -> list[str]:
         """The topics that the pattern matches now, with their routes."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
@@ -40,10 +40,7 @@ class Prefetch:
         """Those of the batch; None if tasks are to read it. It has one task then at most: Spark takes rows of one only."""
         if len(tasks) != 1 or SimpleReader is DataSourceStreamReader:
             return None
-        from .reading import Task
-
-        (task,) = tasks
-        assert isinstance(task, Task)
+        (task,) = cast("Sequence[Task]", tasks)
         count = sum(span.end - span.begin for span in task.ranges)
         if count > self._most_rows:
             return None

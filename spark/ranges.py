@@ -43,12 +43,16 @@ def shared_out(
     return cut
 
 
-def split(ranges: Ranges, least: int) -> list[tuple[Queue, Range]]:
-    """The ranges that are not empty. Long ones are split, so that there are about `least` parts of similar size."""
+def split(ranges: Ranges, least: int, most_rows: int | None = None) -> list[tuple[Queue, Range]]:
+    """The ranges that are not empty. Long ones are split, so that there are about `least` parts of similar size, and none
+    has more than `most_rows`."""
     total = sum(end - begin for begin, end in ranges.values())
     parts: list[tuple[Queue, Range]] = []
     for queue, (begin, end) in sorted(ranges.items()):
-        count = min(max(math.ceil((end - begin) * least / max(total, 1)), 1), end - begin)
+        count = max(
+            math.ceil((end - begin) * least / max(total, 1)), math.ceil((end - begin) / (most_rows or total or 1)), 1
+        )
+        count = min(count, end - begin)
         bounds = [begin + (end - begin) * number // count for number in range(count + 1)] if count else []
         parts += [(queue, span) for span in pairwise(bounds)]
     return parts

@@ -26,7 +26,7 @@ from ..protocol.subscription import Subscription
 from .checkpoint import UNMARKED, Mark
 from .config import FIRST_RETRY_S, LAST_RETRY_S, PULL_BYTES, PULL_MESSAGES, READ_BATCH_BYTES
 from .failures import DataLossError
-from .loss import REMEDY, log
+from .loss import REMEDY, log, shown
 from .patience import Patience
 
 _MADE_LATER = "stored after the batch was planned: the topic was made anew meanwhile"
@@ -57,7 +57,7 @@ class QueueRange:
     mark: Mark = UNMARKED
 
     def __str__(self) -> str:
-        return f"{self.queue} {self.begin} to {self.end}"
+        return f"{shown(self.queue)} {self.begin} to {self.end}"
 
 
 @dataclass
@@ -141,7 +141,7 @@ def _batch(span: QueueRange, data: bytes, begin: int, end: int) -> pa.RecordBatc
 
 def _told_lost(span: QueueRange, reason: str) -> None:
     """Raises DataLossError if that is to end the query."""
-    text = f"{span.queue}: of the planned range {span.begin} to {span.end}, {reason}"
+    text = f"{shown(span.queue)}: of the planned range {span.begin} to {span.end}, {reason}"
     if span.fail_on_data_loss:
         raise DataLossError(f"{text}; {REMEDY}")
     log.warning("messages_lost", reason=text)
@@ -172,10 +172,7 @@ class _Pulls:
         found: list[bytes] = []
         size, is_full = 0, False
         while self._offset < span.end and not is_full:
-            if self._pull is None:
-                self.start()
-            assert self._pull is not None
-            answer = await self._pull
+            answer = await (self._pull or self.start())
             self._pull = None
             if _is_missing(answer):
                 self._lost(self._offset, "the topic, or the queue, is no longer there")
@@ -205,9 +202,10 @@ class _Pulls:
         )
         self._offset = gone
 
-    def start(self) -> None:
+    def start(self) -> asyncio.Task[Frame]:
         """Sends the next pull."""
         self._pull = asyncio.get_running_loop().create_task(self._pull_patiently(self._offset))
+        return self._pull
 
     async def _pull_patiently(self, offset: int) -> Frame:
         patience, delay_s = Patience(self._span.timeout_s), FIRST_RETRY_S
@@ -216,8 +214,9 @@ class _Pulls:
                 return await self._pull_once(offset)
             except (ConnectionFailed, RequestTimeout) as error:
                 if patience.is_over():
+                    tried = f"tried for {self._span.timeout_s:.0f} s"
                     raise RocketletError(
-                        f"{self._span.queue} cannot be read at {offset}, tried for {self._span.timeout_s:.0f} s: {error}"
+                        f"{shown(self._span.queue)} cannot be read at {offset}, {tried}: {error}"
                     ) from error
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, LAST_RETRY_S)
@@ -230,7 +229,7 @@ class _Pulls:
             answer = await self._past_reset(connection, offset, answer)
         if answer.code not in _READABLE and not _is_missing(answer):
             remark = f"{code_name(answer.code)}: {answer.remark}"
-            raise RocketletError(f"{span.address} refused to read {span.queue} at {offset} with {remark}")
+            raise RocketletError(f"{span.address} refused to read {shown(span.queue)} at {offset} with {remark}")
         return answer
 
     def _answer(self, connection: Connection, offset: int) -> asyncio.Future[Frame]:

@@ -14,24 +14,11 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import uvloop
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructType,
-)
 
 from ..client.errors import (
     BrokerRefused,
-    ConfigError,
     ConnectionFailed,
     MessageIllegal,
     RequestTimeout,
@@ -50,38 +37,15 @@ from .entries import Array, Entries, MessageIds, to_entries
 from .failures import plainly
 from .options import WriteOptions
 from .patience import Patience
+from .written import as_ours, illegal_row
 
 log = get_logger("rocketlet.spark")
 
 T = TypeVar("T")
+Target = tuple[str, Queue | None]
+"""A topic, and the queue if the row chooses one."""
 Work = Callable[[], Coroutine[Any, Any, None]]
 _PASSING: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
-_TEXT: Final = (StringType,)
-COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
-    "topic": ("STRING: where the row goes; or set the option topic", _TEXT),
-    "body": ("BINARY or STRING, not empty", (BinaryType, StringType)),
-    "keys": ("ARRAY<STRING>, or STRING with spaces between the keys", (StringType, ArrayType)),
-    "tags": ("STRING: the message's tag", _TEXT),
-    "properties": ("MAP<STRING, STRING>; RocketMQ's own names in it are skipped", (MapType,)),
-    "delayLevel": ("INT: 1 to 18, delivered later; 0 or null at once", (IntegerType, LongType, ShortType)),
-    "queueKey": ("STRING: rows of a task with the same one go to the same queue, in order", _TEXT),
-    "messageId": ("STRING: the message's unique key, kept when the row is sent again", _TEXT),
-}
-
-
-def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raises ConfigError for rows that cannot become messages."""
-    known = "; ".join(f"{name} ({meaning})" for name, (meaning, _) in COLUMNS.items())
-    for column in schema.fields:
-        meaning, types = COLUMNS.get(column.name, ("", ()))
-        if not types:
-            raise ConfigError(f"the column {column.name} is not a column of a message; drop it. Columns: {known}")
-        if not isinstance(column.dataType, types):
-            raise ConfigError(f"the column {column.name} is {column.dataType.simpleString()}; allowed: {meaning}")
-    if "body" not in schema.names:
-        raise ConfigError(f"a column body is missing. Columns: {known}")
-    if "topic" not in schema.names and options.topic is None:
-        raise ConfigError("where do rows go? Give a column topic, or the option topic")
 
 
 @dataclass
@@ -90,6 +54,8 @@ class Sent(WriterCommitMessage):
 
     messages: int = 0
     body_bytes: int = 0
+    illegal: int = 0
+    """Of the messages, rows that went to the topic of illegal ones."""
 
 
 class RocketletWriter(DataSourceArrowWriter):
@@ -118,6 +84,7 @@ def total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:
         "tasks": len(sent),
         "messages": sum(item.messages for item in sent),
         "bytes": sum(item.body_bytes for item in sent),
+        "illegal": sum(item.illegal for item in sent),
     }
 
 
@@ -180,14 +147,7 @@ class _Sender:
         before have met, and MessageIllegal."""
         begins = range(0, batch.num_rows, max(PIECE_BYTES * batch.num_rows // max(batch.nbytes, 1), 1))
         for begin in begins:
-            piece = batch.slice(begin, begins.step)
-            is_late = _is_late(piece)
-            works: list[Work] = []
-            if is_late is not None:
-                late = list(self._messages(piece.filter(is_late)))
-                works.append(partial(self._send_late, late))
-                piece = piece.filter(pc.invert(is_late))
-            works += await self._sends_of(piece)
+            works = await self._sends_of(batch.slice(begin, begins.step))
             await self.settle()
             self._sends = [asyncio.ensure_future(work()) for work in works]
             await asyncio.sleep(0)  # so that they leave
@@ -206,20 +166,34 @@ class _Sender:
         await asyncio.gather(*self._sends, return_exceptions=True)
 
     async def _sends_of(self, batch: pa.RecordBatch) -> list[Work]:
-        """The sends that run at once: rows with keys queue by queue, others in a few lanes."""
-        if not batch.num_rows:
-            return []
+        """The sends that run at once: rows with keys queue by queue, others in a few lanes, delayed ones each alone. Raises
+        MessageIllegal."""
+        batch, unreadable = as_ours(batch)
         entries = to_entries(batch, self._ids)
-        self._check(batch, entries.faulty)
         targets, codes = await self._targets(batch)
-        if len(targets) == 1:
-            return self._sends_to(*targets[0], batch, entries)
-        order = np.argsort(codes, kind="stable")
-        bounds = np.searchsorted(codes[order], np.arange(len(targets) + 1))
+        is_wrong = np.array([isinstance(target, MessageIllegal) for target in targets])
+        faulty = entries.faulty | unreadable | is_wrong[codes] | _has_wrong_delay(batch)
         sends: list[Work] = []
+        if faulty.any():
+            sends.append(partial(self._divert, self._illegal(batch, faulty, targets, codes)))
+        order = np.argsort(np.where(faulty, len(targets), codes), kind="stable")
+        bounds = np.searchsorted(codes[order[: len(order) - int(faulty.sum())]], np.arange(len(targets) + 1))
+        late = _is_late(batch)
         for target, begin, end in zip(targets, bounds[:-1], bounds[1:], strict=True):
+            if isinstance(target, MessageIllegal):
+                continue
             chosen = order[begin:end]
-            sends += self._sends_to(*target, batch.take(pa.array(chosen)), entries.take(chosen))
+            if late is not None:
+                sends += [
+                    partial(self._send_alone, *target, batch.slice(row, 1)) for row in chosen[late[chosen]].tolist()
+                ]
+                chosen = chosen[~late[chosen]]
+            whole = len(chosen) == batch.num_rows
+            sends += self._sends_to(
+                *target,
+                batch if whole else batch.take(pa.array(chosen)),
+                entries if whole else entries.take(chosen),
+            )
         return sends
 
     def _sends_to(self, topic: str, queue: Queue | None, batch: pa.RecordBatch, entries: Entries) -> list[Work]:
@@ -239,92 +213,73 @@ class _Sender:
         lanes = min(LANES, len(sends)) if queue is None else 1
         return [partial(_in_turn, sends[lane::lanes]) for lane in range(lanes)]
 
-    def _check(self, batch: pa.RecordBatch, faulty: Array) -> None:
-        """Raises MessageIllegal for the first row that cannot be sent."""
-        if not faulty.any():
-            return
-        row = batch.slice(int(faulty.argmax()), 1)
-        for _, _, message in self._messages(row):
-            try:
-                checked_body(message.body)
-                message_id = checked_id(message.message_id) if message.message_id else "-"
-                properties_text(message.tag, message.keys, message.properties, message_id, "")
-            except MessageIllegal as error:
-                named = f"keys {message.keys}, messageId {message.message_id}"
-                raise MessageIllegal(f"{error}; correct or filter such rows ({named[:SHOWN_CHARS]})") from None
-        raise MessageIllegal(f"a row cannot be sent: {str(row.to_pylist())[:1000]}")
+    def _illegal(
+        self, batch: pa.RecordBatch, faulty: Array, targets: list[Target | MessageIllegal], codes: Array
+    ) -> list[Outgoing]:
+        """The rows that cannot be sent, for the topic of such rows. Raises MessageIllegal, for the first, without one."""
+        diverted: list[Outgoing] = []
+        for number in np.flatnonzero(faulty).tolist():
+            target, row = targets[codes[number]], batch.slice(number, 1)
+            fault = target if isinstance(target, MessageIllegal) else _fault(row)
+            (values,) = row.to_pylist()
+            if self._options.illegal_rows_topic is None:
+                named = f"keys {values.get('keys')}, messageId {values.get('messageId')}"[:SHOWN_CHARS]
+                raise MessageIllegal(f"{fault}; correct or filter such rows, or set illegalRowsTopic ({named})")
+            diverted.append(illegal_row(values, str(fault)))
+        return diverted
 
-    async def _targets(self, batch: pa.RecordBatch) -> tuple[list[tuple[str, Queue | None]], Array]:
-        """Topics and queues, and which of them is each row's. Raises MessageIllegal, RocketletError."""
-        topics, topic_codes = _distinct(batch, "topic")
-        keys, key_codes = _distinct(batch, "queueKey")
-        pairs, codes = np.unique(topic_codes * len(keys) + key_codes, return_inverse=True)
-        named = [(self._topic(topics[pair // len(keys)]), keys[pair % len(keys)]) for pair in pairs.tolist()]
+    async def _divert(self, rows: list[Outgoing]) -> None:
+        topic = self._options.illegal_rows_topic or ""
+        for row in rows:
+            await self._send_one(topic, None, row)
+        self.sent.illegal += len(rows)
 
-        async def look() -> list[tuple[str, Queue | None]]:
-            find = self._producer.queue_for
-            return [(topic, None if key is None else await find(topic, key)) for topic, key in named]
+    async def _targets(self, batch: pa.RecordBatch) -> tuple[list[Target | MessageIllegal], Array]:
+        """Topics and queues, or why there is none, and which of them is each row's. Raises RocketletError."""
+        columns = [_distinct(batch, name) for name in ("topic", "queueKey", "queueId", "brokerName")]
+        code = np.zeros(batch.num_rows, np.int64)
+        for values, codes in columns:
+            code = code * len(values) + codes
+        _, rows, codes = np.unique(code, return_index=True, return_inverse=True)
+        named = [[values[found[row]] for values, found in columns] for row in rows.tolist()]
+
+        async def look() -> list[Target | MessageIllegal]:
+            return [await self._target(*names) for names in named]
 
         found = await _patiently(look, self._options)
         targets = {target: number for number, target in enumerate(dict.fromkeys(found))}
         return list(targets), np.array([targets[target] for target in found], np.int64)[codes]
 
-    def _topic(self, topic: str | None) -> str:
-        found = topic or self._options.topic
-        if not found:
-            raise MessageIllegal("a row's topic is null; give the option topic")
-        check_topic(found)
-        return found
+    async def _target(
+        self, topic: str | None, key: str | None, queue_id: int | None, broker_name: str | None
+    ) -> Target | MessageIllegal:
+        topic = topic or self._options.topic
+        if not topic:
+            return MessageIllegal("a row's topic is null; give the option topic")
+        try:
+            check_topic(topic)
+        except MessageIllegal as error:
+            return error
+        if queue_id is None:
+            return topic, None if key is None else await self._producer.queue_for(topic, key)
+        found = [
+            queue
+            for queue in await self._producer.queues(topic)
+            if queue.queue_id == queue_id and broker_name in (None, queue.broker_name)
+        ]
+        if len(found) == 1:
+            return topic, found[0]
+        where = f"queueId is {queue_id}" + (f", brokerName {broker_name}" if broker_name else "")
+        fault = "several brokers have one: give brokerName" if found else f"{topic} has no such queue to send to"
+        return MessageIllegal(f"a row's {where}; {fault}")
 
     async def _send_together(self, topic: str, queue: Queue | None, body: memoryview, count: int, size: int) -> None:
         octets = bytes(body)
         await _patiently(lambda: self._producer.send_entries(topic, octets, queue=queue), self._options)
         self._count(count, size)
 
-    async def _send_late(self, rows: list[tuple[str, str | None, Outgoing]]) -> None:
-        """Rows with a delay, each for itself."""
-        sends = []
-        for topic, key, message in rows:
-            queue = await self._queue_for(topic, key) if key is not None else None
-            sends.append(self._send_one(topic, queue, message))
-        await asyncio.gather(*sends)
-
-    async def _queue_for(self, topic: str, key: str) -> Queue:
-        return await _patiently(lambda: self._producer.queue_for(topic, key), self._options)
-
     async def _send_alone(self, topic: str, queue: Queue | None, row: pa.RecordBatch) -> None:
-        for _, _, message in self._messages(row):
-            await self._send_one(topic, queue, message)
-
-    def _messages(self, batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, Outgoing]]:
-        """Topic, queue key and message of each row. Raises MessageIllegal."""
-        empty = [None] * batch.num_rows
-        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-        rows = zip(*(columns.get(name, empty) for name in COLUMNS), strict=True)
-        for topic, body, keys, tags, properties, delay_level, queue_key, message_id in rows:
-            if body is None:
-                raise MessageIllegal(
-                    f"a row's body is null (keys {keys}, messageId {message_id}); filter such rows out"
-                )
-            if delay_level and not 0 <= delay_level <= MAX_DELAY_LEVEL:
-                raise MessageIllegal(
-                    f"a row's delayLevel is {delay_level} (keys {keys}, messageId {message_id}); allowed: 0 to "
-                    f"{MAX_DELAY_LEVEL}, or null"
-                )
-            topic = topic or self._options.topic
-            if not topic:
-                raise MessageIllegal(
-                    f"a row's topic is null (keys {keys}, messageId {message_id}); give the option topic"
-                )
-            message = Outgoing(
-                body.encode() if isinstance(body, str) else body,
-                tags or None,
-                keys or (),
-                {name: value for name, value in properties or () if name not in props.RESERVED},
-                delay_level or 0,
-                message_id=message_id or None,
-            )
-            yield topic, queue_key, message
+        await self._send_one(topic, queue, _message(row))
 
     async def _send_one(self, topic: str, queue: Queue | None, message: Outgoing) -> None:
         def send() -> Awaitable[SendResult]:
@@ -347,15 +302,53 @@ class _Sender:
         self.sent.body_bytes += body_bytes
 
 
+def _fault(row: pa.RecordBatch) -> MessageIllegal:
+    """Why a row cannot be sent."""
+    try:
+        message = _message(row)
+        checked_body(message.body)
+        message_id = checked_id(message.message_id) if message.message_id else "-"
+        properties_text(message.tag, message.keys, message.properties, message_id, "")
+    except MessageIllegal as error:
+        return error
+    return MessageIllegal("a row's key or one of its headers is not UTF-8, as RocketMQ's keys and properties are")
+
+
+def _message(row: pa.RecordBatch) -> Outgoing:
+    """Raises MessageIllegal."""
+    (values,) = row.to_pylist()
+    body, delay_level = values["body"], values.get("delayLevel") or 0
+    if body is None:
+        raise MessageIllegal("a row's body is null")
+    if not 0 <= delay_level <= MAX_DELAY_LEVEL:
+        raise MessageIllegal(f"a row's delayLevel is {delay_level}; allowed: 0 to {MAX_DELAY_LEVEL}, or null")
+    return Outgoing(
+        body.encode() if isinstance(body, str) else body,
+        values.get("tags") or None,
+        values.get("keys") or (),
+        {name: value for name, value in values.get("properties") or () if name not in props.RESERVED},
+        delay_level,
+        message_id=values.get("messageId") or None,
+    )
+
+
 def _is_late(batch: pa.RecordBatch) -> Array | None:
     """Which rows have a delay; None if no row has one."""
-    if "delayLevel" not in batch.schema.names:
-        return None
-    found = pc.fill_null(pc.not_equal(batch.column("delayLevel"), 0), False)
-    return found if pc.any(found).as_py() else None
+    levels = _delay_levels(batch)
+    return levels != 0 if levels is not None and levels.any() else None
 
 
-def _distinct(batch: pa.RecordBatch, name: str) -> tuple[list[str | None], Array]:
+def _has_wrong_delay(batch: pa.RecordBatch) -> Array:
+    levels = _delay_levels(batch)
+    return np.zeros(batch.num_rows, bool) if levels is None else (levels < 0) | (levels > MAX_DELAY_LEVEL)
+
+
+def _delay_levels(batch: pa.RecordBatch) -> Array | None:
+    """None if rows have no such column."""
+    return None if "delayLevel" not in batch.schema.names else batch.column("delayLevel").fill_null(0).to_numpy()
+
+
+def _distinct(batch: pa.RecordBatch, name: str) -> tuple[list[Any], Array]:
     """A column's values, and which of them is each row's."""
     if name not in batch.schema.names:
         return [None], np.zeros(batch.num_rows, np.int64)

@@ -70,6 +70,10 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _columns(self) -> tuple[str, ...]:
         return chosen(self._given, self._schema)
 
+    def _check(self) -> None:
+        """Names a wrong option before anything else is done."""
+        _, _ = self._options, self._columns
+
     def _opened(self, resumed: Batch, *, is_unfinished: bool = False) -> Planner:
         """The planner. resumed: the newest batch in the checkpoint, if the query has just been started; is_unfinished: Spark
         runs it again."""
@@ -90,7 +94,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     @plainly()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Nothing was read. Where a queue begins is known when it is assigned."""
-        assert self._options and self._columns  # so that a wrong option is named before anything else is done
+        self._check()
         return {}
 
     @plainly()

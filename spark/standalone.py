@@ -13,7 +13,7 @@ from .checkpoint import EMPTY, Batch
 from .extents import Seen
 from .loss import elsewhere, outside
 from .options import Place, Position, ReadOptions
-from .planner import Planner, log
+from .planner import Planner, check_named, log
 from .ranges import Range, Ranges
 
 
@@ -32,9 +32,11 @@ class Standalone(Planner):
         self._last: Batch | None = None
         self._missing: set[Queue] = set()
         self._told_elsewhere: dict[str, set[Queue]] = {}
-        queues, start = self._queues(), self._options.start
-        self._check_named("assign", self._options.assigned, queues)
-        self._check_named(start.option, start.queues, queues)
+        queues = set(self._queues())
+        absent = self._options.assigned - queues
+        if absent and not self._resumed.ranges:
+            raise ConfigError(f"assign names {min(absent)}, which does not exist")
+        await self._check_start(queues)
 
     async def _leave(self) -> None:
         await self._cluster.close()
@@ -114,7 +116,7 @@ class Standalone(Planner):
 
     async def _ranges(self, start: Position, end: Position) -> dict[Queue, Range]:
         queues = self._queues()
-        self._check_named(end.option, end.queues, queues)
+        check_named(end, set(queues))
         seen = await self._all()
         self._marks |= seen.marks
         begins, ends = await self._at(queues, start, seen), await self._at(queues, end, seen)

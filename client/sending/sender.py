@@ -304,7 +304,7 @@ class Sender:
     async def _send_away(self, topic: str, one: Outgoing, queue_key: str | None) -> tuple[str, Queue]:
         """One way: the message's key, and the queue. Waits for a broker that reads slower than its senders send."""
         ext, wire_body, key = self._prepared(topic, one.body, one.tag, one.keys, one.properties, "", one.message_id)
-        target = self._choose(await self._find_queues(topic), queue_key, None)
+        target = self._choose(await self.queues(topic), queue_key, None)
         connection = await self._connect(target)
         if not connection.is_writable:
             await _writable(connection, self._timeout_s)
@@ -323,7 +323,8 @@ class Sender:
             raise ConfigError(self._idle_reason)
         self._cluster.check_home()
 
-    async def _find_queues(self, topic: str) -> list[Queue]:
+    async def queues(self, topic: str) -> list[Queue]:
+        """Those that may be sent to. Raises TopicNotFound."""
         self._check_running()
         queues = self._queues.get(topic)
         if queues is None:
@@ -333,10 +334,10 @@ class Sender:
         return queues
 
     async def _queues_now(self, topic: str, has_failed: bool) -> list[Queue]:
-        """As `_find_queues`, but after a try that failed it raises ConnectionFailed: a broker or name server that restarts
+        """As `queues`, but after a try that failed it raises ConnectionFailed: a broker or name server that restarts
         does not know all topics yet."""
         try:
-            return await self._find_queues(topic)
+            return await self.queues(topic)
         except TopicNotFound as error:
             if not has_failed:
                 raise

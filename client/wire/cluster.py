@@ -40,7 +40,11 @@ class Cluster:
     """`on_change(topic)` is called when a route has changed, `on_lost(address)` when a socket closed; `requests` holds who
     answers what brokers ask, by request code."""
 
-    def __init__(self, name_server: str, access: Access | None = None) -> None:
+    def __init__(
+        self, name_server: str, access: Access | None = None, *, route_interval_s: float = ROUTE_INTERVAL_S
+    ) -> None:
+        """route_interval_s: between two looks for new queues and brokers."""
+        self._route_interval_s = route_interval_s
         self._name_servers = parse_addresses(name_server)
         # As NettyRemotingClient: clients that are configured alike do not all ask the first one.
         random.shuffle(self._name_servers)
@@ -164,11 +168,11 @@ class Cluster:
         return replace(route, queues=route.queues + queues, brokers=route.brokers + tuple(kept))
 
     async def _refresh_all(self) -> None:
-        """Every 30 s, and every second while a broker cannot be reached: it may be back at another address."""
+        """At the interval, and every second while a broker cannot be reached: it may be back at another address."""
         while True:
             await asyncio.sleep(ROUTE_RETRY_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(ROUTE_INTERVAL_S - ROUTE_RETRY_S):
+                async with asyncio.timeout(self._route_interval_s - ROUTE_RETRY_S):
                     await self._unreached.wait()
             self._unreached.clear()
             for topic in list(self._routes):

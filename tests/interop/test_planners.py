@@ -159,7 +159,7 @@ def planned(planner: Planner) -> Batch:
 def offsets_of(planner: Planner, address: str, topic: str, group: str, batch: Batch, between: Any) -> Counter[int]:
     """What the tasks of a batch read. between: called after they were made."""
     options = stream_options({"nameServer": address, "topic": topic, "group": group})
-    tasks = to_partitions(planner, options.read, planner.readable(batch), batch.marks, ("queueOffset",))
+    tasks = to_partitions(planner, options.read, planner.readable(batch), batch.marks, ("queueId",))
     between()
     found: Counter[int] = Counter()
     for task in tasks:

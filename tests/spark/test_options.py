@@ -10,7 +10,7 @@ from rocketlet.client.errors import ConfigError
 from rocketlet.spark import schema
 from rocketlet.spark.config import MAX_NUMBER, MAX_SEND_BATCH_BYTES, MAX_TIMEOUT_MS
 from rocketlet.spark.options import Position, batch_options, chosen, columns, stream_options, write_options
-from rocketlet.spark.sink import check_columns
+from rocketlet.spark.written import check_columns
 
 GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
 
@@ -42,6 +42,8 @@ def offset_of_queue(number: int) -> str:
             "option maxTriggerDelay is '15'; allowed: such as 500ms",
         ),
         ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "0s"}, "option maxTriggerDelay is '0s'; allowed: such as"),
+        ({"minOffsetsPerTrigger": "6", "maxRowsPerTrigger": "5"}, "is 6, more than maxRowsPerTrigger, which is 5"),
+        ({"startingOffsetsByTimestampStrategy": "none"}, "is .none.; allowed: latest or error"),
         ({"maxTriggerDelay": "15m"}, "maxTriggerDelay is given without minOffsetsPerTrigger"),
         ({"assign": '{"t": {"b": [0]}}'}, "options topic and assign are both given"),
         ({"topic": None, "assign": '{"t": {"b": [0]}}'}, "assign is given: .* set membership to false"),
@@ -76,7 +78,8 @@ def offset_of_queue(number: int) -> str:
         ({"failOnDataLoss": "maybe"}, "allowed: true or false"),
         ({"membership": "no"}, "allowed: true or false"),
         ({"headerEncoding": "xml"}, "allowed: auto, json or rocketmq"),
-        ({"accessKey": "k"}, "access_key and secret_key are given together"),
+        ({"accessKey": "k"}, "accessKey and secretKey are given together"),
+        ({"tls": "true", "tlsCaFile": "/nowhere/ca.pem"}, "tlsCaFile /nowhere/ca.pem is not there, or may not be read"),
         ({"tlsCaFile": "/ca.pem"}, "tls is off"),
         ({"maxRows": "5"}, "option maxRows is unknown.*maxRowsPerTrigger"),
         (

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from rocketlet.client import BrokerRefused, ConfigError, ConnectionFailed
+from rocketlet.client.config import ROUTE_INTERVAL_S
 from rocketlet.protocol import admin_bodies
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.headers import ResetOffset, UpdateOffset, write
+from rocketlet.protocol.headers import CreateTopic, ResetOffset, UpdateOffset, write
 from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
@@ -191,10 +192,41 @@ def test_an_offset_behind_the_end_of_its_queue_is_named(address: str) -> None:
     exact = '{"t": {"broker-a": {"0": 500}}}'
     for membership in (True, False):
         with (
-            opened(address, membership, startingOffsets=exact) as planner,
-            pytest.raises(DataLossError, match="t@broker-a:0: the query wants offset 500, the broker holds 0 to 100"),
+            pytest.raises(ConfigError, match="startingOffsets names t@broker-a:0 at 500, which ends at 100"),
+            opened(address, membership, startingOffsets=exact),
         ):
+            pass
+
+
+@BOTH
+def test_a_starting_time_without_a_message_is_named_where_the_options_say_so(address: str, membership: bool) -> None:
+    fill(address, range(400))
+    later = {"startingTimestamp": str(int(time.time() * 1000) + 60_000)}
+    with (
+        pytest.raises(ConfigError, match=r"t@broker-a:0 has no message since \d+ ms, where it is to start"),
+        opened(address, membership, EMPTY, **later, startingOffsetsByTimestampStrategy="error"),
+    ):
+        pass
+    with opened(address, membership, EMPTY, **later) as planner:
+        batch = read_all(planner)
+    with opened(address, membership, batch, **later, startingOffsetsByTimestampStrategy="error"):
+        pass  # a query that goes on asks no more where to begin
+
+
+@BOTH
+def test_queues_that_a_topic_gets_are_read_soon(address: str, membership: bool) -> None:
+    fill(address, range(400))
+    with opened(address, membership) as planner:
+        read_all(planner)
+        grown = write(CreateTopic("t", 2 * QUEUES, 2 * QUEUES, 6))
+        request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, dict(grown))
+        before_next_look_s = ROUTE_INTERVAL_S - 5  # at routes, by the client
+
+        def planned() -> bool:
             planner.plan()
+            return sum(queue.topic == "t" for queue in planner.progress()[1]) == 2 * QUEUES
+
+        wait_for(planned, before_next_look_s)
 
 
 @BOTH
@@ -298,7 +330,7 @@ def test_a_batch_read_names_a_start_behind_its_end_and_an_end_that_is_not_there(
         )  # fmt: skip
     with pytest.raises(ConfigError, match="endingOffsets names t@broker-a:0 at 500, which ends at 100"):
         ranges(endingOffsets='{"t": {"broker-a": {"0": 500}}}')
-    with pytest.raises(ConfigError, match="t@broker-a:0: the start 500 is behind the end 100"):
+    with pytest.raises(ConfigError, match="startingOffsets names t@broker-a:0 at 500, which ends at 100"):
         ranges(startingOffsets='{"t": {"broker-a": {"0": 500}}}')
 
 
@@ -411,7 +443,7 @@ def test_a_retired_broker_leaves_the_checkpoint_usable(address: str) -> None:
     for fail in ("true", "false"):
         with opened(address, False, batch, failOnDataLoss=fail) as planner:
             if fail == "true":
-                with pytest.raises(DataLossError, match="no name server knows the broker broker-z"):
+                with pytest.raises(DataLossError, match="no name server knows broker-z"):
                     planner.addresses([gone])
             else:
                 assert not planner.addresses([gone])

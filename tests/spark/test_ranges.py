@@ -53,6 +53,13 @@ def test_no_queue_starves_under_a_limit_below_one_message_for_each(queues: int, 
     assert seen == set(every)
 
 
+@given(RANGES, st.integers(1, 50), st.integers(1, 500))
+def test_no_part_has_more_rows_than_a_task_may_have(ranges: dict[Queue, Range], least: int, most: int) -> None:
+    parts = split(ranges, least, most)
+    assert all(end - begin <= most for _, (begin, end) in parts)
+    assert sum(end - begin for _, (begin, end) in parts) == sum(end - begin for begin, end in ranges.values())
+
+
 @given(RANGES, st.integers(1, 50))
 def test_ranges_are_split_into_parts_of_like_size(ranges: dict[Queue, Range], least: int) -> None:
     parts = split(ranges, least)

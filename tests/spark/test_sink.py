@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from collections import Counter
@@ -23,6 +24,7 @@ from .running import MARKS, Sink, fill, run_once, stream
 pytestmark = MARKS
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from rocketlet.spark.config import SHOWN_BYTES
 from rocketlet.spark.options import write_options
 from rocketlet.spark.sink import send_all
 from rocketlet.testing.ports import free_port
@@ -134,12 +136,19 @@ def test_a_task_that_is_tried_again_sends_the_same_ids(spark: SparkSession, addr
     [
         (["id AS body"], {}, "column body is bigint"),
         (["cast(id AS string) AS body", "id AS offset"], {}, "column offset is not a column of a message"),
-        (["cast(null AS string) AS body"], {}, "a row's body is null.*filter such rows out"),
+        (["'x' AS body", "'x' AS value"], {}, "columns value and body mean the same"),
+        (["'x' AS value", "int(77) AS partition"], {}, "a row's queueId is 77; out has no such queue to send to"),
+        (["'x' AS value", "X'FF' AS key"], {}, "a row's key or one of its headers is not UTF-8"),
+        (
+            ["cast(null AS string) AS body"],
+            {},
+            "a row's body is null; correct or filter such rows, or set illegalRowsTopic",
+        ),
         (["'' AS body"], {}, "the body is empty"),
         (["'x' AS body", "map('a', '') AS properties"], {}, "neither may be blank"),
         (["'x' AS body"], {"batchByte": "5"}, "batchbyte is unknown"),
-        (["'x' AS body", "99 AS delayLevel"], {}, "a row's delayLevel is 99 .*; allowed: 0 to 18"),
-        (["'x' AS body", "-1 AS delayLevel"], {}, "a row's delayLevel is -1 .*; allowed: 0 to 18"),
+        (["'x' AS body", "99 AS delayLevel"], {}, "a row's delayLevel is 99; allowed: 0 to 18"),
+        (["'x' AS body", "-1 AS delayLevel"], {}, "a row's delayLevel is -1; allowed: 0 to 18"),
         (
             ["'x' AS body"],
             {"nameServer": "127.0.0.1:1", "deliveryTimeoutMs": "100"},
@@ -168,9 +177,55 @@ def test_a_row_that_cannot_be_sent_is_told_from_others(address: str, row: dict[s
     schema = pa.schema([*fields, ("keys", pa.list_(pa.string())), ("messageId", pa.string())])
     rows = [{"body": b"good"}, {**row, "keys": ["4711"], "messageId": "A1"}]
     options = write_options({"nameServer": address, "topic": "out"})
-    named = re.escape("; correct or filter such rows (keys ['4711'], messageId A1)")
+    named = re.escape("; correct or filter such rows, or set illegalRowsTopic (keys ['4711'], messageId A1)")
     with pytest.raises(MessageIllegal, match=reason + ".*" + named):
         send_all(options, iter([pa.RecordBatch.from_pylist(rows, schema)]))
+
+
+def test_rows_that_cannot_be_sent_go_to_a_topic_of_their_own(address: str) -> None:
+    schema = pa.schema(
+        [("body", pa.binary()), ("tags", pa.string()), ("delayLevel", pa.int32()), ("queueId", pa.int32())]
+    )
+    rows = [
+        {"body": b"good", "queueId": 1},
+        {"body": None, "tags": "t"},
+        {"body": b"late", "delayLevel": 1},
+        {"body": b"\xff", "delayLevel": 99},
+        {"body": b"x", "queueId": 64},
+        {"body": b"y" * (MAX_BODY_BYTES + 1)},
+    ]
+    options = write_options({"nameServer": address, "topic": "out", "illegalRowsTopic": "illegal"})
+    sent = send_all(options, iter([pa.RecordBatch.from_pylist(rows, schema)]))
+    assert (sent.messages, sent.illegal) == (6, 4)
+    good = consumed(address, 2)
+    assert {message.body: message.queue.queue_id for message in good}[b"good"] == 1
+    illegal = [
+        (message.properties["reason"], json.loads(message.body)["body"]) for message in consumed(address, 4, "illegal")
+    ]
+    (cut,) = (body for reason, body in illegal if f"{MAX_BODY_BYTES} are allowed" in reason)
+    assert cut == "y" * SHOWN_BYTES
+    assert sorted((reason, body) for reason, body in illegal if body != cut) == [
+        ("a row's body is null", None),
+        ("a row's delayLevel is 99; allowed: 0 to 18, or null", {"base64": "/w=="}),
+        ("a row's queueId is 64; out has no such queue to send to", "x"),
+    ]
+
+
+def test_a_job_for_kafka_writes_its_columns(spark: SparkSession, address: str) -> None:
+    rows = spark.range(100).selectExpr(
+        "CAST(id AS STRING) AS value",
+        "CAST(id % 7 AS STRING) AS key",
+        "IF(id < 50, array(named_struct('key', 'h', 'value', CAST('w' AS BINARY))), NULL) AS headers",
+        "IF(id = 99, 2, NULL) AS partition",
+    )
+    write(rows.repartition(1), address)
+    found = {int(message.body): message for message in consumed(address, 100)}
+    assert found.keys() == set(range(100))
+    assert all(message.keys == [str(number % 7)] for number, message in found.items())
+    assert {number for number, message in found.items() if message.properties.get("h") == "w"} == set(range(50))
+    assert found[99].queue.queue_id == 2
+    queues = {(number % 7, message.queue.queue_id) for number, message in found.items() if number != 99}
+    assert len(queues) == 7, "one key, one queue"
 
 
 def test_rows_wait_for_a_broker_that_is_away(broker: StoppableBroker) -> None:
