@@ -7,6 +7,8 @@
 
 format      what Spark finds by the name `rocketlet`
 options     every option
+starts      whether starting positions are ones that queues have
+given       options as given: found, read and checked
 config      every limit
 source      streams: what Spark calls in the driver
 batch       one read, and how ranges become tasks

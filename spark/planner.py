@@ -17,11 +17,9 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from ..client.config import At
 from ..client.consuming.pulling import check_filters
-from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
+from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
 from ..client.log import get_logger
-from ..client.member.offsets import begin_offset
 from ..client.wire.answers import body_of, header_of
 from ..client.wire.cluster import Cluster
 from ..client.wire.identity import new_client_id
@@ -44,27 +42,13 @@ from .config import (
 )
 from .extents import NOTHING, Extents, Seen
 from .loss import made_anew, outside, retired
-from .options import Position, ReadOptions
+from .options import ReadOptions
 from .patience import Patience
 from .ranges import Range, Ranges, shared_out
+from .starts import Starts
 
 log = get_logger("rocketlet.spark")
 T = TypeVar("T")
-
-
-def check_named(position: Position, queues: set[Queue]) -> None:
-    """Raises ConfigError for a queue that an option names and that is not there; says which it leaves out."""
-    absent, left_out = set(position.queues) - queues, queues - set(position.queues)
-    if absent:
-        raise ConfigError(f"{position.option} names {min(absent)}, which does not exist")
-    if position.queues and left_out:
-        log.warning(
-            "queues_not_named",
-            option=position.option,
-            queues=len(left_out),
-            first=str(min(left_out)),
-            place=position.default,
-        )
 
 
 class Planner(ABC):
@@ -269,29 +253,9 @@ class Planner(ABC):
 
     async def _check_start(self, queues: Iterable[Queue]) -> None:
         """Where a query begins is said once. Raises ConfigError for a start that no queue has."""
-        start, found = self._options.start, set(queues)
-        if self._resumed.membership is not None:
-            return
-        check_named(start, found)
-        exact = {queue: place for queue, place in start.queues.items() if isinstance(place, At)}
-        seen = await self._extents.of(exact)
-        for queue, extent in seen.extents.items():
-            if exact[queue].offset > extent.end:
-                raise ConfigError(f"{start.option} names {queue} at {exact[queue].offset}, which ends at {extent.end}")
-        if self._options.needs_message:
-            await self._check_times(found)
-
-    async def _check_times(self, queues: Iterable[Queue]) -> None:
-        """Raises ConfigError for a queue without a message since its starting time."""
-        places = {queue: place for queue in queues if isinstance(place := self._options.start.of(queue), int)}
-        seen = await self._extents.of(places)
-        for queue, extent in sorted(seen.extents.items()):
-            connection = await self._cluster.broker(queue.broker_name)
-            if await begin_offset(connection, queue, places[queue]) >= extent.end:
-                raise ConfigError(
-                    f"{queue} has no message since {places[queue]} ms, where it is to start; choose an earlier time, or set "
-                    "startingOffsetsByTimestampStrategy to latest"
-                )
+        if self._resumed.membership is None:
+            starts = Starts(self._options.start, self._extents, self._cluster)
+            await starts.check(set(queues), needs_message=self._options.needs_message)
 
     async def _matching(self) -> list[str]:
         """The topics that the pattern matches now, with their routes."""

@@ -11,10 +11,12 @@ from ..client.member.offsets import GroupOffsets, begin_offset
 from ..protocol.queue import Queue
 from .checkpoint import EMPTY, Batch
 from .extents import Seen
+from .given import Place, Position
 from .loss import elsewhere, outside
-from .options import Place, Position, ReadOptions
-from .planner import Planner, check_named, log
+from .options import ReadOptions
+from .planner import Planner, log
 from .ranges import Range, Ranges
+from .starts import check_named
 
 
 class Standalone(Planner):
