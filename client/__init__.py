@@ -1,9 +1,10 @@
 """Producer and push consumer for RocketMQ 4.9 brokers, Rocketlet's or Apache's, in asyncio.
 
-consumer, producer   what applications use
+consumer, shared_consumer, producer   what applications use
 wire        servers: sockets, TLS, routes
 sending     where a message goes, and what is tried again
 member      one client in one consumer group: heartbeats, rebalance, leases, offsets
+sharing     messages that members share: receives, renewals, what is said of them
 consuming   pulls, process queues, handlers, commits
 admin       what an administrator asks and sets
 options     the types of what consumers and producers are given
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from .member.offsets import Position
     from .message import Message, Outgoing, SendResult
     from .producer import Producer, Sending
+    from .shared_consumer import SharedConsumer
     from .signals import stop_signal
     from .wire.access import Access
 
@@ -96,6 +98,7 @@ _NAMES: Final = {
         "Producer",
         "Sending",
     ),
+    ".shared_consumer": ("SharedConsumer",),
     ".admin.settling": ("settled",),
     ".signals": ("stop_signal",),
 }
@@ -130,6 +133,7 @@ __all__ = [
     "RocketletError",
     "SendResult",
     "Sending",
+    "SharedConsumer",
     "Sql",
     "Start",
     "Strategy",

@@ -8,12 +8,22 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any, Final
 
 from ..protocol import names
 from ..protocol.queue import Queue
 from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionError, parse_subscription
-from .config import EARLIEST_MS, MAX_BATCH_SIZE, MAX_INT, MAX_LONG, MAX_NAME_SERVERS, PullLimits
+from .config import (
+    EARLIEST_MS,
+    MAX_BATCH_SIZE,
+    MAX_INT,
+    MAX_INVISIBLE_S,
+    MAX_LONG,
+    MAX_NAME_SERVERS,
+    MIN_INVISIBLE_S,
+    PullLimits,
+)
 from .errors import ConfigError
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]").fullmatch
@@ -57,6 +67,22 @@ def check_count(name: str, value: Any, least: int, most: int | None = None) -> N
 def check_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:
     if type(value) not in (int, float) or not (value > 0 or (may_be_zero and value == 0)):
         raise ConfigError(f"{name}: {value!r} is not a number of seconds {'from' if may_be_zero else 'above'} 0")
+
+
+def check_shared(start: Any, invisible_s: Any) -> None:
+    """Of a consumer that shares messages."""
+    if start not in ("last", "first"):
+        raise ConfigError(f"start: {start!r} is neither 'last' nor 'first'; a time suits a Consumer only")
+    if type(invisible_s) not in (int, float) or not MIN_INVISIBLE_S <= invisible_s <= MAX_INVISIBLE_S:
+        allowed = f"seconds from {MIN_INVISIBLE_S:.0f} to {MAX_INVISIBLE_S:.0f}"
+        raise ConfigError(f"invisible_s: {invisible_s!r} is not a number of {allowed}")
+
+
+def check_delay(delay: Any) -> None:
+    """After which a message comes again; None: by the level."""
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds <= MAX_INVISIBLE_S):
+        raise ConfigError(f"delay: {delay!r} is not a time from 0 to {MAX_INVISIBLE_S / 3600:.0f} hours")
 
 
 def check_callable(name: str, value: Any, *takes: str) -> None:

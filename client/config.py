@@ -52,6 +52,19 @@ IDLE_COMMIT_S: Final = 0.05  # between looks for queues of which all is handled 
 MAX_HANDLER_CONCURRENCY: Final = 10_000
 MAX_BATCH_SIZE: Final = 1024  # of one pull, as many as a Rocketlet broker brings; Apache's brings 32 by default
 
+INVISIBLE_S: Final = 30.0  # how long a popped message is a member's, without a word of it
+MIN_INVISIBLE_S: Final = 1.0
+MAX_INVISIBLE_S: Final = 12 * 3600.0  # as brokers allow
+RENEWALS: Final = 3  # in that time
+POP_MESSAGES: Final = 32  # of one receive, as many as brokers give
+POP_WAIT_S: Final = 15.0  # as Java's client
+POP_TURN_S: Final = 0.1  # where queues of several brokers or topics have fewer handlers than they are
+POP_TIMEOUT_S: Final = 10.0  # behind that
+ACK_MESSAGES: Final = 1024  # in one request
+ACK_PATIENCE_S: Final = 60.0  # behind the end of its time: nobody may have been given the message again
+POP_STOP_S: Final = 0.5  # for receives to end when a member has said good-bye
+DELAY_LEVELS_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)  # brokers' default
+
 PULL_HOLD_S: Final = 60.0  # as long as a Rocketlet broker holds one; Apache's hold it for as long as they are told
 PULL_TIMEOUT_S: Final = 75.0
 PULL_ERROR_DELAY_S: Final = 1.0

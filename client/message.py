@@ -161,6 +161,11 @@ class Message:
         return self.properties.get(props.DLQ_REASON, "")
 
     @property
+    def attempt(self) -> int:
+        """Which try of the group this is; 1 the first time."""
+        return self.record.reconsume_times + 1
+
+    @property
     def reconsume_times(self) -> int:
         """How often the group has tried this message before; 0 the first time."""
         return self.record.reconsume_times

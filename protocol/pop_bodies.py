@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import orjson
 from msgspec import field as wire
 
 from .config import MAX_ID_CHARS
+from .popped import Receipt
 from .schema import BodyError, Int, Long, Shape, Text, answers, reads
 
 PULL: Final = "PULL"
@@ -62,6 +63,33 @@ def decode_batch_acks(data: BatchAcksShape) -> list[BatchAck]:
             BatchAck(item.group, item.topic, item.mark, item.queue_id, item.pop_ms, item.invisible_ms, offsets)
         )
     return found
+
+
+def encode_batch_acks(broker_name: str, group: str, acks: Iterable[tuple[str, Receipt, Sequence[int]]]) -> bytes:
+    """Of topics, each with a receipt of a pop and the offsets that are acknowledged of it, none below its start offset."""
+    entries = [
+        {
+            "c": group,
+            "t": topic,
+            "r": of.mark,
+            "so": of.start_offset,
+            "q": of.queue_id,
+            "rq": of.revive_qid,
+            "pt": of.pop_ms,
+            "it": of.invisible_ms,
+            "b": base64.b64encode(_bit_set(offset - of.start_offset for offset in offsets)).decode(),
+        }
+        for topic, of, offsets in acks
+    ]
+    return orjson.dumps({"brokerName": broker_name, "acks": entries})
+
+
+def _bit_set(numbers: Iterable[int]) -> bytes:
+    """As java.util.BitSet.toByteArray."""
+    bits = 0
+    for number in numbers:
+        bits |= 1 << number
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
 
 
 def _bits(bits: str | list[int]) -> list[int]:

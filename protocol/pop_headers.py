@@ -36,6 +36,7 @@ class PopMessageResult(NamedTuple):
     rest_num: int
     start_offset_info: str | None = None
     msg_offset_info: str | None = None
+    order_count_info: str | None = None
 
 
 class AckMessage(NamedTuple):

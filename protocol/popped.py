@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from .codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from .config import MAX_PROPERTY_BYTES
 from .message import CHECKSUM_BYTES, CHECKSUM_MARK, MessageError
+from .names import retry_topic
 
 POP_CK: Final = "POP_CK"
 
@@ -56,6 +57,60 @@ def reconsume_times_in(record: bytes) -> int:
     flags = record[39]
     at = 72 + (_LONGER if flags & SYS_BORNHOST_V6 else 0) + (_LONGER if flags & SYS_STOREHOST_V6 else 0)
     return int.from_bytes(record[at : at + 4], "big", signed=True)
+
+
+class Receipt(NamedTuple):
+    """What a client acknowledges a message with. Its text is these, joined by blanks (ExtraInfoUtil). `mark`: 0 for the topic
+    itself, others for the retry topics of Apache's brokers."""
+
+    start_offset: int
+    pop_ms: int
+    invisible_ms: int
+    revive_qid: int
+    mark: str
+    broker_name: str
+    queue_id: int
+    offset: int
+
+    @property
+    def text(self) -> str:
+        return " ".join(map(str, self))
+
+    def topic(self, group: str, topic: str) -> str:
+        """Where the message lies (ExtraInfoUtil.getRealTopic)."""
+        if self.mark == "1":
+            return f"{retry_topic(group)}_{topic}"
+        return f"{retry_topic(group)}+{topic}" if self.mark == "2" else topic
+
+
+def receipt_of(text: str) -> Receipt:
+    """Raises MessageError."""
+    fields = text.split(" ")
+    try:
+        start, pop_ms, invisible_ms, revive_qid, mark, broker_name, queue_id, offset = fields[:8]
+        times = int(pop_ms), int(invisible_ms)
+        return Receipt(int(start), *times, int(revive_qid), mark, broker_name, int(queue_id), int(offset))
+    except ValueError:
+        raise MessageError(f"{text[:80]!r} is no receipt handle") from None
+
+
+def starts_of(text: str) -> dict[int, int]:
+    """By queue id, of the topic itself: the start offset in startOffsetInfo. Raises MessageError."""
+    try:
+        entries = [entry.split(" ") for entry in text.split(";") if entry]
+        return {int(queue_id): int(offset) for mark, queue_id, offset in entries if mark == "0"}
+    except ValueError:
+        raise MessageError(f"{text[:80]!r} is no list of start offsets") from None
+
+
+def tried_in(text: str) -> dict[str, int]:
+    """How often messages were tried that Apache's brokers give out in order: by `queue id`, or by `qo<queue id>%<offset>`,
+    which counts for more. Raises MessageError."""
+    try:
+        entries = [entry.split(" ") for entry in text.split(";") if entry]
+        return {of: int(count) for _, of, count in entries}
+    except ValueError:
+        raise MessageError(f"{text[:80]!r} is no list of tries") from None
 
 
 def offset_texts(places: Iterable[tuple[int, int, int]]) -> tuple[str, str]:

@@ -74,6 +74,8 @@ RESERVED: Final = frozenset(
         "TIMER_DELIVER_MS",
         "TIMER_OUT_MS",
         "TIMER_DEL_UNIQKEY",
+        "POP_CK",
+        "1ST_POP_TIME",
         "DLQ_ORIGIN_TOPIC",
         "DLQ_ORIGIN_MESSAGE_ID",
         "DLQ_REASON",

@@ -43,6 +43,10 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.member": "client.config client.errors client.lease client.log client.tasks client.wire host",
         "client.consuming": "client.arguments client.config client.errors client.lease client.log client.message "
         "client.tasks client.wire",
+        "client.sharing": "client.config client.consuming client.errors client.lease client.log client.message client.tasks "
+        "client.wire",
+        "client.shared_consumer": "client.arguments client.config client.consuming client.errors client.log client.member "
+        "client.message client.sending client.sharing client.tasks client.wire",
         "client.options": "client.config client.consuming client.sending client.wire",
         "client.producer": "client.arguments client.config client.errors client.log client.message client.sending "
         "client.tasks client.wire",
@@ -51,7 +55,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.admin": "client.arguments client.config client.consuming client.errors client.log client.message "
         "client.producer client.sending client.tasks client.wire",
         "client": "client.admin client.config client.consumer client.errors client.member client.message client.producer "
-        "client.signals client.wire",  # the public names
+        "client.shared_consumer client.signals client.wire",  # the public names
         "spark": "client",
         "root": "client spark",  # the public names, in __init__.py of the root
         "sync": "client root",

@@ -102,6 +102,11 @@ class Clients:
         ]
         return sessions[next(self._turn) % len(sessions)] if sessions else None
 
+    def only_id(self, session: Session) -> str | None:
+        """The id of the client at that session, if there is one alone."""
+        ids = self._ids.get(session, _NONE)
+        return next(iter(ids)) if len(ids) == 1 else None
+
     def session_of(self, client_id: str) -> Session | None:
         return self._by_id.get(client_id)
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
+from ..arguments import check_delay
 from ..config import DEAD_LETTER_LEVEL, MAX_INT, RECONNECT_S, RESTART_S, SEND_BACK_RETRY_S
 from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ..log import get_logger
@@ -33,15 +35,18 @@ log = get_logger("rocketlet.handler")
 class RetryLater:
     """Returned by a handler: deliver the message again. `delay_level` 0 waits longer each time; 1 to 18 wait as long as the
     broker's levels say, and a higher one as the highest. `reason` is kept with the message: `message.failure` next time.
-    Raises ConfigError for a level that is not a number from 0."""
+    `delay`, a time or seconds up to 12 hours, is for a SharedConsumer's messages. Raises ConfigError for a level that is not
+    a number from 0, and for a delay that is none."""
 
     delay_level: int = 0
     reason: str = ""
+    delay: timedelta | float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if type(self.delay_level) is not int or not 0 <= self.delay_level <= MAX_INT:
             raise ConfigError(f"delay_level: {self.delay_level!r} is not a number from 0; Reject() gives a message up")
         _check_reason(self.reason)
+        check_delay(self.delay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,12 +292,9 @@ class Workers:
         itself is cancelled: it cannot send the messages back, so another does, by the run's outcome."""
         argument = run.messages if self._takes_batches else run.messages[0]
         try:
-            outcome: Outcome = await self._call(argument)
-            if outcome is not None and not isinstance(outcome, RetryLater | Reject):
-                raise TypeError(
-                    f"the handler returned {outcome!r}, a {type(outcome).__name__}; "
-                    "allowed are None, RetryLater(...) and Reject()"
-                )
+            outcome = checked_outcome(await self._call(argument))
+            if isinstance(outcome, RetryLater):
+                check_has_level(outcome)
         except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
             raise
         except BaseException as error:
@@ -377,6 +379,22 @@ class Workers:
     def is_handling_here(self) -> bool:
         """Whether it is a handler who asks."""
         return self._call.is_here() or any(task is _current_task() for task in self._tasks)
+
+
+def checked_outcome(outcome: Any) -> Outcome:
+    """What a handler returned. Raises TypeError for what nobody understands."""
+    if outcome is not None and not isinstance(outcome, RetryLater | Reject):
+        raise TypeError(
+            f"the handler returned {outcome!r}, a {type(outcome).__name__}; "
+            "allowed are None, RetryLater(...) and Reject()"
+        )
+    return outcome
+
+
+def check_has_level(outcome: RetryLater) -> None:
+    """Raises ConfigError for one that the retry topic cannot do."""
+    if outcome.delay is not None:
+        raise ConfigError("delay: a Consumer's messages come again by delay_level; a SharedConsumer's after any time")
 
 
 def _log_failure(run: Run, error: BaseException) -> None:

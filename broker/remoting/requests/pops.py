@@ -121,10 +121,12 @@ def _pop_again(broker: Broker, connection: Connection, frame: Frame, header: Pop
 
 
 def client_id_of(broker: Broker, connection: Connection, group: str) -> str:
-    """The client that pops: the member of the group at that connection, else the connection itself."""
+    """The client that pops: the member of the group at that connection, else the only client there, else the connection."""
     found = broker.groups.get(group)
     member = found.members.get(connection) if found else None
-    return member.client_id if member is not None else f"{connection.peer}@{connection.number}"
+    if member is not None:
+        return member.client_id
+    return broker.clients.only_id(connection) or f"{connection.peer}@{connection.number}"
 
 
 class _Receive:

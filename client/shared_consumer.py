@@ -1,0 +1,362 @@
+"""The consumer that shares messages with the other members of its group, where `Consumer` shares queues."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Literal, Self
+
+from ..protocol.bodies import ConsumerData, Heartbeat
+from ..protocol.codes import RequestCode
+from ..protocol.headers import UnregisterClient, write
+from ..protocol.names import INNER_PRODUCER_GROUP
+from ..protocol.queue import Queue
+from ..protocol.subscription import Subscription
+from .arguments import (
+    check_callable,
+    check_count,
+    check_group,
+    check_kind,
+    check_layers,
+    check_seconds,
+    check_shared,
+    parse_subscriptions,
+)
+from .config import INVISIBLE_S, MAX_HANDLER_CONCURRENCY, MAX_INT
+from .consuming.calling import Calling
+from .consuming.handling import MessageHandler, Middleware, Outcome, Reject, RetryLater
+from .consuming.process_queue import ProcessQueue
+from .consuming.questions import Questions
+from .consuming.standing import Standing
+from .errors import ConfigError, RocketletError
+from .log import get_logger
+from .member.heartbeats import Heartbeats
+from .message import Message
+from .sending.requests import is_awaited, reply_failure
+from .sharing.deliveries import Delivery
+from .sharing.popping import Wanted
+from .sharing.sharing import Sharing
+from .sharing.working import Workers
+from .tasks import cancelled
+from .wire.access import Access
+from .wire.cluster import Cluster
+from .wire.identity import new_client_id
+
+log = get_logger("rocketlet.sharing")
+
+
+class SharedConsumer:
+    """A member of a consumer group whose members share messages, not queues: any of them gets any message.
+
+        async with SharedConsumer("host:port", "group", "topic", work) as consumer: ...
+
+    A group may have more members than queues, nobody rebalances, and a slow or failing handler holds up nothing but its own
+    message. With a handler, messages are handled as they come. Without one, iterate (`async for message in consumer`), or
+    `await consumer.receive()` and settle each message by `ack`, `retry` or `reject`.
+
+    - `subscriptions`: a topic, or expressions by topic: `*`, tags such as `TagA || TagB`, or `Sql("price > 5")`.
+    - `handler`: gets a `Message`. Returning None acknowledges; raising or returning RetryLater delivers again later, after
+      any time (`RetryLater(delay=2.5)`); Reject gives the message up. A plain function runs in a thread.
+    - `concurrency`: how many handlers run at once, and the most messages that this member has.
+    - `orderly`: messages of one message group (`queue_key`) come one after the other, whoever gets them. On an Apache broker:
+      those of one queue.
+    - `start`: where a group begins that is new to the topic.
+    - `invisible_s`: how long a message is this member's without a word from it. It is prolonged as long as the handler runs.
+    - `max_reconsume_times`: how often a message is tried again; default: the group's setting.
+    - `drain_s`: how long `stop` waits for running handlers. What still runs then goes to another member.
+    - `middleware`: around every call of the handler. `access`: TLS, and the account that signs.
+    """
+
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, str] | str,
+        handler: MessageHandler | None = None,
+        *,
+        concurrency: int = 20,
+        orderly: bool = False,
+        start: Literal["last", "first"] = "last",
+        invisible_s: float = INVISIBLE_S,
+        max_reconsume_times: int | None = None,
+        drain_s: float = 30.0,
+        access: Access | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
+        check_group(group)
+        check_layers(middleware)
+        check_callable("handler", handler, "a message")
+        for index, layer in enumerate(middleware):
+            check_callable(f"middleware[{index}]", layer, "a message", "what to call next")
+        check_count("concurrency", concurrency, 1, MAX_HANDLER_CONCURRENCY)
+        check_count("max_reconsume_times", 0 if max_reconsume_times is None else max_reconsume_times, 0, MAX_INT)
+        check_seconds("drain_s", drain_s, may_be_zero=True)
+        check_shared(start, invisible_s)
+        check_kind("access", access, Access)
+        self.group = group
+        self.client_id = new_client_id()
+        self.subscriptions: Mapping[str, Subscription] = parse_subscriptions(subscriptions)
+        self._name_server = name_server
+        self._handler = handler
+        self._concurrency = concurrency
+        self._drain_s = drain_s
+        self._middleware = tuple(middleware)
+        self._max_reconsume_times = max_reconsume_times
+        self._wanted = Wanted(group, invisible_s, orderly, start == "first")
+        self._cluster = Cluster(name_server, access)
+        self._cluster.keeps_brokers = True
+        self._heartbeats = Heartbeats(self._cluster, self._described, self._addresses)
+        self._cluster.on_lost = self._heartbeats.forget
+        self._sharing: Sharing | None = None
+        self._workers: Workers | None = None
+        self._running: list[asyncio.Task[None]] = []
+        self._began_ms = int(time.time() * 1000)
+        self._is_started = self._has_begun = self._is_stopped = False
+        self._failure = ""
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def start(self) -> None:
+        """Joins the group and starts. What is sent from now on is received.
+
+        Raises ConnectionFailed if no name server can be reached, BrokerRefused if a broker refuses this consumer or does not
+        share messages, and ConfigError the second time.
+        """
+        if self._is_started:
+            raise ConfigError(f"this consumer {self._failure or 'has been started before; make another one'}")
+        self._is_started = True
+        self._cluster.start()
+        self._sharing = sharing = Sharing(
+            self._cluster,
+            self._wanted,
+            self.subscriptions,
+            self._max_reconsume_times,
+            self._middleware,
+            tells=self._handler is None,
+        )
+        if self._handler is not None:
+            call = Calling(self._handler, self._concurrency, self._middleware)
+            self._workers = Workers(call, self._concurrency, sharing, self._settle, sharing.give_back)
+            self._workers.start()
+        Questions(self._cluster, self, sharing.spawn)
+        try:
+            await self._greet()
+            await sharing.begin()
+            self._has_begun = True
+            await self._heartbeats.beat()
+            if self._heartbeats.refusal is not None:
+                raise self._heartbeats.refusal
+        except BaseException as error:
+            self._failure = f"could not be started ({error}); make another one"
+            await self._end(sharing, 0.0)
+            raise
+        self._running = [
+            asyncio.create_task(self._heartbeats.beat_forever(), name="heartbeat"),
+            asyncio.create_task(Standing(self.group).watch(), name="standing"),
+        ]
+
+    async def _greet(self) -> None:
+        """Tells brokers our name, and not yet the group: the first receive makes it one in order, if that is wanted."""
+        for topic in self.subscriptions:
+            await self._cluster.find_route(topic)
+        await self._heartbeats.beat()
+
+    def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
+        assert self._sharing is not None
+        message = delivery.message
+        if outcome is not None and is_awaited(message):
+            reason = outcome.reason or "it was not handled"
+            self._sharing.spawn(reply_failure(self._cluster, self.group, message, reason))
+        self._sharing.settle(delivery, outcome)
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Lets running handlers finish, gives back what is in hand and leaves the group. Harmless if not running. Raises
+        ConfigError in a handler, which cannot wait for its own end, and in another event loop."""
+        if self._is_stopped or not self._is_started:
+            return
+        self.check_stop()
+        self._cluster.check_home()
+        assert self._sharing is not None
+        await self._end(self._sharing, self._drain_s)
+
+    async def _end(self, sharing: Sharing, drain_s: float) -> None:
+        self._is_stopped = True
+        sharing.handout.close()
+
+        async def handled() -> None:
+            await cancelled(self._running)
+            await self._leave()
+            if self._workers is not None:
+                await self._workers.stop(drain_s)
+
+        async with AsyncExitStack() as after:  # also when who stops is cancelled, because handlers take too long for it
+            after.push_async_callback(self._cluster.close)
+            after.push_async_callback(self._heartbeats.stop)
+            if self._workers is not None:
+                after.push_async_callback(self._workers.cancel)
+            await sharing.stop(handled)
+
+    async def _leave(self) -> None:
+        """Says good-bye to the brokers, which then end our receives."""
+        await asyncio.gather(*map(self._unregister, self._cluster.masters().values()))
+
+    async def _unregister(self, address: str) -> None:
+        if not self._cluster.is_connected(address):
+            return
+        try:
+            connection = await self._cluster.connection(address)
+            ext = write(UnregisterClient(self.client_id, consumer_group=self.group))
+            await connection.request(RequestCode.UNREGISTER_CLIENT, ext)
+        except RocketletError as error:
+            log.info("unregister_failed", broker=address, reason=str(error))
+
+    def check_stop(self) -> None:
+        """Raises ConfigError in a handler."""
+        if self._workers is not None and self._workers.is_handling_here():
+            raise ConfigError(
+                "stop: a handler cannot wait for its own end; set an event for whoever opened the consumer, and return"
+            )
+
+    def _checked(self) -> Sharing:
+        if self._sharing is None or self._is_stopped:
+            state = "has been stopped; make another one" if self._is_started else "has not been started"
+            raise ConfigError(f"this consumer {self._failure or state}")
+        self._cluster.check_home()
+        return self._sharing
+
+    async def pause(self) -> None:
+        """After it returns no handler begins; those that run finish. What comes meanwhile goes to other members."""
+        self._checked().handout.pause()
+
+    async def resume(self) -> None:
+        """Ends a pause."""
+        self._checked().handout.resume()
+
+    # Messages, without a handler
+
+    def _asked(self) -> Sharing:
+        sharing = self._checked()
+        if self._handler is not None:
+            raise ConfigError(
+                "this consumer has a handler, which gets its messages; make one without to ask for messages"
+            )
+        return sharing
+
+    async def receive(self, *, timeout_s: float | None = None) -> Message:
+        """The next message. Settle it by `ack`, `retry` or `reject`; any number may be unsettled at a time, and all are
+        prolonged until then. Raises TimeoutError, and ConfigError if the consumer has a handler or does not run."""
+        sharing = self._asked()
+        try:
+            async with asyncio.timeout(timeout_s):
+                delivery = await sharing.take()
+        except TimeoutError:
+            raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
+        if delivery is None:
+            raise ConfigError(f"receive: the consumer {self._failure or 'has been stopped'}")
+        sharing.begin_work(delivery.message)
+        return delivery.message
+
+    async def ack(self, message: Message) -> None:
+        """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
+        sharing = self._asked()
+        sharing.settle(sharing.held(message), None)
+
+    async def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
+        """Delivers a message again later: `retry(message, RetryLater(delay=2.5))`. Raises as `ack` does."""
+        sharing = self._asked()
+        sharing.settle(sharing.held(message), outcome)
+
+    async def reject(self, message: Message, *, reason: str = "") -> None:
+        """Gives a message up, as a handler's Reject. Raises as `ack` does."""
+        sharing = self._asked()
+        sharing.settle(sharing.held(message), Reject(reason))
+
+    def is_in_hand(self, message: Message) -> bool:
+        """Whether a message was received or iterated to, and is not settled yet."""
+        return self._sharing is not None and self._sharing.is_held(message)
+
+    def forsake(self, message: Message) -> None:
+        """Gives back a message that is in hand: whoever had it works on it no more."""
+        if self._sharing is not None:
+            self._sharing.forsake(message)
+
+    def __aiter__(self) -> SharedMessages:
+        """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
+        it. If you leave the loop by `break` or an exception, the last one goes to another member."""
+        return SharedMessages(self)
+
+    # What brokers ask (Asked)
+
+    @property
+    def queues(self) -> Mapping[Queue, ProcessQueue]:
+        """None: members share messages."""
+        return {}
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What mqadmin shows of a consumer, by its names."""
+        return {
+            "PROP_NAMESERVER_ADDR": self._name_server,
+            "PROP_CONSUMEORDERLY": str(self._wanted.orderly).lower(),
+            "PROP_THREADPOOL_CORE_SIZE": str(self._concurrency),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._began_ms),
+        }
+
+    def reset(self, offsets: Mapping[Queue, int]) -> None:
+        """An administrator set other offsets: brokers hand out from there."""
+
+    async def try_one(self, message: Message) -> Outcome:
+        if self._workers is None:
+            raise ConfigError("this consumer iterates; only one with a handler can try a message")
+        return await self._workers.try_one(message)
+
+    # What heartbeats say
+
+    def _described(self) -> Heartbeat:
+        start = "CONSUME_FROM_FIRST_OFFSET" if self._wanted.from_first else "CONSUME_FROM_LAST_OFFSET"
+        subscribed = tuple(self.subscriptions.values())
+        consumer = ConsumerData(self.group, "CONSUME_POP", "CLUSTERING", start, subscribed)
+        return Heartbeat(self.client_id, (consumer,) if self._has_begun else (), (INNER_PRODUCER_GROUP,))
+
+    def _addresses(self) -> Iterator[str]:
+        yield from self._cluster.masters().values()
+
+
+class SharedMessages:
+    """Messages one by one. An iteration that is dropped, as by `break`, gives the last one back."""
+
+    def __init__(self, consumer: SharedConsumer) -> None:
+        self._consumer = consumer
+        self._last: Message | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        last, self._last = self._last, None
+        if last is not None and self._consumer.is_in_hand(last):
+            await self._consumer.ack(last)
+        if self._consumer._is_stopped:
+            raise StopAsyncIteration
+        try:
+            self._last = await self._consumer.receive()
+        except ConfigError:
+            if self._consumer._is_stopped:
+                raise StopAsyncIteration from None
+            raise
+        return self._last
+
+    def __del__(self) -> None:
+        last: Any = self._last
+        if last is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._consumer.forsake, last)

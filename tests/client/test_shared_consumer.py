@@ -1,0 +1,366 @@
+"""Members that share messages: one by one, prolonged, tried again after any time, given up, in order, over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from rocketlet.client import (
+    AdminClient,
+    BrokerRefused,
+    ConfigError,
+    Message,
+    Producer,
+    Reject,
+    RetryLater,
+    SharedConsumer,
+    Sql,
+)
+from rocketlet.client.consuming.handling import Outcome
+
+from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ..support.handlers import Inbox, fill
+
+
+def unfinished(node: Node, group: str = "g") -> int:
+    return node.broker.pops.unfinished(group)
+
+
+async def test_more_members_than_queues_share_all_messages_and_each_comes_once(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    inboxes = [Inbox() for _ in range(3)]
+    members = [SharedConsumer(node.address, "g", "t", inbox, concurrency=4, start="first") for inbox in inboxes]
+    for member in members:
+        await member.start()
+    await fill(node, 60)
+    await eventually(lambda: sum(len(inbox.messages) for inbox in inboxes) >= 60)
+    for member in members:
+        await member.stop()
+    assert Counter(body for inbox in inboxes for body in inbox.bodies) == {b"%d" % number: 1 for number in range(60)}
+    assert unfinished(node) == 0
+    assert node.broker.offsets.get("g", "t", 0) == 60
+
+
+async def test_a_slow_handler_holds_up_nothing_but_its_own_message(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    seen: list[bytes] = []
+    gate = asyncio.Event()
+
+    async def work(message: Message) -> None:
+        if message.body == b"0":
+            await gate.wait()
+        seen.append(message.body)
+
+    other = Inbox()
+    async with SharedConsumer(node.address, "g", "t", work, concurrency=1) as slow:
+        await fill(node, 1)
+        await eventually(lambda: unfinished(node) == 1)
+        async with SharedConsumer(node.address, "g", "t", other, concurrency=1):
+            await fill(node, 5)
+            await eventually(lambda: len(other.messages) == 5)
+        assert (seen, slow.is_in_hand(other.messages[0])) == ([], False)
+        gate.set()
+        await eventually(lambda: len(seen) == 1)
+
+
+async def test_a_message_is_prolonged_as_long_as_its_handler_runs(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    gate, inbox = asyncio.Event(), Inbox()
+
+    async def work(message: Message) -> None:
+        await inbox(message)
+        await gate.wait()
+        assert not message.lease_lost
+
+    async with SharedConsumer(node.address, "g", "t", work, invisible_s=1.0):
+        await fill(node, 1)
+        await eventually(lambda: bool(inbox.messages))
+        async with SharedConsumer(node.address, "g", "t", inbox):
+            (deliveries,) = node.broker.pops.pools["g", "t"].queues.values()
+            (delivery,) = deliveries.unfinished.values()
+            first_s = delivery.deadline_s
+            await eventually(lambda: delivery.deadline_s > first_s + 1.0)
+            gate.set()
+            await eventually(lambda: unfinished(node) == 0)
+    assert len(inbox.messages) == 1
+
+
+async def test_outcomes_are_carried_out_again_after_any_time_and_given_up_with_a_reason(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    outcomes: dict[bytes, list[Any]] = {
+        b"0": [RetryLater(delay=0.05), RetryLater(delay=timedelta(milliseconds=1)), None],
+        b"1": [Reject("no such customer")],
+        b"2": [ValueError("again"), None],
+        b"3": ["junk", Reject()],
+    }
+    attempts: list[tuple[bytes, int]] = []
+
+    async def work(message: Message) -> Outcome:
+        attempts.append((message.body, message.attempt))
+        outcome = outcomes[message.body].pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome  # type: ignore[no-any-return]
+
+    async with SharedConsumer(node.address, "g", "t", work):
+        await fill(node, 4)
+        await eventually(lambda: len(attempts) == 6)
+        node.clock.advance(9)
+        assert len(attempts) == 6, "without a delay the first retry comes after 10 s"
+        node.clock.advance(2)
+        await eventually(lambda: not any(outcomes.values()))
+        await eventually(lambda: unfinished(node) == 0)
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 2)
+    assert sorted(attempts) == [(b"0", 1), (b"0", 2), (b"0", 3), (b"1", 1), (b"2", 1), (b"2", 2), (b"3", 1), (b"3", 2)]
+    async with AdminClient(node.address) as admin:
+        (queue,) = (await admin.topic("%DLQ%g")).ranges
+        dead = [message async for part in admin.read(queue, 0, 2) for message in part]
+    assert {(message.body, message.failure) for message in dead} == {
+        (b"1", "no such customer"),
+        (b"3", "its consumer gave it up"),
+    }
+
+
+async def test_tries_end_where_the_member_or_the_group_says(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    inbox = Inbox(RetryLater(delay=0))
+    async with SharedConsumer(node.address, "g", "t", inbox, max_reconsume_times=2):
+        await fill(node, 1)
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
+        await eventually(lambda: unfinished(node) == 0)
+    assert [message.attempt for message in inbox.messages] == [1, 2, 3]
+
+
+async def test_messages_of_one_message_group_come_one_after_the_other(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    running: Counter[str] = Counter()
+    done: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    failed: set[tuple[str, int]] = set()
+
+    async def work(message: Message) -> Outcome:
+        key, number = message.keys[0], int(message.body)
+        running[key] += 1
+        assert running[key] == 1
+        await asyncio.sleep(0)
+        running[key] -= 1
+        if number == 3 and (key, number) not in failed:
+            failed.add((key, number))
+            return RetryLater(delay=0.02)
+        done[key].append(number)
+        return None
+
+    members = [SharedConsumer(node.address, "g", "t", work, orderly=True) for _ in range(3)]
+    for member in members:
+        await member.start()
+    async with Producer(node.address) as producer:
+        for number in range(8):
+            for key in done:
+                properties = {"__SHARDINGKEY": key}
+                await producer.send("t", b"%d" % number, keys=key, queue_key=key, properties=properties)
+    await eventually(lambda: sum(map(len, done.values())) == 24)
+    for member in members:
+        await member.stop()
+    assert all(numbers == list(range(8)) for numbers in done.values())
+
+
+async def test_order_is_refused_by_a_group_without_it(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    async with SharedConsumer(node.address, "g", "t", Inbox()):
+        pass
+    with pytest.raises(BrokerRefused, match="rocketlet groups create g --orderly"):
+        await SharedConsumer(node.address, "g", "t", Inbox(), orderly=True).start()
+
+
+async def test_filters_by_tag_and_by_sql(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    tagged, priced = Inbox(), Inbox()
+    async with (
+        SharedConsumer(node.address, "g1", {"t": "a || b"}, tagged, start="first"),
+        SharedConsumer(node.address, "g2", {"t": Sql("price > 5")}, priced, start="first"),
+    ):
+        async with Producer(node.address) as producer:
+            for number, tag in enumerate("abcab"):
+                await producer.send("t", b"%d" % number, tag=tag, properties={"price": str(2 * number)})
+        await eventually(lambda: len(tagged.messages) == 4 and len(priced.messages) == 2)
+    assert sorted(tagged.bodies) == [b"0", b"1", b"3", b"4"]
+    assert sorted(priced.bodies) == [b"3", b"4"]
+    with pytest.raises(BrokerRefused, match="subscription"):
+        await SharedConsumer(node.address, "g3", {"t": Sql("price >")}, tagged).start()
+
+
+async def test_a_new_group_begins_behind_what_is_there_or_with_the_first(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await fill(node, 2)
+    last, first = Inbox(), Inbox()
+    async with (
+        SharedConsumer(node.address, "g1", "t", last),
+        SharedConsumer(node.address, "g2", "t", first, start="first"),
+    ):
+        async with Producer(node.address) as producer:
+            await producer.send("t", b"new")
+        await eventually(lambda: bool(last.messages) and len(first.messages) == 3)
+    assert last.bodies == [b"new"]
+
+
+async def test_stop_waits_for_handlers_and_gives_back_what_they_do_not_finish(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    began, gate = asyncio.Event(), asyncio.Event()
+    done: list[bytes] = []
+
+    async def work(message: Message) -> None:
+        began.set()
+        if message.body == b"1":
+            await asyncio.sleep(3600)
+        await gate.wait()
+        done.append(message.body)
+
+    member = SharedConsumer(node.address, "g", "t", work, drain_s=0.2, invisible_s=600)
+    await member.start()
+    await fill(node, 2)
+    await eventually(lambda: unfinished(node) == 2)
+    stopping = asyncio.create_task(member.stop())
+    await asyncio.sleep(0)
+    gate.set()
+    await stopping
+    assert done == [b"0"]
+    inbox = Inbox()
+    async with SharedConsumer(node.address, "g", "t", inbox):
+        await eventually(lambda: bool(inbox.messages))
+    assert [(message.body, message.attempt) for message in inbox.messages] == [(b"1", 1)], "it was no try"
+
+
+async def test_a_pause_begins_nothing_and_sends_what_comes_to_others(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    mine, others = Inbox(), Inbox()
+    async with SharedConsumer(node.address, "g", "t", mine, invisible_s=600) as member:
+        await member.pause()
+        async with SharedConsumer(node.address, "g", "t", others, invisible_s=600):
+            await fill(node, 3)
+            await eventually(lambda: len(others.messages) == 3)
+        assert mine.messages == []
+        await member.resume()
+        await fill(node, 1)
+        await eventually(lambda: len(mine.messages) == 1)
+
+
+async def test_messages_are_received_iterated_and_settled_by_hand(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    async with SharedConsumer(node.address, "g", "t", start="first", invisible_s=600) as consumer:
+        with pytest.raises(TimeoutError, match="no message came in"):
+            await consumer.receive(timeout_s=0.01)
+        await fill(node, 5)
+        first, second, third = [await consumer.receive(timeout_s=PATIENCE_S) for _ in range(3)]
+        await consumer.ack(second)
+        with pytest.raises(ConfigError, match="is not in hand"):
+            await consumer.ack(second)
+        await consumer.reject(third, reason="bad")
+        await consumer.retry(first, RetryLater(delay=0))
+        seen = []
+        async for message in consumer:
+            seen.append((message.body, message.attempt))
+            if len(seen) == 3:
+                break
+        assert sorted(seen) == [(b"0", 2), (b"3", 1), (b"4", 1)]
+        del message
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
+        again = await consumer.receive(timeout_s=PATIENCE_S)
+        assert (again.body, again.attempt) == seen[-1], "the last one of an iteration that was left"
+        await consumer.ack(again)
+        await eventually(lambda: unfinished(node) == 0)
+
+
+async def test_what_nobody_asks_for_goes_to_another_member(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    inbox = Inbox()
+    async with SharedConsumer(node.address, "g", "t", invisible_s=1.0) as idle:
+        waiting = asyncio.create_task(idle.receive())
+        await asyncio.sleep(0)
+        await eventually(lambda: node.broker.pops.waiting > 0)
+        waiting.cancel()
+        await fill(node, 1)
+        async with SharedConsumer(node.address, "g", "t", inbox):
+            await eventually(lambda: bool(inbox.messages))
+    assert inbox.messages[0].attempt == 1
+
+
+async def test_a_restart_and_lost_connections_lose_nothing(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    await create_topic(await connect(node.address), "t", 2)
+    inbox, gate = Inbox(), asyncio.Event()
+
+    async def work(message: Message) -> None:
+        await inbox(message)
+        await gate.wait()
+
+    async with SharedConsumer(node.address, "g", "t", work, concurrency=50):
+        await fill(node, 30)
+        await eventually(lambda: len(inbox.messages) == 30)
+        port = int(node.address.rpartition(":")[2])
+        await node.stop()
+        gate.set()
+        node = await nodes.start(port=port)
+        await eventually(lambda: unfinished(node) == 0)
+        await fill(node, 10)
+        await eventually(lambda: len(inbox.messages) == 40)
+    assert len({message.message_id for message in inbox.messages}) == 40, "acknowledged once the broker was back"
+
+
+async def test_topics_of_two_brokers_and_one_that_comes_later(nodes: Nodes, connect: Connect) -> None:
+    first = await nodes.start(name="broker-a")
+    second = await nodes.start(name="broker-b", name_servers=(first.address,))
+    for node in (first, second):
+        await create_topic(await connect(node.address), "t", 1)
+    inbox = Inbox()
+    async with SharedConsumer(first.address, "g", {"t": "*", "later": "*"}, inbox, concurrency=1):
+        await create_topic(await connect(second.address), "later", 1)
+        async with Producer(first.address, batching=False) as producer:
+            await eventually_sent(producer, "later")
+            for number in range(10):
+                await producer.send("t", b"%d" % number)
+        await eventually(lambda: len(inbox.messages) == 11)
+    assert {message.queue.broker_name for message in inbox.messages} == {"broker-a", "broker-b"}
+
+
+async def eventually_sent(producer: Producer, topic: str) -> None:
+    queue = await producer.queue_for(topic, "k")
+    await producer.send(topic, b"later", queue=queue)
+
+
+async def test_plain_handlers_run_in_threads(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    threads: list[str] = []
+    async with SharedConsumer(node.address, "g", "t", lambda message: threads.append(threading.current_thread().name)):
+        await fill(node, 2)
+        await eventually(lambda: len(threads) == 2)
+    assert all(name.startswith("rocketlet-handler") for name in threads)
+
+
+async def test_a_member_is_shown_by_its_name_and_gone_when_it_stops(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    async with SharedConsumer(node.address, "g", "t", Inbox()) as member, AdminClient(node.address) as admin:
+        assert [item.client_id for item in (await admin.group("g")).members] == [member.client_id]
+    group = node.broker.groups.get("g")
+    assert group is None or not group.members
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"start": 5}, "start: 5 is neither 'last' nor 'first'"),
+        ({"invisible_s": 0.5}, "invisible_s: 0.5 is not a number of seconds from 1 to 43200"),
+        ({"concurrency": 0}, "concurrency: 0 is not a whole number from 1"),
+        ({"handler": 5}, "handler: 5 cannot be called"),
+        ({"max_reconsume_times": -1}, "max_reconsume_times: -1"),
+        ({"drain_s": -1}, "drain_s: -1"),
+        ({"access": "key"}, "access: 'key' is a str"),
+    ],
+)
+async def test_wrong_arguments_are_named(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        SharedConsumer("127.0.0.1:1", "g", "t", **options)
+    with pytest.raises(ConfigError, match="delay: -1 is not a time from 0 to 12 hours"):
+        RetryLater(delay=-1)
