@@ -416,6 +416,7 @@ class Broker:
         dropped = await self.do(expiring)
         if dropped:
             log.info("segments_expired", segments=dropped, begin=self.store.begin)
+            self.turns.do_alone("lost messages", self.progress.noting_lost)
 
     def _expiring_members(self) -> Work[None]:
         for connection in self.groups.expired():

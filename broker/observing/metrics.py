@@ -250,7 +250,15 @@ class Collector:
                     (latency, age_ms),
                 ):
                     family.add_metric(labels, value)
-        return [members, faults, lag, piled, offset, oldest, latency, dead, hands, *self._ownership()]
+        lost = self._counter(
+            "rocketlet_messages_expired_unread",
+            "Messages that retention deleted before a group had committed them, since the start",
+            None,
+            *names_of,
+        )
+        for (name, topic), messages in broker.progress.lost.items():
+            lost.add_metric([*place, topic, name], messages)
+        return [members, lost, faults, lag, piled, offset, oldest, latency, dead, hands, *self._ownership()]
 
     def _ownership(self) -> Iterator[Metric]:
         watch, rebalances = self._broker.watch, self._broker.history.rebalances

@@ -48,6 +48,7 @@ class ConsumeQueue:
         "_tail",
         "_tail_at",
         "begin",
+        "former_begin",
         "next",
         "put_bytes",
         "queue_id",
@@ -64,6 +65,7 @@ class ConsumeQueue:
         self.begin = -(-self._file.begin // ENTRY_BYTES)
         self.next = self._tail_at = max(self._file.end // ENTRY_BYTES, self.begin)
         self._tail = bytearray()
+        self.former_begin = self.begin  # before messages expired the last time
         self.put_bytes = 0  # of the records that were appended since the start
         self._entry_of = (-1, -1)
         self._entry = b""
@@ -211,6 +213,7 @@ class ConsumeQueue:
 
     def expire_before(self, position: int) -> None:
         """Forgets the messages below a commit log position; `drop_expired` then removes the files."""
+        self.former_begin = self.begin
         self.begin = self._first_from(position)
 
     def drop_expired(self) -> None:

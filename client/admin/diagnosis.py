@@ -42,7 +42,7 @@ from ..wire.side_by_side import side_by_side
 from .admin_client import AdminClient, Masters
 from .dead_letters import Marks, all_marks, dead_letters
 from .described import Group, Topic
-from .group_findings import Finding, Harm, Observed, findings_of_group, suspects_of
+from .group_findings import Finding, Harm, Observed, findings_of_group, suspects_of, without_deleted
 from .ownership import locked
 
 K = TypeVar("K", list, dict)  # type: ignore[type-arg]
@@ -335,7 +335,7 @@ class _Watch:
             topic = None if name.startswith(names.RETRY_PREFIX) else await self._topic(name)
             if topic is not None:
                 topics[name] = topic
-        return Observed(group, later, topics, running, disagreements, seconds)
+        return Observed(group, without_deleted(later, topics), topics, running, disagreements, seconds)
 
     async def _topic(self, name: str) -> Topic | None:
         """Asked for once, however many groups read it."""

@@ -55,6 +55,19 @@ class Observed:
     waiting_s: Mapping[Queue, float] = field(default_factory=dict)
 
 
+def without_deleted(progress: Mapping[Queue, Progress], topics: Mapping[str, Topic]) -> dict[Queue, Progress]:
+    """What was deleted does not wait. Apache's brokers count it, and their 0 may mean that a group has committed nothing."""
+    found: dict[Queue, Progress] = {}
+    for queue, item in progress.items():
+        topic = topics.get(queue.topic)
+        begin = topic.ranges[queue].begin if topic and queue in topic.ranges else 0
+        if item.consumer_offset < begin:
+            lost = begin - item.consumer_offset if item.consumer_offset > 0 else 0
+            item = item._replace(consumer_offset=begin, lost=max(lost, item.lost))
+        found[queue] = item
+    return found
+
+
 def findings_of_group(seen: Observed) -> Iterator[Finding]:
     """The findings of all checks for a group that was looked at twice."""
     for check in _CHECKS:
@@ -62,11 +75,10 @@ def findings_of_group(seen: Observed) -> Iterator[Finding]:
 
 
 def _lost(seen: Observed) -> Iterator[Finding]:
+    subscribed = {queue.topic for queue in _subscribed(seen)}
     for queue, progress in seen.later.items():
-        topic = seen.topics.get(queue.topic)
-        begin = topic.ranges[queue].begin if topic and queue in topic.ranges else 0
-        if 0 < progress.consumer_offset < begin:
-            text = f"{queue}: {begin - progress.consumer_offset} messages were deleted before the group read them"
+        if progress.lost and (not seen.group.members or queue.topic in subscribed):
+            text = f"{queue}: {progress.lost} messages were deleted before the group read them"
             yield Finding(
                 Harm.LOSS, "retention", seen.group.name, text, "keep messages longer, or add consumers to catch up"
             )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+
+import structlog
 
 from ....protocol.admin_bodies import Progress, ProgressColumns
 from ....protocol.queue import Queue
@@ -13,10 +16,13 @@ from ...store.store import Store
 from ..members import ConsumerGroups
 from .offsets import Offsets
 
+log = structlog.get_logger("rocketlet.groups")
+
 
 class GroupProgress:
     """popped: for a topic that the group pops, by queue id, the offset that lag is counted from, and the lowest one that is
-    not finished. Messages finished between them do not count as lag."""
+    not finished. Messages finished between them do not count as lag, nor do those that retention has deleted. `lost`: how
+    many messages retention deleted before a group had committed them, since the start, by group and topic."""
 
     def __init__(
         self,
@@ -33,10 +39,16 @@ class GroupProgress:
         self._offsets = offsets
         self._groups = groups
         self._popped = popped
+        self.lost: Counter[tuple[str, str]] = Counter()
 
-    def _offset(self, group: str, topic: str, queue_id: int, popped: Mapping[int, tuple[int, int]]) -> int:
+    def _offset(
+        self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: Mapping[int, tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Where the group goes on in a queue, and how many messages before that were deleted before it had committed them."""
+        begin = queue.begin if queue is not None else 0
         found = popped.get(queue_id)
-        return found[0] if found is not None else max(self._offsets.get(group, topic, queue_id) or 0, 0)
+        offset = found[0] if found is not None else self._offsets.get(group, topic, queue_id)
+        return max(offset or 0, begin), max(begin - offset, 0) if offset is not None else 0
 
     def of(self, group: str, topic: str) -> Iterator[tuple[Queue, Progress]]:
         """How far a group is in the queues of a topic that the broker has. Each costs a read of the disk."""
@@ -44,16 +56,18 @@ class GroupProgress:
         for queue_id in range(self._topics.queues_of(topic)):
             queue = self._store.queues.get((topic, queue_id))
             end = queue.next if queue else 0
-            offset = self._offset(group, topic, queue_id, popped)
-            yield Queue(topic, self._broker_name, queue_id), Progress(end, offset, self._last_ms(queue, offset))
+            offset, lost = self._offset(group, topic, queue_id, queue, popped)
+            yield Queue(topic, self._broker_name, queue_id), Progress(end, offset, self._last_ms(queue, offset), lost)
 
     def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
         """As `of`, in lists. Without `times` nothing is read."""
-        found = ProgressColumns(topic, self._broker_name, [], [], [])
+        found = ProgressColumns(topic, self._broker_name, [], [], [], [])
         queues, popped = self._store.queues, self._popped(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
             queue = queues.get((topic, queue_id))
-            offset = self._offset(group, topic, queue_id, popped)
+            offset, lost = self._offset(group, topic, queue_id, queue, popped)
+            if lost:
+                found.lost.append((queue_id, lost))
             found.broker_offsets.append(queue.next if queue else 0)
             found.consumer_offsets.append(offset)
             if times:
@@ -74,7 +88,7 @@ class GroupProgress:
         popped = self._popped(group, topic)
         for number, queue_id in enumerate(range(self._topics.queues_of(topic)), 1):
             queue = self._store.queues.get((topic, queue_id))
-            offset = self._offset(group, topic, queue_id, popped)
+            offset, _ = self._offset(group, topic, queue_id, queue, popped)
             if queue is not None and offset < queue.next:
                 messages += queue.next - offset
                 first = popped[queue_id][1] if queue_id in popped else offset
@@ -83,6 +97,27 @@ class GroupProgress:
             if number % SLICE == 0:
                 yield
         return messages, oldest_ms
+
+    def noting_lost(self) -> Work[None]:
+        """After segments were deleted: names the groups that had not committed what was in them."""
+        for group in self.groups():
+            online = self._groups.get(group)
+            for topic in self._offsets.topics_of(group):
+                if online is not None and topic not in online.topics:
+                    continue  # its members do not subscribe to it any more
+                lost = 0
+                for queue_id in range(self._topics.queues_of(topic)):
+                    queue = self._store.queues.get((topic, queue_id))
+                    offset = self._offsets.get(group, topic, queue_id)
+                    if queue is not None and offset is not None:
+                        lost += max(queue.begin - max(offset, queue.former_begin), 0)
+                    if queue_id % LOOKS == 0:
+                        yield
+                if lost:
+                    self.lost[group, topic] += lost
+                    hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
+                    log.warning("messages_expired_unread", group=group, topic=topic, messages=lost, hint=hint)
+            yield
 
     def groups(self) -> list[str]:
         """Those with members and those with offsets."""
