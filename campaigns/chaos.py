@@ -4,9 +4,9 @@ flow.
 All are processes of their own, on two brokers. A member is cut off by stopping the proxy (`rocketlet dump`) between it and
 the brokers: its sockets stay open and silent. With CHAOS_JAVA=1 an unmodified Java member comes and goes, too.
 
-A fault is: an acknowledged message that nobody has handled in the end, a message that a Rocketlet member begins under
-an epoch that is over, because another member has begun one of the queue under a later one, and anything else that is not
-over 240 s after the last event. What it waits for then it says every 5 s.
+A fault is: an acknowledged message that nobody has handled in the end, a message that a Rocketlet member begins under an
+epoch that is over, because another member has begun one of the queue under a later one, and anything else that is not over
+240 s after the last event. Every 5 s it then says what it waits for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Power cuts, by a model of what was synced: a broker with `--flush sync` works, the power fails, it starts again.
 
-The model takes every system call of the store. A file's content at its last sync is there for certain. Of later writes any
-part may be there: nothing, a beginning, pages with holes of zeros between. Names of files that came, went or were replaced
-since their folder was synced are there up to any one of them, in their order. Folders themselves are there at once.
+The model takes every system call of the store. A file's content at its last sync is there for certain. Any part of later
+writes may be there: nothing, a beginning, pages with holes of zeros between. Names of files that came, went or were
+replaced since their folder was synced are there up to any one of them, in their order. Folders themselves are there at
+once.
 
 Long work is done in pieces as a broker does it (`store.jobs`): saving, expiry and the removal of topics go on while messages
 come, and what waits for the device waits in one line with the syncs. Every third time the broker is killed instead, with

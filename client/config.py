@@ -16,7 +16,7 @@ class At(NamedTuple):
     offset: int
 
 
-TOPIC_QUEUES: Final = 4  # of a topic that a client makes; Apache's DefaultMQProducer.defaultTopicQueueNums
+TOPIC_QUEUES: Final = 4  # for a topic that a client makes; Apache's DefaultMQProducer.defaultTopicQueueNums
 CONNECT_TIMEOUT_S: Final = 3.0
 CLOSE_TIMEOUT_S: Final = 1.0  # for what was written to leave, and for the peer to hang up: over TLS Apache's never does
 REQUEST_TIMEOUT_S: Final = 3.0
@@ -32,7 +32,7 @@ MISSING_ROUTE_INTERVAL_S: Final = 0.5  # a topic without a route yet: the retry 
 HEARTBEAT_INTERVAL_S: Final = 30.0
 HEARTBEAT_RETRY_S: Final = 1.0  # while a broker does not answer: its queues wait for a heartbeat
 HEARTBEAT_BYTES: Final = 512 * 1024  # for the queues that it names; a broker takes 1 MiB in all
-HEARTBEAT_QUEUE_BYTES: Final = 32  # of a queue in it, beside the two names
+HEARTBEAT_QUEUE_BYTES: Final = 32  # a queue in a heartbeat, beside the two names
 REBALANCE_INTERVAL_S: Final = 20.0
 PLACE_S: Final = 10.0  # how long a member believes the place that it was told; the next rebalance by the clock asks
 LEASE_S: Final = 20.0  # Rocketlet's leases, from a renewal's arrival at the broker
@@ -47,10 +47,12 @@ LOCK_RETRY_S: Final = 0.5  # a queue that another member still holds, where the 
 RECONNECT_S: Final = 0.2
 REGISTER_PATIENCE_S: Final = 0.5  # for brokers that answer no heartbeat; then the others have their turn
 HAND_OVER_PATIENCE_S: Final = 15.0  # how long a process that ends waits for a broker that is away, or refuses a commit
-COMMIT_INTERVAL_S: Final = 5.0  # of what neither a pull nor an idle queue has committed
+COMMIT_INTERVAL_S: Final = 5.0  # for offsets that neither a pull nor an idle queue has committed
 IDLE_COMMIT_S: Final = 0.05  # between looks for queues of which all is handled and nothing came since the last look
 MAX_HANDLER_CONCURRENCY: Final = 10_000
-MAX_BATCH_SIZE: Final = 1024  # of one pull, as many as a Rocketlet broker brings; Apache's brings 32 by default
+MAX_BATCH_SIZE: Final = (
+    1024  # messages of one pull, as many as a Rocketlet broker brings; Apache's brings 32 by default
+)
 
 INVISIBLE_S: Final = 30.0  # how long a popped message is a member's, without a word of it
 MIN_INVISIBLE_S: Final = 1.0
@@ -71,22 +73,22 @@ PULL_ERROR_DELAY_S: Final = 1.0
 PULL_BUSY_DELAY_S: Final = 0.02
 SEND_BACK_RETRY_S: Final = 5.0
 SUSPEND_QUEUE_S: Final = 1.0  # as `suspendCurrentQueueTimeMillis` of Apache's client
-MAX_REASON_CHARS: Final = 300  # of why a message was not handled
+MAX_REASON_CHARS: Final = 300  # the reason why a message was not handled
 MARKED_AT_ONCE: Final = 1000  # ranges of dead letters in one mark: 30 KB
-DEAD_LETTER_LEVEL: Final = -1  # of a message that is handed back and not to be delivered again
-RESTART_S: Final = 0.1  # of a worker that was cancelled; later than the end of a loop that is closed
+DEAD_LETTER_LEVEL: Final = -1  # for a message that is handed back and not to be delivered again
+RESTART_S: Final = 0.1  # until a cancelled worker starts again; later than the end of a loop that is closed
 STANDING_S: Final = 60.0  # a queue whose oldest message is in a handler for longer is named in the log
 BLOCKED_S: Final = 1.0  # an event loop that stood still for longer is named in the log
 BLOCKED_LOOK_S: Final = 0.25  # between looks; a block of less than BLOCKED_S by so much may be named, too
 BLOCKED_NAMING_S: Final = 10.0  # between two such lines of a loop that stands still again and again
 EARLIEST_MS: Final = 10**11  # a time before 1973 is one in seconds
-FAILURE_CHARS: Final = 200  # of what a caller is told of the handler that failed with its request
+FAILURE_CHARS: Final = 200  # the text that a caller gets of the handler that failed with its request
 
 DISK_LOW_RATIO: Final = 0.75  # Apache's brokers delete old messages at once from here on
 DISK_FULL_RATIO: Final = 0.9
 CERTIFICATE_WARNING_S: Final = 14 * 86_400.0
 CLOCK_SKEW_S: Final = 5.0
-SHORT_LAG_S: Final = 5.0  # what is consumed so soon is no lag that grows
+SHORT_LAG_S: Final = 5.0  # messages consumed so soon are no growing lag
 LEAST_LAG: Final = 100  # messages; less is no lag that grows
 LOOK_S: Final = 2.0  # between two looks at a group
 WATCH_S: Final = 12.0  # how long a queue is looked at that commits nothing: members commit every 5 s
@@ -103,27 +105,27 @@ SEARCH_MESSAGES: Final = 256  # a pull without a group
 
 TRACE_FLUSH_S: Final = 0.1
 TRACE_WAITING: Final = 10_000  # records; what comes when so many wait to be written is dropped, and counted in the log
-TRACE_BYTES: Final = 128_000  # of a message's records: AsyncTraceDispatcher's maxMsgSize
-TRACE_KEYS_BYTES: Final = 16 * 1024  # of its keys; brokers allow 32 KB of properties
+TRACE_BYTES: Final = 128_000  # a message's trace records: AsyncTraceDispatcher's maxMsgSize
+TRACE_KEYS_BYTES: Final = 16 * 1024  # the keys of a trace message; brokers allow 32 KB of properties
 
 ONEWAY_AT_ONCE: Final = 256  # one-way sends between two turns of the event loop, so that others have theirs
-BATCH_MESSAGES: Final = 1000  # what one SEND_BATCH_MESSAGE of single sends holds at most
+BATCH_MESSAGES: Final = 1000  # single sends in one SEND_BATCH_MESSAGE
 OVERLAP_MESSAGES: Final = 16  # so many go in two halves, if nothing is in flight
-OVERLAP_BATCHES: Final = 4  # of which the halves stayed apart: then it was worth it
+OVERLAP_BATCHES: Final = 4  # if the halves of so many stayed apart, it was worth it
 MAX_OVERLAP_PAUSE: Final = 256  # batches until it is tried again
 BATCH_BYTES: Final = 72 * 1024  # so that 128 messages of 1 KiB are two batches
 
 SEND_BACKOFF_S: Final = 0.05  # before a send is tried again; doubled each time
 MAX_SEND_BACKOFF_S: Final = 1.0
 MAX_IN_FLIGHT: Final = 65_536
-MAX_UNREAD_BYTES: Final = 16 * 1024 * 1024  # of answers to what a broker asks; one that does not read them is left
+MAX_UNREAD_BYTES: Final = 16 * 1024 * 1024  # answers that a broker does not read; beyond, the client leaves it
 MAX_TRIED_AT_ONCE: Final = 16  # messages that an administrator has tried
-MAX_CHECKED_BYTES: Final = 64 * 1024 * 1024  # of messages whose transactions are checked at once; brokers ask again
-MAX_OFFSETS_BYTES: Final = 64 * 1024 * 1024  # of a broadcasting consumer's file
-MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # of a certificate with its chain, a key, or the authorities
+MAX_CHECKED_BYTES: Final = 64 * 1024 * 1024  # messages whose transactions are checked at once; brokers ask again
+MAX_OFFSETS_BYTES: Final = 64 * 1024 * 1024  # a broadcasting consumer's file
+MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # a certificate with its chain, a key, or the authorities
 MAX_NAME_SERVERS: Final = 64
-MAX_INT: Final = 2**31 - 1  # of a number that Java reads as an `int`: brokers refuse more with each request
-MAX_LONG: Final = 2**63 - 1  # of its `long`: an offset, a time
+MAX_INT: Final = 2**31 - 1  # Java's `int`: brokers refuse larger numbers with each request
+MAX_LONG: Final = 2**63 - 1  # Java's `long`: an offset, a time
 MAX_RECONSUME_TIMES: Final = 16  # as of Apache's push consumer
 
 

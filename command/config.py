@@ -22,12 +22,12 @@ SUPERVISOR_STOP_S: Final = 35.0  # the same of a process whose brokers have so l
 REPEAT_INTERVAL_S: Final = 60.0  # between two lines of the log that are alike
 REPEATS_KNOWN: Final = 1_000  # lines; of one that was written before them, another may come sooner
 
-MAX_INFLATED_BYTES: Final = 1024 * 1024  # of a compressed body that is printed as JSON; 200 characters for people
-MAX_INFLATED_OF_FRAME: Final = 16 * 1024 * 1024  # of all compressed bodies in one frame that `rocketlet dump` shows
+MAX_INFLATED_BYTES: Final = 1024 * 1024  # a compressed body that is printed as JSON; 200 characters for people
+MAX_INFLATED_OF_FRAME: Final = 16 * 1024 * 1024  # all compressed bodies in one frame that `rocketlet dump` shows
 
 MAX_BENCH_SECONDS: Final = 600.0
-MIN_BENCH_BYTES: Final = 8  # of a body: it begins with the time at which it was sent
-MAX_BENCH_BYTES: Final = 4 * 1024 * 1024 - 1024  # what brokers take
+MIN_BENCH_BYTES: Final = 8  # a body begins with the time at which it was sent
+MAX_BENCH_BYTES: Final = 4 * 1024 * 1024 - 1024  # brokers take no larger body
 MAX_BENCH_QUEUES: Final = 1024
 MAX_BENCH_IN_FLIGHT: Final = 4096
-BENCH_DRAIN_S: Final = 30.0  # what has not arrived so long after the last send is reported as missing
+BENCH_DRAIN_S: Final = 30.0  # messages that have not arrived so long after the last send are reported as missing

@@ -12,10 +12,12 @@ STOP_S: Final = 3.0  # for what is under way when the console stops
 PAGE_ROWS: Final = 50
 NAMES_INTERVAL_S: Final = 5.0  # between two lists of all groups and topics
 SHOWN_INTERVAL_S: Final = 2.0  # between two samples of what a page shows
-SAMPLE_INTERVAL_S: Final = 10.0  # of what no page shows
-ASKING_SHARE: Final = 0.1  # of the time in which samples are asked for; with many groups each is asked less often
+SAMPLE_INTERVAL_S: Final = 10.0  # for groups that no page shows
+ASKING_SHARE: Final = (
+    0.1  # the part of the time in which samples are asked for; with many groups each is asked less often
+)
 FIRST_SAMPLE_S: Final = 0.5  # how long a page that is loaded waits for samples; the others come live
-LAG_POINTS: Final = 360  # of a group; an hour at one sample in 10 s
+LAG_POINTS: Final = 360  # samples of a group; an hour at one in 10 s
 
 MAX_OLDEST: Final = 10_000  # queues whose first message is known
 MAX_WATCHES: Final = 32  # groups that are looked at closely
@@ -24,7 +26,7 @@ FINDINGS_INTERVAL_S: Final = 5.0
 QUEUE_POINTS: Final = 300  # lag of one queue; five minutes while somebody looks
 MAX_EVENTS: Final = 10_000
 TIMELINE_S: Final = (60, 300, 900)
-TIMELINE_LEAST_MS: Final = 10_000  # of a group that has just begun
+TIMELINE_LEAST_MS: Final = 10_000  # for a group that has just begun
 SHOWN_EVENTS: Final = 100
 SHOWN_HAND_OVERS: Final = 50
 

@@ -18,7 +18,7 @@ PULL: Final = "PULL"
 POP: Final = "POP"
 SHARED_OWNER: Final = "(shared)"
 """In GET_GROUP_HISTORY, our own: the owner of queues whose messages all clients of the group share."""
-MAX_BITS: Final = 4096  # of one entry, as of one request
+MAX_BITS: Final = 4096  # in one entry, as in one request
 
 
 class BatchAck(NamedTuple):

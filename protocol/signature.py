@@ -18,7 +18,7 @@ from typing import Final
 from .config import MAX_LAYOUT_BYTES, MAX_LAYOUT_FIELDS, MAX_LAYOUTS
 from .frame import Ext, ExtValue, text_of
 
-_BLOCK_BYTES: Final = 64  # of SHA-1
+_BLOCK_BYTES: Final = 64  # SHA-1's
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"

@@ -8,24 +8,24 @@ from typing import Final
 
 POLL_TIMEOUT_MS: Final = 30_000
 RELEASE_TIMEOUT_MS: Final = 60_000
-SEND_TIMEOUT_MS: Final = 10_000  # of a send with its retries
-DELIVERY_TIMEOUT_MS: Final = 30_000  # of a send that is tried again while brokers are away
+SEND_TIMEOUT_MS: Final = 10_000  # a send with its retries
+DELIVERY_TIMEOUT_MS: Final = 30_000  # a send that is tried again while brokers are away
 RETRIES: Final = 2
 ARROW_BATCH_ROWS: Final = 10_000
 SEND_BATCH_BYTES: Final = 1_000_000
 PREFETCH_ROWS: Final = 1000
 TRIGGER_DELAY: Final = "15m"  # as Kafka's source
-MAX_NUMBER: Final = 2**63 - 1  # of rows, bytes, offsets and ms since the epoch: Java's long
+MAX_NUMBER: Final = 2**63 - 1  # rows, bytes, offsets and ms since the epoch: Java's long
 MAX_TIMEOUT_MS: Final = 2**31 - 1  # Java's int
 MAX_SEND_BATCH_BYTES: Final = 2_000_000  # a request may have 4 MiB, and what is counted is an estimate
-MAX_DELAY_LEVEL: Final = 18  # of a row
-SHOWN_CHARS: Final = 100  # of a wrong value
+MAX_DELAY_LEVEL: Final = 18  # a row's delay level
+SHOWN_CHARS: Final = 100  # so much of a wrong value is shown
 
-SHOWN_BYTES: Final = 1024 * 1024  # of each value of an illegal row, in the topic of such rows
+SHOWN_BYTES: Final = 1024 * 1024  # each value of an illegal row, in the topic of such rows
 
 # Planning
 
-CALL_TIMEOUT_S: Final = 60.0  # what Spark asks of the planner, beside pollTimeoutMs
+CALL_TIMEOUT_S: Final = 60.0  # for Spark's questions to the planner, beside pollTimeoutMs
 TOPIC_PATIENCE_S: Final = 15.0  # for a topic that does not exist yet
 SETTLE_TIMEOUT_S: Final = 15.0  # for a member's first queues
 SHARE_TIMEOUT_S: Final = 60.0  # for all queues of a member that ends by itself: others may take so long to let go
@@ -33,8 +33,8 @@ DISCOVERY_INTERVAL_S: Final = 10.0  # between two looks for topics that match a 
 NEW_QUEUES_S: Final = 2.0  # between two looks for queues that a topic has got, and for brokers that have it now
 IDLE_INTERVAL_S: Final = 0.03  # Spark asks every 10 ms while there is nothing new; brokers need not be asked as often
 ROUTE_RETRY_S: Final = 0.2
-SAMPLE_MESSAGES: Final = 32  # of each queue, whose size stands for the next ones'
-MAX_PATIENCE_STEP_S: Final = 10.0  # what counts at most between two failures
+SAMPLE_MESSAGES: Final = 32  # messages of each queue, whose size stands for the next ones'
+MAX_PATIENCE_STEP_S: Final = 10.0  # counts at most between two failures
 END_PATIENCE_S: Final = 5.0  # how long a stopped query waits for the driver's word on its last batch
 LEDGER_LOOK_S: Final = 0.01
 STOP_TIMEOUT_S: Final = 600.0  # how long `rocketlet.spark.stop` waits for a batch
@@ -43,15 +43,15 @@ STOP_LOOK_S: Final = 0.002  # an idle trigger rests for 10 ms
 # Reading
 
 PULL_MESSAGES: Final = 4096
-PULL_BYTES: Final = 1024 * 1024  # what a Rocketlet broker then gives at once; Apache's gives less
-READ_BATCH_BYTES: Final = 512 * 1024  # of messages in an Arrow batch, where there are so many: at least
-PLAIN_BYTES: Final = 128 * 1024 * 1024  # of decompressed bodies in an Arrow batch; one has 64 MiB at most
-PREFETCH_BYTES: Final = 4 * 1024 * 1024  # of rows that pass through the driver with one batch
+PULL_BYTES: Final = 1024 * 1024  # a Rocketlet broker then gives as much at once; Apache's gives less
+READ_BATCH_BYTES: Final = 512 * 1024  # messages in an Arrow batch, where there are so many: at least
+PLAIN_BYTES: Final = 128 * 1024 * 1024  # decompressed bodies in an Arrow batch; one has 64 MiB at most
+PREFETCH_BYTES: Final = 4 * 1024 * 1024  # rows that pass through the driver with one batch
 PREFETCH_PATIENCE_S: Final = 1.0
-FIRST_RETRY_S: Final = 0.1  # of a read or a send; then doubled each time
+FIRST_RETRY_S: Final = 0.1  # until a read or a send is tried again; then doubled each time
 LAST_RETRY_S: Final = 2.0
 
 # Writing
 
 LANES: Final = 4  # batches without a key that are under way at once
-PIECE_BYTES: Final = 64 * 1024 * 1024  # of rows that are encoded at once: Arrow's arrays end at 2 GiB
+PIECE_BYTES: Final = 64 * 1024 * 1024  # rows that are encoded at once: Arrow's arrays end at 2 GiB

@@ -55,7 +55,7 @@ class Sent(WriterCommitMessage):
     messages: int = 0
     body_bytes: int = 0
     illegal: int = 0
-    """Of the messages, rows that went to the topic of illegal ones."""
+    """How many of the messages are rows that went to the topic of illegal ones."""
 
 
 class RocketletWriter(DataSourceArrowWriter):

@@ -14,15 +14,17 @@ MAX_ADVANCE_S: Final = 366 * 86_400.0  # at a time
 FINE_S: Final = 5.0  # less than any lease, so that a member that is kept alive never looks late
 FINE_FOR_S: Final = 3600.0  # after this every lease and member that a fault has frozen is gone
 COARSE_S: Final = 60.0  # sweeps run once in it when nobody's lease can end
-MAX_COARSE_STEPS: Final = 1440  # of one jump: 0.15 s in which the broker answers nobody; steps are longer from a day on
+MAX_COARSE_STEPS: Final = (
+    1440  # steps of one jump: 0.15 s in which the broker answers nobody; steps are longer from a day on
+)
 
 # Faults
 
-MAX_DELAY_S: Final = 31_536_000.0  # of a late answer: a year
+MAX_DELAY_S: Final = 31_536_000.0  # a late answer: a year
 
 # The control interface
 
-MAX_BODY_BYTES: Final = 1024 * 1024  # of one call
-MAX_WAIT_S: Final = 600.0  # of one `wait-for`
+MAX_BODY_BYTES: Final = 1024 * 1024  # the body of one call
+MAX_WAIT_S: Final = 600.0  # for one `wait-for`
 STOP_S: Final = 1  # how long calls that still wait may take when it closes
 ANSWER_S: Final = 120.0  # how long a test waits for its broker's answer, in another thread or process

@@ -1,4 +1,4 @@
-"""What the kit raises of its own."""
+"""The kit's own exceptions."""
 
 from __future__ import annotations
 

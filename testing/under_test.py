@@ -132,7 +132,8 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def dead_letters(self, group: str) -> list[Message]:
-        """What the group has given up. Raises UnknownGroup, a KeyError, for a group that the broker does not know."""
+        """The messages that the group has given up. Raises UnknownGroup, a KeyError, for a group that the broker does not
+        know."""
 
     @abstractmethod
     def committed(self, group: str, topic: str) -> dict[int, int]:

@@ -110,7 +110,7 @@ def _corrected(frame: Frame, records: Records | None) -> list[Need]:
 
 def _message_at(position: int, records: Records | None) -> list[Need]:
     """The topic of a message that is named by its place in the log: of one that waits there, or has no outcome yet, the
-    system topic that it waits in. Who may read where it goes cannot tell whether it will ever be there."""
+    system topic that it waits in. A reader of its destination cannot tell whether it will ever be there."""
     record = records.record_at(position) if records is not None else None
     return [topic(record.topic, SUB)] if record is not None else []
 

@@ -107,7 +107,7 @@ class CommitLog(SegmentedFile):
         return self.record_in(self.read_up_to_damage(position, size), 0, position) if size else None
 
     def without_body(self, position: int, size: int) -> bytes:
-        """What is before and behind the body of the record that an index has there; as much as can be read."""
+        """The bytes before and behind the body of the record that an index has there; as much as can be read."""
         head = self.read_up_to_damage(position, min(size, MAX_HEAD_BYTES))
         body_at = body_begin(head)
         tail_bytes = size - body_at - int.from_bytes(head[body_at - 4 : body_at], "big")

@@ -66,7 +66,7 @@ class ConsumeQueue:
         self.next = self._tail_at = max(self._file.end // ENTRY_BYTES, self.begin)
         self._tail = bytearray()
         self.former_begin = self.begin  # before messages expired the last time
-        self.put_bytes = 0  # of the records that were appended since the start
+        self.put_bytes = 0  # bytes of records appended since the start
         self._entry_of = (-1, -1)
         self._entry = b""
 

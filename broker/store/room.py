@@ -53,7 +53,7 @@ class Room:
         return self.lack
 
     def size_and_free_bytes(self) -> tuple[int, int]:
-        """Of the disk."""
+        """The disk's size and its free bytes."""
         return disk.size_and_free_bytes(self._folder)
 
     def _free_now(self) -> int:

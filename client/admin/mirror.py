@@ -369,7 +369,7 @@ class Mirror:
 
 
 def _batches(copy: QueueCopy, messages: Iterable[Message]) -> Iterable[tuple[int, list[BatchEntry]]]:
-    """What is sent in one request each: bodies that are compressed alike, as they are, and the flag that says how."""
+    """Batches for one request each: bodies that are compressed alike, as they are, and the flag that says how."""
     batch: list[BatchEntry] = []
     size = sys_flag = 0
     for message in messages:

@@ -102,7 +102,7 @@ def reserved(options: argparse.Namespace) -> Iterator[None]:
     """Takes the console's port for `beside_broker` before a broker serves anybody: one that is in use would end the broker
     again. Raises OSError."""
     options.console_socket = None
-    if getattr(options, "console_port", None) is None:  # of `rocketlet broker`, which has no such option
+    if getattr(options, "console_port", None) is None:  # `rocketlet broker` has no such option
         yield
         return
     with listening_socket(options.console_host, options.console_port) as options.console_socket:

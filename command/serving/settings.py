@@ -21,7 +21,7 @@ from ..config import OTHER_VARIABLES
 PREFIX: Final = "ROCKETLET_"
 _NOT_SETTINGS: Final = frozenset(("help", "config"))
 _OF_KUBERNETES: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_)").match
-_NEAR: Final = 0.74  # of two names: in one of four letters, two have changed places
+_NEAR: Final = 0.74  # likeness of two names: two of four letters may have changed places
 _TRUTHS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 

@@ -109,7 +109,7 @@ class Http2:
         self._stream_window = frames.DEFAULT_WINDOW_BYTES
         self._max_frame_bytes = frames.MIN_FRAME_BYTES
         self.answers.table_note = b""  # before the next block, once the client's table has become smaller
-        self._block: bytearray | None = None  # of HEADERS, until CONTINUATION ends it
+        self._block: bytearray | None = None  # a block of HEADERS, until CONTINUATION ends it
         self._block_id = self._block_flags = self._block_frames = 0
         self._controls = self._resets = self._updates = 0
         self._since_s = 0.0

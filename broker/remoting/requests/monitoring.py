@@ -1,7 +1,7 @@
-"""What monitoring asks brokers: mqadmin's brokerStatus and statsAll, Apache's exporter for Prometheus, its dashboard.
+"""Answers monitoring: mqadmin's brokerStatus and statsAll, Apache's exporter for Prometheus, its dashboard.
 
-All that Apache's broker of 4.9.7 tells is told: the exporter takes a broker that leaves one thing out for none. What this
-broker does not have, such as pools of threads, is told as it is there while nothing waits.
+The answer has every value of Apache's broker 4.9.7: the exporter takes a broker that leaves one out for none. Parts that
+this broker lacks, such as pools of threads, read as they do there while nothing waits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_BROKER: Final = {"BROKER_PUT_NUMS": PUT, "BROKER_GET_NUMS": GOT}
 _STATS: Final = (PUT, PUT_BYTES, GOT, GOT_BYTES, SENT_BACK)
 _SENDS: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-_LEVELS_MS: Final = (0, 10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)  # of StoreStatsService
+_LEVELS_MS: Final = (0, 10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)  # StoreStatsService's
 _LEVEL_NAMES: Final = (
     "<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s", "3~4s", "4~5s", "5~10s",
     "10s~",
@@ -117,7 +117,7 @@ def _waiting() -> Iterator[tuple[str, int]]:
 
 
 def _latencies(broker: Broker) -> dict[str, Any]:
-    """What requests took, each rounded up to the bound of its bucket."""
+    """The times of requests, each rounded up to the bound of its bucket."""
     puts = [broker.request_times[code] for code in _SENDS]
     pulls = [broker.request_times[code] for code in _PULLS]
     counts = [0] * len(_LEVEL_NAMES)
