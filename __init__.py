@@ -2,7 +2,8 @@
 
     from rocketlet import Consumer, Producer
 
-The names in `__all__` are the public API, and so are `rocketlet.sync`, `rocketlet.spark` and the `rocketlet` command.
+The names in `__all__` are the public API, and so are those of `rocketlet.sync`, `rocketlet.testing`, `rocketlet.otel` and
+`rocketlet.taskiq`, `rocketlet.spark` with its options, and the `rocketlet` command.
 Everything else is private: it may change in any release.
 
 Names load when they are first used. `import rocketlet` alone loads nothing, and the client loads neither broker nor Spark.
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         ConnectionFailed,
         Consumer,
         Group,
+        GroupConfig,
         Message,
         MessageIllegal,
         MessageTrace,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
         Position,
         Producer,
         PullLimits,
+        PutAccount,
         Queue,
         Reject,
         RequestFailed,
@@ -65,6 +68,7 @@ __all__ = [
     "ConnectionFailed",
     "Consumer",
     "Group",
+    "GroupConfig",
     "Message",
     "MessageIllegal",
     "MessageTrace",
@@ -73,6 +77,7 @@ __all__ = [
     "Position",
     "Producer",
     "PullLimits",
+    "PutAccount",
     "Queue",
     "Reject",
     "RequestFailed",

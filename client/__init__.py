@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ..protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, Strategy
+    from ..protocol.group_config import GroupConfig
+    from ..protocol.headers import PutAccount
     from ..protocol.queue import Queue
     from ..protocol.subscription import Sql
     from .admin.admin_client import AdminClient
@@ -58,6 +60,8 @@ _NAMES: Final = {
         "STICKY",
         "Strategy",
     ),
+    "..protocol.group_config": ("GroupConfig",),
+    "..protocol.headers": ("PutAccount",),
     "..protocol.queue": ("Queue",),
     "..protocol.subscription": ("Sql",),
     ".wire.access": ("Access",),
@@ -117,6 +121,7 @@ __all__ = [
     "ConnectionFailed",
     "Consumer",
     "Group",
+    "GroupConfig",
     "Message",
     "MessageIllegal",
     "MessageTrace",
@@ -125,6 +130,7 @@ __all__ = [
     "Position",
     "Producer",
     "PullLimits",
+    "PutAccount",
     "Queue",
     "Reject",
     "RequestFailed",

@@ -5,7 +5,7 @@
 - A snippet with a title is saved under that name: `conftest.py` for others, `test_*.py` is run by pytest, and every other
   file as a program.
 - The fence `output` after a snippet holds exactly what it prints.
-- A comment `<!-- run ... -->` holds code that runs in its place but is not shown, such as what a reader has already.
+- Nothing runs that a reader does not see.
 
 A failure names the page and the line.
 """
@@ -27,8 +27,7 @@ from typing import Any
 
 ADDRESS = "127.0.0.1:9876"
 BLOCK = re.compile(
-    r'^ *```python(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^ *```$(?:\s+^ *```output\n(?P<output>.*?)^ *```$)?'
-    r"|^<!-- run\n(?P<hidden>.*?)^-->$",
+    r'^ *```python(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^ *```$(?:\s+^ *```output\n(?P<output>.*?)^ *```$)?',
     re.MULTILINE | re.DOTALL,
 )
 
@@ -45,12 +44,11 @@ class Snippet:
 
 def snippets(text: str) -> Iterator[Snippet]:
     for found in BLOCK.finditer(text):
-        part = "code" if found["code"] is not None else "hidden"
         yield Snippet(
-            inspect.cleandoc("\n" + found[part]) + "\n",
+            inspect.cleandoc("\n" + found["code"]) + "\n",
             found["title"],
             None if found["output"] is None else inspect.cleandoc("\n" + found["output"]),
-            text.count("\n", 0, found.start(part)) + 1,
+            text.count("\n", 0, found.start("code")) + 1,
         )
 
 

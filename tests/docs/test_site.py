@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import rocketlet
+import rocketlet.testing
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +48,10 @@ def test_the_site_builds_and_its_reference_has_every_public_name(tmp_path: Path)
         if not re.search(rf'id="rocketlet\.client\.(\w+\.)?{name}"', reference)
     }
     assert not missing
+    assert "forsake" not in reference, "it is for Rocketlet's own parts"
+    kit = (tmp_path / "reference" / "testing" / "index.html").read_text()
+    assert all(f'id="rocketlet.testing.{name}"' in kit for name in rocketlet.testing.__all__)
+    assert "timeout_s" in kit
     commands = (tmp_path / "reference" / "command" / "index.html").read_text()
     assert all(f"<code>rocketlet {name}</code>" in commands for name in ("start", "broker", "nameserver", "groups"))
     assert "--advertise-external" in commands

@@ -37,13 +37,25 @@ def pages() -> list[object]:
     return found
 
 
+async def test_readme_and_then_the_tutorial_run_in_one_folder_on_one_broker(node: Node, tmp_path: Path) -> None:
+    """As by somebody who has just come; Spark has a page of its own."""
+    readme = tmp_path / "README.md"
+    readme.write_text((ROOT / "README.md").read_text().partition("Spark reads and writes")[0])
+    for page in (readme, ROOT / "docs/tutorial.md"):
+        await runs(page, node, tmp_path)
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", pages())
 async def test_every_snippet_of_the_page_runs(page: Path, node: Node, tmp_path: Path) -> None:
+    await runs(page, node, tmp_path)
+
+
+async def runs(page: Path, node: Node, tmp_path: Path) -> None:
     scripts = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
     folder = tmp_path / "reader"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     child = await asyncio.create_subprocess_exec(
         sys.executable, runner.__file__, page, node.address,
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
